@@ -45,7 +45,9 @@ from ooc_cudnn.tensor import ORDERS
 #: events a search found, which tell early what cannot be the fastest.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
 SEARCHED = "repeat"
-NAMES = ("best", *BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn", *WHOLE)
+#: And where the link is waited for.
+VDNN = ("vdnn_all", "vdnn_conv")
+NAMES = ("best", *BEST_OF, *VDNN, "vdnn_dyn", *WHOLE)
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
@@ -95,7 +97,7 @@ def plan_step(
     """
     check_asked(policy, micro_batches)
     step, terms = with_room_outside(step, terms)
-    step = _as_taken(step, policy)
+    given, step = step, _as_taken(step, policy)
     target = terms.target
     if len(target.layouts) > 1:
         by_order = order_seconds(step, target.machine, target.layouts)
@@ -119,12 +121,13 @@ def plan_step(
             for made in way(name, step, terms, micro_batches, fastest):
                 fastest.take(made)
                 _in_time(name, made, terms, fastest)
-    if fastest.best is None or (policy == "best" and _waits(fastest.best.plan)):
+    if fastest.best is None or (policy == "best" and _waits(fastest.best.plan, WAITING_A_LITTLE)):
         # what is too large is streamed, call by call
-        for each in BEST_OF if policy == "best" else (policy,):
+        for each in (*BEST_OF, *VDNN) if policy == "best" else (policy,):
+            taken = _as_taken(given, each)
             try:
                 parts = micro_batches or 1
-                fastest.take(_planned(name, step, terms, each, parts, fastest, may_stream=True))
+                fastest.take(_planned(name, taken, terms, each, parts, fastest, may_stream=True))
             except PlanInfeasibleError:
                 if fastest.best is None and fastest.least is None:
                     raise
@@ -178,7 +181,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         raise ValueError(f"bands must be a positive int, not {plan.bands!r}")
     again = frozenset(plan.remade)
     step, terms = with_room_outside(step, terms)
-    step = _as_taken(step, plan.policy)
+    step = _as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
         step = apart(step)
     anew = frozenset(plan.anew) if plan.apart else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as SLOW
@@ -28,6 +28,17 @@ QUICK = tuple(name for name in NAMES if name not in SLOW)
 PLENTY = 2**50
 
 
+class Figures(NamedTuple):
+    """What JSON keeps of a plan."""
+
+    seconds: float
+    device_bytes: int
+    host_bytes: int
+    taken: str
+    micro_batches: int
+    bands: int
+
+
 class Point(NamedTuple):
     """What a policy makes of a limit.
 
@@ -35,7 +46,7 @@ class Point(NamedTuple):
     ----------
     policy : str
     limit_bytes : int
-    plan : NetworkPlan, optional
+    plan : NetworkPlan or Figures, optional
         None where the policy cannot run within the limit.
     why : str
         Then, what stands in the way.
@@ -43,13 +54,12 @@ class Point(NamedTuple):
 
     policy: str
     limit_bytes: int
-    plan: NetworkPlan | None
+    plan: NetworkPlan | Figures | None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values: the figures of its plan, not the plan itself."""
-        figures = ("seconds", "device_bytes", "host_bytes", "taken", "micro_batches", "bands")
-        found = {name: getattr(self.plan, name, None) for name in figures}
+        found = {name: getattr(self.plan, name, None) for name in Figures._fields}
         return {"policy": self.policy, "limit_bytes": self.limit_bytes, **found, "why": self.why}
 
 
@@ -95,6 +105,20 @@ class Trade(NamedTuple):
             "bounds": [[limit, seconds] for limit, seconds in self.bounds.items()],
             "points": [point.to_json() for point in self.points],
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return what `to_json` gave, with figures in place of plans."""
+        points = (
+            Point(
+                each["policy"],
+                each["limit_bytes"],
+                None if each["seconds"] is None else Figures(*(each[n] for n in Figures._fields)),
+                each["why"],
+            )
+            for each in data["points"]
+        )
+        return cls(data["title"], data["keep_all_bytes"], tuple(points), dict(data["bounds"]))
 
     def explain(self) -> str:
         """Return a table a person reads: a column for each limit, a row for each policy."""
@@ -168,8 +192,9 @@ def trade_of(
     for limit in asked:
         for point in _points(net, loss, limit, policies, machine):
             points.append(point)
-            if point.plan is not None and point.plan.bound_seconds is not None:
-                bounds[limit] = point.plan.bound_seconds
+            bound = getattr(point.plan, "bound_seconds", None)
+            if bound is not None:
+                bounds[limit] = bound
             tell(len(points))
     return Trade(f"{name} on {keep_all.machine}", held, tuple(points), bounds)
 

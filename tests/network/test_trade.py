@@ -7,7 +7,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.planning import NAMES
-from ooc_cudnn.network.trade import PLENTY, QUICK, SHARES, trade_of
+from ooc_cudnn.network.trade import PLENTY, QUICK, SHARES, Trade, trade_of
 from ooc_cudnn.network.trade_pictures import draw_trade, figure_of
 
 POLICIES = ("best", "keep", "offload")
@@ -125,3 +125,9 @@ def test_what_host_memory_has_no_room_for_is_no_point(network):
     (point,) = trade.points
     assert point.plan is None
     assert "pinned host memory" in point.why
+
+
+def test_a_trade_comes_back_from_its_json(trade):
+    again = Trade.from_json(json.loads(json.dumps(trade.to_json())))
+    assert again.to_json() == trade.to_json()
+    assert again.explain() == trade.explain()

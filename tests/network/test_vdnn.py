@@ -1,7 +1,11 @@
 """vDNN's policies on its card: what leaves, when, and what waits."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.vdnn import vdnn_all, vdnn_conv
@@ -70,3 +74,18 @@ def test_dyn_takes_the_first_that_fits(vgg):
     away = [sum(each.nbytes for each in plan.fates if each.fate == "offloaded") for plan in found]
     assert away[0] == 0 < away[1] <= away[2]
     assert [plan.micro_batches for plan in found] == [1, 1, 1]
+
+
+def test_the_best_may_be_a_plan_of_vdnn(host_device):
+    """It follows the step that vDNN takes, whose backward keeps whole maps."""
+    net = ooc_cudnn.Network(seed=1)
+    h = net.activation(net.convolution(net.input("x", (4, 3, 8, 8)), 4, window=3), "relu")
+    y = net.convolution(net.pooling(h, window=2), 4, window=1)
+    loss = net.mean_squared_error(y, net.input("target", y.shape))
+    given = {"x": np.ones((4, 3, 8, 8), "float32"), "target": np.zeros(y.shape, "float32")}
+    vdnn = net.training_step(loss, memory_limit="1MiB", policy="vdnn_conv")
+    expected = vdnn(**given)
+    kept = net.plan(loss, memory_limit="1MiB", policy="keep")
+    assert vdnn.plan.fate.keys() != kept.fate.keys()
+    best = replace(vdnn.plan, policy="best")
+    assert net.training_step(loss, memory_limit="1MiB", plan=best)(**given) == expected
