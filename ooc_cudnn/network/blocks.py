@@ -19,6 +19,7 @@ from ooc_cudnn.operations.blocks import (
     Block,
     call_of_block,
     is_made_in_blocks,
+    may_be_cut,
     reads_nothing,
     whole_block,
 )
@@ -109,14 +110,13 @@ class _Blocks:
         everything = whole_block(call)
         shape = call.operands[call.results[0]].shape
         sites = wanted[ROW_AXIS:]
-        if sites == whole(shape)[ROW_AXIS:] or len(sites) != len(everything.sites):
+        in_blocks = is_made_in_blocks(call) and may_be_cut(call)
+        if not in_blocks or len(sites) != len(everything.sites):
             if sites != whole(shape)[ROW_AXIS:]:
                 raise _of_whole_images(phase)
             if self.cuts_images and _reads_sites(call):  # every block would read all of them
                 raise _of_whole_images(phase)
             return self._of_images(call)
-        if not is_made_in_blocks(call):
-            raise _of_whole_images(phase)
         sites = tuple(
             _with_input(call.along(axis), rows) for axis, rows in enumerate(sites, ROW_AXIS)
         )

@@ -33,7 +33,8 @@ def fused(step: Step) -> Step:
             and between not in wanted
             and (earlier.call.alpha, earlier.call.beta) == (1, 0)
             and earlier.call.row_axis == later.call.row_axis
-            and list(later.binds.values()).count(between) == 1
+            # read once, whether as itself or as a view of it
+            and [step.place(name).base for name in later.binds.values()].count(between) == 1
         ):
             phases[used[0]], phases[at] = None, _joined(earlier, earlier.call, later, later.call)
     return replace(step, phases=tuple(phase for phase in phases if phase is not None))

@@ -82,12 +82,14 @@ def channels_may_be_cut(call: Splittable) -> bool:
 def call_of_block(call: Splittable, block: Block) -> BlockCall:
     """The call that makes a block; its results may be larger, where whole windows are looked at.
 
+    What it touches along one axis does not depend on the others.
+
     Raises
     ------
     TypeError
         If calls of its kind are not made in blocks.
     """
-    if block == whole_block(call):
+    if block == whole_block(call) and not may_be_cut(call):
         wholes = {name: _whole(operand.shape) for name, operand in call.operands.items()}
         return BlockCall(call, wholes)
     return BlockCall(_made(call, block), _regions(call, block))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from tests.dask.test_drawn_calls import called, drawn, drawn_chunks, one_call
 from tests.dask.test_networks import of_whole_numbers
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
@@ -55,6 +56,21 @@ def test_a_chunk_larger_than_the_limit_runs_out_of_core_on_its_worker(client):
     assert "convolution_forward" in {
         distributed.utils.key_split(key) for key in made.dask.to_dict()
     }
+
+
+def test_drawn_calls_on_workers(client, in_float64):
+    for seed in range(8):
+        stream, problem, values = drawn(seed)
+        if problem.function == "chain_forward":
+            continue
+        expected = one_call(problem, values)
+        x = next(iter(values))
+        cut = da.from_array(values[x], chunks=drawn_chunks(stream, values[x].shape))
+        found = called(problem, {**values, x: cut}, ooc)
+        if not isinstance(expected, tuple):
+            expected, found = (expected,), (found,)
+        for one, other in zip(expected, client.compute(list(found), sync=True), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12)
 
 
 def test_a_worker_that_dies_is_replaced_and_its_chunks_are_made_again(client, tmp_path):
