@@ -22,7 +22,7 @@ from ooc_cudnn.dask.barriers import Barrier, behind, first_barrier, read_by, red
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
 from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
-from ooc_cudnn.dask.work import client_settings
+from ooc_cudnn.dask.work import client_settings, trimmed
 from ooc_cudnn.network.blocks import BlockStep, block_of_step
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.inferring import ForwardStep
@@ -305,4 +305,4 @@ def run_block(work: NetworkWork, wanted: Wanted, *operands: Any) -> Any:
         }
         with ready.lock:
             (made,) = ready.forward.run(given, lasting=work.lasting).outputs
-    return made
+    return trimmed(made, block.output, wanted.region)

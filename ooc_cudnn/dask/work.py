@@ -95,7 +95,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
         made = run_call(work.function, description)
     if len(found.call.results) > 1:
         made = made[found.call.results.index(work.result)]
-    return _trimmed(made, found.regions[work.result], part.wanted)
+    return trimmed(made, found.regions[work.result], part.wanted)
 
 
 @lru_cache(maxsize=1024)
@@ -115,7 +115,8 @@ def _widened(array: Any, dtype: str) -> Any:
     return array.astype(numpy_dtype(dtype))
 
 
-def _trimmed(array: Any, made: Region, wanted: Region) -> Any:
+def trimmed(array: Any, made: Region, wanted: Region) -> Any:
+    """The region that is wanted, of a larger one that was made."""
     if made == wanted:
         return array
     cut = tuple(slice(b[0] - a[0], b[1] - a[0]) for a, b in zip(made, wanted, strict=True))

@@ -34,10 +34,14 @@ LASTING = ("parameter", "running")
 
 
 class BlockStep(NamedTuple):
-    """A step for a block, and the region of each input that it is given."""
+    """A step for a block, the region of each input that it is given, and that of the output.
+
+    It may make more of that than was asked for: where another phase reads it, too, with a halo.
+    """
 
     step: Step
     inputs: Mapping[str, Region]
+    output: Region
 
 
 def block_of_step(step: Step, output: str, region: Region) -> BlockStep:
@@ -90,7 +94,7 @@ class _Blocks:
             for name, region in self.needed.items()
             if self.step.tensors[name].kind == "input"
         }
-        return BlockStep(step, inputs)
+        return BlockStep(step, inputs, self.needed[self.output])
 
     def _wanted(self, phase: Phase) -> Region | None:
         """The region of its first result that is needed, of all its results together."""

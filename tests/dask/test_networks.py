@@ -75,6 +75,15 @@ def test_blocks_of_an_axis_that_is_whole_read_what_they_need_of_it():
     np.testing.assert_array_equal(made, net.forward(y, image=given))
 
 
+def test_a_block_that_sees_padding_alone_is_cut_out_of_a_larger_one():
+    net = ooc_cudnn.Network()
+    x = net.input("image", (1, 2, 15), "float64")
+    y = net.pad(net.adaptive_pooling(x, 6), [(0, 3)])
+    given = images(1, 2, 15)
+    made = ooc.forward(net, y, image=da.from_array(given, chunks=(1, 2, (12, 3))))
+    np.testing.assert_array_equal(made, net.forward(y, image=given))
+
+
 @pytest.mark.parametrize("seed", [1, 3, 7])
 def test_drawn_networks(seed):
     pytest.importorskip("torch")  # what draws them draws PyTorch's twin, too
