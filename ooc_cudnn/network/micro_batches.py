@@ -29,6 +29,9 @@ def images_of(step: Step) -> int:
 def micro_batched(step: Step, parts: int) -> Step:
     """Rewrite a step into so many parts that follow each other, each of some images.
 
+    Of a step that pauses, forward of all parts comes first, then backward of each: with what is
+    remade for it, that is forward of a part again, and backward of it.
+
     Raises
     ------
     WholeBatchError
@@ -42,12 +45,10 @@ def micro_batched(step: Step, parts: int) -> Step:
         batch.part(index, (start, min(start + size, batch.images)))
         for index, start in enumerate(range(0, batch.images, size))
     ]
-    return replace(
-        step,
-        tensors=batch.tensors,
-        phases=(*batch.head, *(phase for part in rewritten for phase in part), *batch.tail),
-        forward_count=0,
-    )
+    phases = [*batch.head, *(phase for part in rewritten for phase in part), *batch.tail]
+    if step.pauses:
+        phases.sort(key=lambda phase: phase.is_backward)  # else in the same order
+    return replace(step, tensors=batch.tensors, phases=tuple(phases), forward_count=0)
 
 
 class Parts(NamedTuple):
@@ -78,8 +79,14 @@ def parts_of(step: Step, parts: int) -> Parts:
     Raises
     ------
     WholeBatchError
-        If a phase reads what another one sums over the images.
+        If a phase reads what another one sums over the images, or the step pauses: then no part is
+        gone through from its first phase to its last.
     """
+    if step.pauses:
+        raise WholeBatchError(
+            "gradients of the outputs are given when all of forward has run: no part of the batch "
+            "can go through backward before"
+        )
     batch = _Batch(step)
     size = -(-batch.images // parts)
     count, left = divmod(batch.images, size)
@@ -106,11 +113,6 @@ class _Batch:
     """
 
     def __init__(self, step: Step) -> None:
-        if step.pauses:
-            raise WholeBatchError(
-                "gradients of the outputs are given when all of forward has run: no part of the "
-                "batch can go through backward before"
-            )
         self.step = step
         self.images = images_of(step)
         self.head: list[Phase] = []

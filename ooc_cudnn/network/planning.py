@@ -31,7 +31,7 @@ from ooc_cudnn.network.placing import Terms, most_held, place_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.remaking import forward_only, remade, seconds_to_remake
+from ooc_cudnn.network.remaking import can_be_remade, forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency, check_stays
 from ooc_cudnn.network.room_outside import with_room_outside
@@ -116,7 +116,7 @@ def plan_step(
             fastest.take(made)
             if policy == "best":
                 _in_time(name, made, terms, fastest)
-    for way in (_by_shares, _by_rows, _by_spilling) if policy == "best" else ():
+    for way in WAYS if policy == "best" else ():
         if fastest.best is None or _waits(fastest.best.plan):
             for made in way(name, step, terms, micro_batches, fastest):
                 fastest.take(made)
@@ -302,7 +302,8 @@ def _by_rows(
 
     All images at once, and one by one; or in so many micro-batches as are asked for.
     """
-    counts = (1, images_of(step)) if _shares(step, terms) else (1,)
+    apart = _shares(step, terms) and not step.pauses
+    counts = (1, images_of(step)) if apart else (1,)
     for parts in dict.fromkeys(counts if asked is None else (asked,)):
         bands = 1
         while (bands := 2 * bands) <= MOST_BANDS:
@@ -331,6 +332,27 @@ def _by_rows(
             figures = predicted(name, "rows", rewritten, placed, How(parts, bands), terms)
             yield PlannedStep(figures, rewritten, placed)
             break
+
+
+def _by_halves_of_parts(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans of a step that pauses, in micro-batches: of each, forward again with its backward."""
+    if not step.pauses or asked is not None or not _shares(step, terms):
+        return
+    again = Policy(keep, lambda step, machine: (Decision(can_be_remade(step)),))
+    images, least = images_of(step), float("inf")
+    try:
+        for parts in (count for count in MICRO_BATCHES if count <= images):
+            made = _planned(name, step, terms, "remake", parts, fastest, again)
+            if made is not None:
+                yield made
+            seconds = float("inf") if made is None else made.plan.seconds
+            if seconds > least:
+                return  # smaller parts take longer still
+            least = min(least, seconds)
+    except WholeBatchError:
+        return
 
 
 def _by_spilling(
@@ -382,14 +404,18 @@ def _repeated(step: Step, again: tuple[Again, ...], parts: int) -> Step:
     return micro_batched(repeated(step, again), parts)
 
 
+#: Further plans that `best` compares where the best one waits for the link.
+WAYS = (_by_halves_of_parts, _by_shares, _by_rows, _by_spilling)
+
+
 def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
     """Numbers of micro-batches to try, while the next one may be better."""
     if asked is not None:
         yield asked
         return
     yield 1
-    if not _shares(step, terms):
-        return
+    if step.pauses or not _shares(step, terms):
+        return  # `_by_halves_of_parts` has those of a step that pauses
     images = images_of(step)
     try:
         for parts in (count for count in MICRO_BATCHES if count <= images):

@@ -19,7 +19,7 @@ SHARE = 1 / 8
 
 
 def with_room_outside(step: Step, terms: Terms) -> tuple[Step, Terms]:
-    """Return a step in which pieces that are computed outside are small, and the room beside."""
+    """Return a step in which few images are computed outside at once, and the room beside."""
     if not any(isinstance(phase.call, OutsideCall | OutsideGradient) for phase in step.phases):
         return step, terms
     most = int(SHARE * terms.target.limit_bytes)
@@ -29,7 +29,7 @@ def with_room_outside(step: Step, terms: Terms) -> tuple[Step, Terms]:
 
 
 def _fitting(phase: Phase, most_bytes: int) -> Phase:
-    """The phase, in pieces of as many images as fit: at least one."""
+    """The phase, with as many images at once as fit: at least one."""
     call = phase.call
     if not isinstance(call, OutsideCall | OutsideGradient):
         return phase

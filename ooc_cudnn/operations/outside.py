@@ -62,6 +62,24 @@ class Drawn(NamedTuple):
     first: int
 
 
+class How(NamedTuple):
+    """How a function is to be computed.
+
+    Attributes
+    ----------
+    at_once : int
+        The most images at a time: what it takes elsewhere is as much as they take.
+    stream : stream, optional
+        Of the device, in whose order it is.
+    drawn : Drawn, optional
+        From what random numbers are made, where there are some.
+    """
+
+    at_once: int
+    stream: Any = None
+    drawn: Drawn | None = None
+
+
 class Computation(Protocol):
     """A function of arrays. It is a frozen dataclass whose fields tell it from all others.
 
@@ -75,16 +93,11 @@ class Computation(Protocol):
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """What it takes; with `wanted` to make the gradients of these inputs."""
 
-    def forward(self, inputs: Sequence[Any], y: Any, stream: Any, drawn: Drawn | None) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
         """Compute y, and write it."""
 
     def backward(
-        self,
-        inputs: Sequence[Any],
-        dy: Any,
-        gradients: Mapping[int, Any],
-        stream: Any,
-        drawn: Drawn | None,
+        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: How
     ) -> None:
         """Compute gradients of inputs by their numbers, and write them."""
 
@@ -113,7 +126,8 @@ class Outside:
 
     Parameters
     ----------
-    images : int
+    images, at_once : int
+        Of the piece; and how many of them at a time.
     first : int, optional
         Of what draws: the number of the first image.
     wanted : tuple of int, optional
@@ -124,6 +138,7 @@ class Outside:
 
     computation: Any
     images: int
+    at_once: int
     wanted: tuple[int, ...] | None
     output_shape: Shape
     dtype: str
@@ -156,23 +171,24 @@ class Outside:
         taken, gradients = list(inputs[:count]), dict(zip(others, inputs[count:], strict=True))
         dy = None if self.wanted is None else taken.pop()
         drawn = None if self.first is None else Drawn(taken.pop(), self.first)
+        how = How(min(self.at_once, self.images), stream, drawn)
         if self.wanted is None:
-            self.computation.forward(taken, output, stream, drawn)
+            self.computation.forward(taken, output, how)
         else:
             gradients = {self.wanted[0]: output, **gradients}
-            self.computation.backward(taken, dy, gradients, stream, drawn)
+            self.computation.backward(taken, dy, gradients, how)
 
 
 @dataclass(frozen=True)
 class _OutsideCall(Built):
-    """Shared by both directions: cut along the images, at most `most` in a piece."""
+    """Shared by both directions: cut along the images; of a piece so many are computed at once."""
 
     computation: Any
     inputs: tuple[Taken, ...]
     y_shape: Shape
     dtype: str
     images: int
-    most: int
+    at_once: int
     draws: bool = False
 
     wanted = None
@@ -190,9 +206,6 @@ class _OutsideCall(Built):
         """Of what draws random numbers, where it lies, too: they are made of that."""
         return super().launch_key(piece), piece.n[0] if self.draws else None
 
-    def _first(self, piece: Piece) -> int | None:
-        return piece.n[0] if self.draws else None
-
     @property
     def extents(self) -> Split:
         return Split(n=self.images, c_y=1, c_x=1, h_y=1)
@@ -200,9 +213,6 @@ class _OutsideCall(Built):
     @property
     def row_axes(self) -> tuple[int, ...]:
         return (ROW_AXIS,)
-
-    def is_legal(self, split: Split) -> bool:
-        return super().is_legal(split) and split.n <= self.most
 
     def region(self, name: str, piece: Piece) -> Region:
         shape, _, axes = self.operands[name]
@@ -215,15 +225,21 @@ class _OutsideCall(Built):
     @cached_property
     def outside_bytes(self) -> int:
         """Device memory that is taken elsewhere while a piece is computed."""
-        return self.outside_bytes_of(min(self.most, self.images))
+        return self.outside_bytes_of(min(self.at_once, self.images))
 
     def outside_bytes_of(self, images: int) -> int:
-        """The same for pieces of so many images."""
+        """The same for so many images at once."""
         return int(self.computation.cost(images, self.wanted).held_bytes)
 
     def of_at_most(self, images: int) -> Any:
-        """The same call, in pieces of no more images."""
-        return replace(self, most=images)
+        """The same call, no more images at once."""
+        return replace(self, at_once=images)
+
+    def _launched(self, images: int, shape: Shape, first: int) -> Outside:
+        """What is launched on a piece."""
+        at = first if self.draws else None
+        told = (self.at_once, self.wanted, shape, self.dtype, at)
+        return Outside(self.computation, images, *told)
 
     def patch(self, random: np.random.Generator) -> Piece:
         return self.whole_piece()._replace(n=random_range(random, self.images, 1))
@@ -247,17 +263,14 @@ class OutsideCall(_OutsideCall):
     def build(self, build: Builder) -> None:
         images, order = build.piece.n[1] - build.piece.n[0], build.buffers["y"].order
         shape = build.buffers["y"].shape
-        first = self._first(build.piece)
-        made = Outside(self.computation, images, None, shape, self.dtype, first)
+        made = self._launched(images, shape, build.piece.n[0])
         build.make(made, tuple(self._taken), "y", order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """By the same function in float64: it checks the cut, and the rounding."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
         y = np.empty([stop - start for start, stop in self.region("y", piece)])
-        images = piece.n[1] - piece.n[0]
-        first = self._first(piece)
-        Outside(self.computation, images, None, y.shape, self.dtype, first).run(inputs, y)
+        self._launched(piece.n[1] - piece.n[0], y.shape, piece.n[0]).run(inputs, y)
         return {"y": (y, _size(y, inputs))}
 
 
@@ -292,8 +305,7 @@ class OutsideGradient(_OutsideCall):
         targets = {result: self._target(build, result) for result in self.results}
         images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
         shape = build.buffers[first].shape
-        at = self._first(build.piece)
-        made = Outside(self.computation, images, self.wanted, shape, self.dtype, at)
+        made = self._launched(images, shape, build.piece.n[0])
         build.launch(made, (*self._taken, "dy", *others), first)
         for result, target in targets.items():
             self._finish(build, result, target)
@@ -335,10 +347,8 @@ class OutsideGradient(_OutsideCall):
             at: np.empty([stop - start for start, stop in self.region(f"dx{at}", piece)])
             for at in self.wanted
         }
-        images, (first, *others) = piece.n[1] - piece.n[0], found.values()
-        made = Outside(
-            self.computation, images, self.wanted, first.shape, self.dtype, self._first(piece)
-        )
+        first, *others = found.values()
+        made = self._launched(piece.n[1] - piece.n[0], first.shape, piece.n[0])
         made.run((*inputs, dy, *others), first)
         whole = piece.n == (0, self.images)
         return {

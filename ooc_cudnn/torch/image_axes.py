@@ -30,25 +30,25 @@ class TogetherError(Exception):
 
 #: Value by value, broadcast where shapes differ.
 PER_ELEMENT = frozenset({
-    "abs", "add", "addcdiv", "addcmul", "alias", "bitwise_and", "bitwise_not", "bitwise_or",
-    "celu", "ceil", "clamp", "clamp_max", "clamp_min", "clone", "contiguous", "cos", "detach",
-    "div", "dropout", "elu", "eq", "erf", "exp", "expm1", "feature_dropout", "floor", "ge", "gelu",
-    "gt", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "isfinite", "isnan", "le",
-    "leaky_relu", "lerp", "lift_fresh_copy", "log", "log1p", "log2", "log_sigmoid", "logical_and",
-    "logical_not", "logical_or", "logit", "lt", "masked_fill", "maximum", "minimum", "mish", "mul",
-    "nan_to_num", "ne", "neg", "pow", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt",
-    "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "softsign", "sqrt",
-    "square", "sub", "tanh", "tanhshrink", "threshold", "to", "_to_copy", "trunc", "type_as",
-    "where", "xlogy", "zeros_like", "ones_like", "full_like",
+    "_to_copy", "abs", "add", "addcdiv", "addcmul", "alias", "bitwise_and", "bitwise_not",
+    "bitwise_or", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "contiguous", "cos",
+    "detach", "div", "dropout", "elu", "eq", "erf", "exp", "expm1", "feature_dropout", "floor",
+    "full_like", "ge", "gelu", "gt", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
+    "isfinite", "isnan", "le", "leaky_relu", "lerp", "lift_fresh_copy", "log", "log1p", "log2",
+    "log_sigmoid", "logical_and", "logical_not", "logical_or", "logit", "lt", "masked_fill",
+    "maximum", "minimum", "mish", "mul", "nan_to_num", "ne", "neg", "ones_like", "pow",
+    "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid",
+    "sign", "silu", "sin", "softplus", "softshrink", "softsign", "sqrt", "square", "sub", "tanh",
+    "tanhshrink", "threshold", "to", "trunc", "type_as", "where", "xlogy", "zeros_like",
 })  # fmt: skip
 #: The same elements in another shape.
 RESHAPES = frozenset({"flatten", "reshape", "reshape_as", "unflatten", "view", "_unsafe_view"})
 #: Along axes that they name, the others each for itself; the shape stays, or an axis goes or is 1.
 ALONG = frozenset({
-    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "flip",
-    "glu", "linalg_vector_norm", "log_softmax", "logcumsumexp", "logsumexp", "max", "mean",
-    "median", "min", "norm", "prod", "roll", "softmax", "_softmax", "_log_softmax", "sort", "std", "sum",
-    "topk", "var",
+    "_log_softmax", "_softmax", "all", "amax", "amin", "aminmax", "any", "argmax", "argmin",
+    "argsort", "cumprod", "cumsum", "flip", "glu", "linalg_vector_norm", "log_softmax",
+    "logcumsumexp", "logsumexp", "max", "mean", "median", "min", "norm", "prod", "roll",
+    "softmax", "sort", "std", "sum", "topk", "var",
 })  # fmt: skip
 #: Of whole images, on the first axis.
 PER_IMAGE = frozenset({

@@ -13,7 +13,7 @@ from torch import distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ooc_cudnn.operations.channel_statistics import STATES
-from ooc_cudnn.operations.outside import Cost, Drawn
+from ooc_cudnn.operations.outside import Cost, How
 from ooc_cudnn.torch.errors import RanksError
 from ooc_cudnn.torch.region import on_stream, tensor_on
 
@@ -117,9 +117,7 @@ class Gathering(_Told):
         state = STATES["moments"] * self.channels * _FLOAT64_BYTES
         return Cost((2 * self.world + 2) * state, 2 * (self.world + 1) * state, 0)
 
-    def forward(
-        self, inputs: Sequence[Any], y: Any, stream: Any, drawn: Drawn | None = None
-    ) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
         """Wait for all ranks, and merge.
 
         Raises
@@ -128,7 +126,7 @@ class Gathering(_Told):
             If another rank has failed, or does not come within the group's timeout.
         """
         target = tensor_on(y)
-        with on_stream(target.device, stream), torch.no_grad():
+        with on_stream(target.device, how.stream), torch.no_grad():
             own, *moments = [tensor_on(each) for each in inputs]
             parts = torch.stack(self._gathered(own))
             made = self._scaled(parts.sum(0), *moments) if moments else merged(parts)

@@ -18,7 +18,7 @@ from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from ooc_cudnn.operations.outside import Cost, Drawn
+from ooc_cudnn.operations.outside import Cost, Drawn, How
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import MOVES, RESHAPES, ImageAxes
@@ -146,33 +146,56 @@ class Region(_Told):
         object.__setattr__(self, "_part", part)
         object.__setattr__(self, "_costs", {})
 
-    def forward(
-        self, inputs: Sequence[Any], y: Any, stream: Any, drawn: Drawn | None = None
-    ) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
         """Compute the result, and write it."""
         tensors = [tensor_on(each) for each in inputs]
         target = tensor_on(y)
-        with on_stream(target.device, stream), torch.no_grad():
-            target.copy_(self._run(tensors, self._images(target), drawn))
+        with on_stream(target.device, how.stream), torch.no_grad():
+            for own, (part,), first in self._shares(tensors, [target], how.at_once):
+                part.copy_(self._run(own, self._images(part), _from(how.drawn, first)))
 
     def backward(
-        self,
-        inputs: Sequence[Any],
-        dy: Any,
-        gradients: Mapping[int, Any],
-        stream: Any,
-        drawn: Drawn | None = None,
+        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: How
     ) -> None:
-        """Compute it again, and gradients of inputs."""
+        """Compute it again, and gradients of inputs; those of what images share add up."""
         given = tensor_on(dy)
-        with on_stream(given.device, stream):
+        with on_stream(given.device, how.stream):
             tensors = [tensor_on(each) for each in inputs]
-            found = self._gradients(tensors, given, tuple(gradients), drawn)
-            for target, made in zip(gradients.values(), found, strict=True):
-                if made is None:
-                    tensor_on(target).zero_()
-                else:
-                    tensor_on(target).copy_(made)
+            targets = {at: tensor_on(each) for at, each in gradients.items()}
+            shared = [at for at in targets if self._part.orders[at] is None]
+            sums: dict[int, torch.Tensor] = {}
+            apart = [at for at in targets if at not in shared]
+            beside = [given, *(targets[at] for at in apart)]
+            for own, (part, *into), first in self._shares(tensors, beside, how.at_once):
+                found = self._gradients(own, part, tuple(targets), _from(how.drawn, first))
+                made = dict(zip(targets, found, strict=True))
+                for at, target in zip(apart, into, strict=True):
+                    _write(target, made[at])
+                for at in shared:
+                    more = made[at]
+                    if more is not None:
+                        wide = more.to(_WIDER.get(more.dtype, more.dtype))
+                        sums[at] = sums[at] + wide if at in sums else wide
+            for at in shared:
+                _write(targets[at], sums.get(at))
+
+    def _shares(
+        self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor], at_once: int
+    ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor], int]]:
+        """So many images at once of inputs, and of others that are of images; and their first."""
+        images = self._images(beside[0])
+
+        def part(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:
+            each = tensor.shape[0] // images
+            return tensor[first * each : last * each]
+
+        for first in range(0, images, at_once):
+            last = min(first + at_once, images)
+            own = [
+                tensor if order is None else part(tensor, first, last)
+                for tensor, order in zip(tensors, self._part.orders, strict=True)
+            ]
+            yield own, [part(each, first, last) for each in beside], first
 
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """What it takes, found on tensors without memory; of many images in proportion."""
@@ -258,6 +281,23 @@ def _said(part: Part) -> str:
     names = names or dict.fromkeys(each.name for each in part.operations) or {"permute": None}
     shown = list(names)
     return "+".join(shown[:3]) + f"+{len(shown) - 3} more" * (len(shown) > 3)
+
+
+#: What sums of half precision are held in.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def _from(drawn: Drawn | None, first: int) -> Drawn | None:
+    """The same, for images from a later one on."""
+    return None if drawn is None else drawn._replace(first=drawn.first + first)
+
+
+def _write(target: torch.Tensor, made: torch.Tensor | None) -> None:
+    """Write a gradient; that of what nothing depends on is 0."""
+    if made is None:
+        target.zero_()
+    else:
+        target.copy_(made)
 
 
 class _Bytes(_python_dispatch.TorchDispatchMode):

@@ -1,6 +1,7 @@
 """Steps of training in two calls: forward, and backward from gradients that come later."""
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError, OocError
+from ooc_cudnn.network.pausing import PausingStep
 from tests.support.network_checks import assert_close
 
 SHAPE = (4, 3, 32, 32)
@@ -177,10 +179,32 @@ def test_what_has_no_gradient_is_refused():
         net.pausing_step(x)
 
 
-def test_a_network_without_batch_normalization_pauses_too():
-    _, (expected,), gradients, _ = run(LARGE, normalised=False)
-    step, (found,), others, _ = run(LEAST, normalised=False)
-    assert step.plan.micro_batches == 1  # no part can go through backward before all of forward
+def without_sums(limit, shape=(7, 3, 32, 32), **asked):
+    """A network without batch normalization: what it makes, and gradients."""
+    net = ooc_cudnn.Network(seed=1)
+    x = net.input("x", shape, "float64", gradient=True)
+    h = net.group_normalization(net.convolution(x, 8, window=3, padding=1), 2)
+    h = net.convolution(net.activation(h), 8, window=3, padding=1)
+    h = net.dropout(net.activation(h, "swish"), 0.3)
+    h = net.add(net.convolution(h, 8, window=3, padding=1), h)
+    y = net.linear(net.global_average(h), 10)
+    random = np.random.default_rng(0)
+    given, seed = random.standard_normal(shape), random.standard_normal(y.shape)
+    step = PausingStep(net, partial(net.pausing_phases, y), limit, asked, None)
+    paused = step.forward(x=given)
+    return step, paused.outputs[0], paused.backward([seed])
+
+
+def test_some_images_at_a_time_go_forward_and_then_forward_again_with_backward():
+    _, expected, gradients = without_sums(LARGE, policy="keep")
+    step, found, others = without_sums("700KiB", policy="remake", micro_batches=3)
+    assert step.plan.micro_batches == 3
+    assert step.plan.remade
+    assert step.plan.device_bytes <= step.plan.memory_limit
+    names = [each.name for each in step.plan.tasks]
+    turn = next(at for at, name in enumerate(names) if "again" in name or "gradient" in name)
+    assert not any("[0]" in name and "again" not in name and "gradient" not in name
+                   for name in names[turn:])  # fmt: skip
     assert_close(found, expected, "output")
     for name, gradient in gradients.items():
         assert_close(others[name], gradient, name, least=1e-2)

@@ -9,7 +9,6 @@ import pytest
 
 from ooc_cudnn.operations.outside import Cost, OutsideCall, OutsideGradient, Taken
 from ooc_cudnn.tensor import numpy_dtype
-from perfmodel import Split
 from tests.support.forced import Forced, legal_splits
 from tests.support.splits import RINGS
 
@@ -28,15 +27,15 @@ class Scaling:
     def cost(self, images, wanted):
         return Cost(100 * images, 1000 * images, 0)
 
-    def forward(self, inputs, y, stream, drawn):
+    def forward(self, inputs, y, how):
         x, w = inputs
-        y[...] = x.astype("f8") * w.astype("f8") + _added(drawn, len(x))
+        y[...] = x.astype("f8") * w.astype("f8") + _added(how.drawn, len(x))
 
-    def backward(self, inputs, dy, gradients, stream, drawn):
+    def backward(self, inputs, dy, gradients, how):
         x, w = (each.astype("f8") for each in inputs)
         made = (dy.astype("f8") * w, (dy.astype("f8") * x).sum((0, 2))[:, None])
         for at, gradient in gradients.items():
-            gradient[...] = made[at] + (0 if at else _added(drawn, len(x)))
+            gradient[...] = made[at] + (0 if at else _added(how.drawn, len(x)))
 
 
 def _added(drawn, rows):
@@ -84,15 +83,13 @@ def test_every_split(dtype, beta):
         assert (dx1 == rounded).all()
 
 
-def test_pieces_are_as_large_as_there_is_room_elsewhere():
+def test_as_many_are_computed_at_once_as_there_is_room_for_elsewhere():
     made = call("float32")
     assert made.outside_bytes == 100 * IMAGES
     fewer = made.of_at_most(2)
     assert fewer.outside_bytes == 200
-    whole = made.extents
-    assert made.is_legal(whole)
-    assert not fewer.is_legal(whole)
-    assert fewer.is_legal(Split(n=2, c_y=1, c_x=1, h_y=1))
+    (launch,), _ = fewer.launches(fewer.whole_piece(), layout="channels_first", orders={})
+    assert (launch.operation.images, launch.operation.at_once) == (IMAGES, 2)
 
 
 def test_patches_are_as_the_function_has_them():
