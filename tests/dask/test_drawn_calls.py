@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from tests.fuzz.cases import DRAWERS, DRAWING
+from tests.fuzz.cases import DRAWERS
 from tests.fuzz.stream import Stream
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
@@ -87,13 +87,6 @@ def one_call(problem, values):
     if problem.function == "add_tensor":
         values = {**values, "y": values["y"].copy()}
     return called(problem, values, ooc_cudnn)
-
-
-@pytest.fixture
-def in_float64(monkeypatch):
-    for module in DRAWING:
-        if hasattr(module, "draw_dtype"):
-            monkeypatch.setattr(module, "draw_dtype", lambda stream: "float64")
 
 
 @pytest.mark.parametrize("first", range(0, CALLS, AT_ONCE))
