@@ -42,21 +42,26 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 (He et al., 2016), with torchvision's names."""
+    """ResNet-50 (He et al., 2016), with torchvision's names; or with fewer blocks in its groups."""
 
-    def __init__(self, classes: int = 1000, width: float = 1.0) -> None:
+    def __init__(
+        self,
+        classes: int = 1000,
+        width: float = 1.0,
+        blocks: tuple[int, int, int, int] = (3, 4, 6, 3),
+    ) -> None:
         super().__init__()
         before = wide(64, width)
         self.conv1 = nn.Conv2d(3, before, 7, 2, 3, bias=False)
         self.bn1, self.relu = nn.BatchNorm2d(before), nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        for group, count in enumerate((3, 4, 6, 3), 1):
-            channels, blocks = wide(32 * 2**group, width), []
+        for group, count in enumerate(blocks, 1):
+            channels, made = wide(32 * 2**group, width), []
             for at in range(count):
                 stride = 2 if group > 1 and not at else 1
-                blocks.append(Bottleneck(before, channels, stride, projects=not at))
+                made.append(Bottleneck(before, channels, stride, projects=not at))
                 before = 4 * channels
-            setattr(self, f"layer{group}", nn.Sequential(*blocks))
+            setattr(self, f"layer{group}", nn.Sequential(*made))
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(before, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fake_like
-from tests.support.torchvision_models import made
+from tests.support.torchvision_models import made, models
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # timm and MONAI warn
 
@@ -91,6 +91,7 @@ def test_torchvision(name):
 
 @pytest.mark.parametrize("name", TIMM)
 def test_timm(name):
+    models()  # timm imports torchvision
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
         model = timm.create_model(name)
