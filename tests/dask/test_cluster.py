@@ -59,7 +59,7 @@ def test_a_chunk_larger_than_the_limit_runs_out_of_core_on_its_worker(client):
 
 
 def test_drawn_calls_on_workers(client, in_float64):
-    for seed in range(8):
+    for seed in range(4):
         stream, problem, values = drawn(seed)
         if problem.function == "chain_forward":
             continue

@@ -84,7 +84,7 @@ def test_a_block_that_sees_padding_alone_is_cut_out_of_a_larger_one():
     np.testing.assert_array_equal(made, net.forward(y, image=given))
 
 
-@pytest.mark.parametrize("seed", [1, 3, 7])
+@pytest.mark.parametrize("seed", [1, 7])
 def test_drawn_networks(seed):
     pytest.importorskip("torch")  # what draws them draws PyTorch's twin, too
     from tests.support.drawn_networks import drawn_network
