@@ -18,9 +18,11 @@ from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.pictures import Course, Span, course_of, figure_of
 from ooc_cudnn.network.placing import Terms
-from ooc_cudnn.network.planning import NAMES, PlannedStep, plan_step
+from ooc_cudnn.network.planning import plan_step
+from ooc_cudnn.network.trade import QUICK
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds, parse_limit
 from perfmodel import shipped
@@ -98,7 +100,7 @@ def course_from(drawn: Mapping[str, Any]) -> Course:
 
 def body(report: common.Report) -> None:
     for case in (SMALL,) if report.quick else CASES:
-        for policy in NAMES:
+        for policy in QUICK:
             made = planned(case, policy)
             course = course_of(made)
             report.check(f"{case}: {policy}", figures(made, course))

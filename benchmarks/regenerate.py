@@ -2,8 +2,8 @@
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
-`host_split`, `model_accuracy`, `planning`, `planning_networks`, `paper_model`, `vdnn`, `mo_sos`
-and `network_steps` do.
+`host_split`, `model_accuracy`, `planning`, `planning_networks`, `trades`, `paper_model`, `vdnn`,
+`mo_sos` and `network_steps` do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import common, mo_sos, network_steps, paper_model, planning_networks, vdnn
+from benchmarks import common, mo_sos, network_steps, paper_model, planning_networks, trades, vdnn
 from benchmarks.pages import (
     kernels,
     layouts,
@@ -56,6 +56,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of the suite": pictures.generate,
     "pictures of the model": model_pictures.generate,
     "pictures of networks": network_steps.pictures,
+    "pictures of trades": trades.pictures,
     "picture of kernels": kernels.picture,
     "picture of layouts": layouts.picture,
     "picture of training steps": steps.picture,

@@ -1,0 +1,70 @@
+"""Seconds over memory, policy by policy: the curves of docs/planning-networks.md.
+
+No card is needed and nothing is measured: steps are planned for an H200's machine model, and
+replayed on a virtual clock, as `ooc-cudnn network NAME --sweep` does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.pages import canvas
+from benchmarks.pages.blocks import stored
+from benchmarks.planning_networks import MACHINE, SMALL, Case
+from ooc_cudnn import networks
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.network.trade import SHARES, Trade, trade_of
+from ooc_cudnn.network.trade_pictures import figure_of
+
+NAME = "trades"
+IMAGES = ROOT / "docs" / "images" / "networks"
+CASES = (Case("resnet50", 256), Case("unet", 1))
+
+
+def body(report: common.Report) -> None:
+    for case in SMALL if report.quick else CASES:
+        net, loss = getattr(networks, case.network)(batch=case.batch)
+        limits = SHARES[::3] if report.quick else SHARES
+        trade = trade_of(net, loss, name=str(case), limits=limits, machine=MACHINE)
+        report.check(str(case), {"ok": best_is_fastest(trade)})
+        report.measure(str(case), trade.to_json(), spoken="to be drawn")
+        report.say(trade.explain())
+        report.write()
+
+
+def best_is_fastest(trade: Trade) -> bool:
+    """Whether no policy is faster than `best`, under the same limit or a smaller one."""
+    least = float("inf")
+    for limit in sorted(trade.limits):
+        plans = {each.policy: each.plan for each in trade.points if each.limit_bytes == limit}
+        least = min([least, *(plan.seconds for plan in plans.values() if plan is not None)])
+        best = plans["best"]
+        if least < (float("inf") if best is None else best.seconds) * (1 - 1e-9):
+            return False
+    return True
+
+
+# The pictures ------------------------------------------------------------------------------------
+
+
+def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULTS) -> int:
+    """Draw what is out of date, or name it; 1 where something was named."""
+    kept = stored(NAME, folder)["measurements"]
+
+    def draw(record: Any, path: Path) -> None:
+        canvas.save(figure_of(Trade.from_json(record)), path, record)
+
+    return max(
+        canvas.redrawn(images / f"trade-{case.network}.png", kept[str(case)], draw, check=check)
+        for case in CASES
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.run(NAME, body, __doc__, argv, needs_card=False)
+
+
+if __name__ == "__main__":
+    common.main(main)
