@@ -43,17 +43,21 @@ def infer(model: Any, *inputs: Any) -> da.Array:
     import torch
 
     from ooc_cudnn.torch.call import ReadyModel
-    from ooc_cudnn.torch.capture import fake_like
+    from ooc_cudnn.torch.capture import device_of, fake_like
     from ooc_cudnn.torch.errors import UnsupportedModelError
     from ooc_cudnn.torch.limit import own_forward
     from ooc_cudnn.torch.lower import Held
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]
-    parameter = next(model.parameters(), None)
-    device = "cpu" if parameter is None else parameter.device
     with torch.no_grad(), own_forward(model) as forward:
         ready = ReadyModel(
-            model, forward, fake_like(arrays, device), {}, None, frozenset(), with_gradients=False
+            model,
+            forward,
+            fake_like(arrays, device_of(model)),
+            {},
+            None,
+            frozenset(),
+            with_gradients=False,
         )
         lowered, lasting = ready.lowered, ready.lasting()
     name = type(model).__name__

@@ -50,7 +50,7 @@ class ReadyModel:
     with_gradients : bool
         Whether there is a backward.
     strict : bool
-        Whether PyTorch may run nothing after the network.
+        Whether an operation that the library has not is an error.
     labels : str
         A dtype: the one result is then the number of the largest channel of each site, (n, 1,
         spatial...), in place of the model's scores.
@@ -266,7 +266,7 @@ class ReadyModel:
         arrays = self._arrays(found, to.given)
         for name in to.drawn:
             seed = int(torch.randint(2**53, (), dtype=torch.int64))
-            arrays[name] = seeded(seed, self.device)
+            arrays[name] = state_of(seed, self.device)
         step = self.pausing or self.forward
         running = {
             n: found[to.running[n].value] for n in (step.changed if step else ()) if n in to.running
@@ -341,7 +341,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
     return (one.shape, one.dtype, one.device) == (other.shape, dtype, other.device)
 
 
-def seeded(seed: int, device: torch.device) -> Any:
+def state_of(seed: int, device: torch.device) -> Any:
     """The state of a dropout, where the other tensors are."""
     if device.type != "cuda":
         return np.array([seed, 0])

@@ -106,6 +106,27 @@ def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
         return [torch.empty(t.shape, dtype=torch_dtype(t), device=device) for t in tensors]
 
 
+def fakes_for(
+    model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
+) -> list[torch.Tensor]:
+    """Fake arguments of a model: of shapes, in the dtype of its parameters; or like tensors."""
+    first = next(model.parameters(), None)
+    dtype = torch.get_default_dtype() if first is None else first.dtype
+    asked = [
+        each
+        if isinstance(each, torch.Tensor)
+        else torch.empty(tuple(each), dtype=dtype, device="meta")
+        for each in shapes
+    ]
+    return fake_like(asked, device_of(model))
+
+
+def device_of(model: torch.nn.Module) -> Any:
+    """Where a model's first parameter is; the CPU where it has none."""
+    first = next(model.parameters(), None)
+    return "cpu" if first is None else first.device
+
+
 def torch_dtype(array: Any) -> torch.dtype:
     """PyTorch's dtype of a tensor, or of a NumPy array.
 

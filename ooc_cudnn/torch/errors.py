@@ -1,4 +1,4 @@
-"""What the door to PyTorch refuses, and what to do then."""
+"""Errors of models under a limit: what cannot be captured or computed, and ranks that fail."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
-from ooc_cudnn.torch.capture import capture, fake_like
+from ooc_cudnn.torch.capture import capture, device_of, fake_like, fakes_for
 from ooc_cudnn.torch.cards import empty_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
@@ -82,7 +82,7 @@ def infer(
     """
     asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
     with torch.no_grad(), own_forward(model) as forward:
-        fakes = fake_like(inputs, _device_of(model))
+        fakes = fake_like(inputs, device_of(model))
         ready = _ready(model, forward, fakes, memory_limit, reduce, asked)
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
         if out is not None and not one:
@@ -142,7 +142,7 @@ def plan_infer(
     (True, True)
     """
     with torch.no_grad(), own_forward(model) as forward:
-        fakes = fake_like(_asked(model, shapes), _device_of(model))
+        fakes = fakes_for(model, shapes)
         ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8")
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
@@ -196,27 +196,8 @@ def output_shape(
     (1, 8, 65534, 65534)
     """
     with torch.no_grad(), own_forward(model) as forward:
-        graph = capture(model, forward, fake_like(_asked(model, shapes), _device_of(model)), {})
+        graph = capture(model, forward, fakes_for(model, shapes), {})
     found = tuple(each.shape for each in graph.outputs if isinstance(each, Value))
     if not found:
         raise UnsupportedModelError(f"{type(model).__name__} returns no tensor")
     return found[0] if len(found) == 1 else found
-
-
-def _asked(
-    model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
-) -> list[torch.Tensor]:
-    """Tensors of these shapes, without memory, in the dtype of the model's parameters."""
-    first = next(model.parameters(), None)
-    dtype = torch.get_default_dtype() if first is None else first.dtype
-    return [
-        each
-        if isinstance(each, torch.Tensor)
-        else torch.empty(tuple(each), dtype=dtype, device="meta")
-        for each in shapes
-    ]
-
-
-def _device_of(model: torch.nn.Module) -> Any:
-    held = next(model.parameters(), None)
-    return "cpu" if held is None else held.device

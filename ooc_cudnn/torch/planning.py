@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
-from ooc_cudnn.torch.capture import fake_like
+from ooc_cudnn.torch.capture import fakes_for
 from ooc_cudnn.torch.limit import own_forward
 from perfmodel import MachineModel
 
@@ -51,7 +50,7 @@ def plan(
     Raises
     ------
     UnsupportedModelError
-        If the model cannot be captured, or has an operation that the library has not.
+        If the model cannot be captured, or PyTorch cannot compute an operation within a plan.
     PlanInfeasibleError
         If the memory limit admits no plan, with the smallest that would.
 
@@ -67,20 +66,11 @@ def plan(
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not shapes:
         raise TypeError("the shape of an argument is needed, as in plan(model, (1, 3, 224, 224))")
-    first = next(model.parameters(), None)
-    dtype = torch.get_default_dtype() if first is None else first.dtype
-    asked = [
-        each
-        if isinstance(each, torch.Tensor)
-        else torch.empty(tuple(each), dtype=dtype, device="meta")
-        for each in shapes
-    ]
-    there: Any = "cpu" if first is None else first.device
     with own_forward(model) as forward:
         ready = ReadyModel(
             model,
             forward,
-            fake_like(asked, there),
+            fakes_for(model, shapes),
             {},
             memory_limit,
             frozenset(),
