@@ -36,9 +36,11 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
         made = max((at for at in uses[name].written if at <= last), default=-1)
         leaves = None if step.tensors[name].kind == "input" else max(last - 1, made)
         back = min(max(back, last + 1), first)
+        # an output of the network has left by then: it leaves again only if backward writes it
+        again = stay.leaves if stay.leaves is not None and stay.leaves >= back else None
         stays[name] = (
             Stay(stay.first, last, stay.fetched, leaves),
-            Stay(back, stay.last, fetched=True, leaves=stay.leaves),
+            Stay(back, stay.last, fetched=True, leaves=again),
         )
     return stays
 

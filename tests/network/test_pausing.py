@@ -9,7 +9,9 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError, OocError
+from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.pausing import PausingStep
+from ooc_cudnn.network.residency import check_stays
 from tests.support.network_checks import assert_close
 
 SHAPE = (4, 3, 32, 32)
@@ -80,6 +82,17 @@ def test_gradients_are_those_of_a_step_that_does_not_pause(policy):
     whole(x=x, target=paused.outputs[0] - seed / 2)
     for name, gradient in whole.gradients.items():
         assert_close(found[name], gradient, name, least=1e-2)
+
+
+def test_an_output_that_backward_reads_leaves_once_and_comes_back():
+    net = ooc_cudnn.Network(seed=1)
+    x = net.input("x", SHAPE, "float64", gradient=True)
+    h = net.activation(net.convolution(x, 8, window=3, padding=1))
+    y = net.activation(net.convolution(h, 8, window=3, padding=1))
+    step = net.pausing_phases(y, h)
+    stays = leaving(step, frozenset({h.name}))
+    assert len(stays[h.name]) == 2
+    check_stays(step, stays)
 
 
 def test_what_is_kept_leaves_when_others_want_the_block():
