@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -26,7 +25,7 @@ from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
 from ooc_cudnn.torch.cards import at, making_there, results_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.function import Call, Request, handed, tensor_of
+from ooc_cudnn.torch.function import Call, Request, handed, state_of, tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.handing import Handing
 from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
@@ -264,9 +263,7 @@ class ReadyModel:
         """Run the network; return its outputs by name, and the buffers that are to change."""
         to, net = self.lowered, self.lowered.network
         arrays = self._arrays(found, to.given)
-        for name in to.drawn:
-            seed = int(torch.randint(2**53, (), dtype=torch.int64))
-            arrays[name] = state_of(seed, self.device)
+        seeds = {name: int(torch.randint(2**53, (), dtype=torch.int64)) for name in to.drawn}
         step = self.pausing or self.forward
         running = {
             n: found[to.running[n].value] for n in (step.changed if step else ()) if n in to.running
@@ -278,11 +275,12 @@ class ReadyModel:
             wanted = [name for name in net.wanted if name in arrays]
             tracked = [arrays.pop(name) for name in wanted]
             request = Request(
-                self.pausing, wanted, arrays, to.inputs, self.device, self._handing, changing
+                self.pausing, wanted, arrays, to.inputs, self.device, self._handing, changing, seeds
             )
             made = Call.apply(request, *tracked)
         elif self.forward is not None:
             with at(self.device):
+                arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
                 inputs, lasting = handed(arrays, to.inputs, self._handing)
                 written = results_there(self.forward.outputs, self.device)
                 if out is not None:
@@ -339,13 +337,6 @@ def labelled(lowered: Lowered, dtype: str) -> Lowered:
 def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether one is as the other is, but of a dtype of its own."""
     return (one.shape, one.dtype, one.device) == (other.shape, dtype, other.device)
-
-
-def state_of(seed: int, device: torch.device) -> Any:
-    """The state of a dropout, where the other tensors are."""
-    if device.type != "cuda":
-        return np.array([seed, 0])
-    return torch.tensor([seed, 0]).to(device, non_blocking=True)
 
 
 def _device_of(model: torch.nn.Module, args: Sequence[Any]) -> torch.device:

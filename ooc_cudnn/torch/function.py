@@ -38,6 +38,8 @@ class Request:
     handing : Handing
     changing : collection of str
         Of all names those whose tensors the step may change: they are nobody else's.
+    seeds : mapping
+        Of each state of a dropout in the network the seed, from which every forward begins.
     """
 
     def __init__(
@@ -49,13 +51,16 @@ class Request:
         device: torch.device,
         handing: Handing,
         changing: Collection[str],
+        seeds: Mapping[str, int],
     ) -> None:
+        self.seeds = seeds
         self.step, self.names, self.others = step, tuple(names), dict(others)
         self.device, self.handing, self.changing = device, handing, frozenset(changing)
         self.inputs = frozenset(inputs)
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
-        """Run forward on tensors in the order of the names."""
+        """Run forward on tensors in the order of the names; again, it draws the same masks."""
+        self.others |= {name: state_of(seed, self.device) for name, seed in self.seeds.items()}
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
         with at(self.device):
             out = results_there(self.step.outputs, self.device)
@@ -148,6 +153,13 @@ def handed(
         lasts = is_tensor and (array.is_cuda or not is_input)
         given[not is_input][name] = handing(name, array, device) if lasts else array
     return given
+
+
+def state_of(seed: int, device: torch.device) -> Any:
+    """The state of a dropout, where the other tensors are."""
+    if device.type != "cuda":
+        return np.array([seed, 0])
+    return torch.tensor([seed, 0]).to(device, non_blocking=True)
 
 
 @contextmanager
