@@ -149,21 +149,23 @@ class Limited:
         )
         if self._parts is None or not self._parts.are_the_same:
             self._parts = Parts(self.model)
-        key = (
+            self._ready.clear()  # captured with other modules
+        call = (
             structure,
             tuple((tuple(tensor.shape), torch_dtype(tensor)) for tensor in tensors),
             tuple(repr(leaf) for at, leaf in enumerate(leaves) if at not in places),
             asked,
             with_gradients,
-            self._parts.state(),
             autocast.state(),
             world_size(),
         )
-        ready = self._ready.get(key)
+        ready = self._ready.get((call, self._parts.state()))
         if ready is None:
-            ready = self._ready[key] = self._made(
+            ready = self._made(
                 leaves, structure, places, tensors, asked, with_gradients=with_gradients
             )
+            self._parts.forward_has_run()
+            self._ready[call, self._parts.state()] = ready
         self.last = ready
         return ready(tensors)
 

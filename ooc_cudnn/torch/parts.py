@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ class Parts:
             for held in (module._parameters, module._buffers):
                 for name in held:
                     self._holders[f"{path}.{name}" if path else name] = held, name
+        #: Attributes that forward itself sets: no capture depends on them.
+        self._set_by_forward = frozenset[tuple[int, str]]()
+        self._look()
 
     @property
     def are_the_same(self) -> bool:
@@ -32,7 +36,10 @@ class Parts:
         return found
 
     def state(self) -> Hashable:
-        """What a capture depends on: which modules train, which parameters ask for gradients.
+        """What a capture depends on: modules' attributes, what their tensors are.
+
+        Attributes are numbers, strings and tuples of them, such as a momentum or a stride, and
+        which modules train; of tensors shapes, dtypes, and which ask for gradients.
 
         >>> model = torch.nn.Linear(2, 2)
         >>> parts = Parts(model)
@@ -41,15 +48,45 @@ class Parts:
         >>> parts.state() == before
         False
         """
-        training = tuple([module.training for module in self._modules])
-        asking = tuple(
+        tensors = tuple(
             [
-                each is not None and each.requires_grad
+                each if each is None else (each.shape, each.dtype, each.requires_grad)
                 for module in self._modules
-                for each in module._parameters.values()
+                for held in (module._parameters, module._buffers)
+                for each in held.values()
             ]
         )
-        return training, asking, self._device()
+        if not self._are_as_seen:
+            self._look()
+        return self._attributes, tensors, self._device()
+
+    def forward_has_run(self) -> None:
+        """Note that forward has run since `state`, and nothing else: it has set what differs."""
+        before = dict(self._attributes)
+        self._look()
+        after = dict(self._attributes)
+        self._set_by_forward |= {
+            key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
+        }
+        self._look()
+
+    @property
+    def _are_as_seen(self) -> bool:
+        """Whether all attributes are the same objects as when they were looked at."""
+        for module, seen in zip(self._modules, self._seen, strict=True):
+            now = module.__dict__
+            if len(now) != len(seen) or not all(map(is_, now.values(), seen)):
+                return False
+        return True
+
+    def _look(self) -> None:
+        self._seen = [tuple(module.__dict__.values()) for module in self._modules]
+        self._attributes = frozenset(
+            ((at, name), (type(value), value))
+            for at, module in enumerate(self._modules)
+            for name, value in module.__dict__.items()
+            if _is_plain(value) and (at, name) not in self._set_by_forward
+        )
 
     def _device(self) -> torch.device | None:
         for module in self._modules:
@@ -57,3 +94,10 @@ class Parts:
                 if each is not None:
                     return each.device
         return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a number, a string, none, or a tuple of such."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -61,3 +61,25 @@ def test_parts_are_found_again_where_they_were_replaced():
     assert parts.state() != state
     model[1] = nn.BatchNorm2d(4)
     assert not parts.are_the_same
+
+
+def test_the_state_of_parts_is_all_that_a_capture_depends_on():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
+    parts, states = Parts(model), set()
+    states.add(parts.state())
+    model[1].momentum = 0.5
+    states.add(parts.state())
+    model[2].p = 0.25
+    states.add(parts.state())
+    model[0].weight = nn.Parameter(torch.zeros(5, 3, 3, 3))
+    states.add(parts.state())
+    model[1].running_mean = torch.zeros(5)
+    states.add(parts.state())
+    assert len(states) == 5
+    before = parts.state()
+    model[1].momentum, model[2].calls = 0.25, 1
+    parts.forward_has_run()
+    known = parts.state()
+    model[1].momentum, model[2].calls = 0.125, 2
+    assert parts.state() == known
+    assert known != before

@@ -74,6 +74,45 @@ def test_train_and_eval_are_captured_apart(pair):
         close(one, other, name)
 
 
+def test_what_is_changed_between_calls_is_captured_again():
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).double()
+    model, x = ooc.limit(copy.deepcopy(eager), LIMIT), drawn((2, 2, 4, 4))
+
+    def change(model, at):
+        if at == 1:
+            model[1].momentum, model[1].eps = 0.5, 0.25
+        elif at == 2:
+            model[2] = nn.Sigmoid()
+        elif at == 3:
+            model[0].bias.data = torch.ones(4).double()
+            model[0].weight = nn.Parameter(torch.ones(4, 1, 1, 1).double())
+            model[0].groups = 2
+
+    for at in range(4):
+        for each in (model, eager):
+            change(each, at)
+        close(model(x), eager(x), f"after change {at}")
+    for (name, one), other in zip(model.named_buffers(), eager.buffers(), strict=True):
+        close(one, other, name)
+
+
+def test_a_counter_of_forward_is_no_reason_to_capture_again():
+    class Counting(nn.Conv2d):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    model = ooc.limit(Counting(2, 2, 1), LIMIT)
+    for _ in range(2):
+        model(torch.ones(1, 2, 4, 4))
+    first = model.forward.last
+    model(torch.ones(1, 2, 4, 4))
+    assert model.forward.last is first
+
+
 def test_training_without_gradients_uses_and_updates_statistics_of_the_batch(pair):
     model, eager = pair
     x = drawn()
@@ -180,6 +219,16 @@ def test_backward_runs_again_where_the_graph_is_retained(pair):
         close(one, other, name)
     for (name, found), other in zip(model.named_parameters(), eager.parameters(), strict=True):
         close(found.grad, other.grad, name, least=float(eager[4].weight.grad.abs().max()))
+
+
+def test_where_the_graph_is_retained_dropout_draws_the_same_masks_again():
+    model = ooc.limit(nn.Sequential(nn.Conv2d(2, 4, 1), nn.Dropout(0.5)).double(), LIMIT)
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    loss = model(x).square().sum()
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    model(x)
+    (again,) = torch.autograd.grad(loss, x)
+    close(again, first, "gradient")
 
 
 def test_both_halves_are_recorded_on_whichever_thread_backward_runs(pair):
