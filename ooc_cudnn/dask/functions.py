@@ -13,7 +13,7 @@ from typing import Any
 
 import dask.array as da
 
-from ooc_cudnn.dask.lazily import described, lazily, made, scaled_to, summed, without_scaling
+from ooc_cudnn.dask.lazily import described, in_blocks, lazily, scaled_to, summed, without_scaling
 from ooc_cudnn.functions.arguments import check_scaling
 from ooc_cudnn.functions.description import Description
 from ooc_cudnn.functions.public import FUNCTIONS
@@ -110,7 +110,7 @@ def _softmax(name: str) -> Callable[..., Any]:
             arrays = (each for each in ("x", "y", "dy") if each in arguments)
             arguments |= {each: _whole_images(arguments[each]) for each in arrays}
         arrays_of, call = described(name, described_as(name, **arguments))
-        return made(name, call, arrays_of)
+        return in_blocks(name, call, arrays_of)
 
     return on_dask(name)(make)
 

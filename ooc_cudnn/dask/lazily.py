@@ -50,7 +50,7 @@ def lazily(function: str, description: Description) -> da.Array:
         As the function on plain arrays; and for chunks that cannot be.
     """
     arrays, call = described(function, description)
-    return made(function, call, arrays)
+    return in_blocks(function, call, arrays)
 
 
 def described(function: str, description: Description) -> tuple[Arrays, Splittable]:
@@ -74,7 +74,7 @@ def _floating(arrays: Arrays) -> str:
     )
 
 
-def made(function: str, call: Splittable, arrays: Arrays) -> da.Array:
+def in_blocks(function: str, call: Splittable, arrays: Arrays) -> da.Array:
     """The first result of a call, a block for each chunk."""
     cuts = _cuts(function, call, arrays)
     work, blocks, tasks, name = _begun(function, call, arrays, cuts)
@@ -211,11 +211,16 @@ def _begun(
     *more: Any,
 ) -> tuple[Work, dict[tuple[int, ...], Block], Tasks, str]:
     """The work, its blocks by their place in the grid, the first tasks, and the array's name."""
-    told = client_settings()
+    from_client = client_settings()
     result = call.results[0]
-    work = Work(function, call, tuple(arrays), result, told)
+    work = Work(function, call, tuple(arrays), result, from_client)
     token = tokenize(
-        function, repr(call), sorted(told.items()), cuts, [a.name for a in arrays.values()], more
+        function,
+        repr(call),
+        sorted(from_client.items()),
+        cuts,
+        [a.name for a in arrays.values()],
+        more,
     )
     name = f"{function}-{token}"
     blocks = {}

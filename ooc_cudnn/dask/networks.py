@@ -24,6 +24,7 @@ from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.dask.work import client_settings, trimmed
 from ooc_cudnn.network.blocks import BlockStep, block_of_step
+from ooc_cudnn.network.given import check_names
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.network import Network
@@ -58,8 +59,9 @@ def forward(network: Network, /, *outputs: Tensor, **inputs: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If an input has not the network's shape or dtype, or is missing; if chunks cut images where
-        a node needs them whole (a normalisation of images, global pooling): it is named.
+        If an input has not the network's shape or dtype, or is missing; if chunks cut images that a
+        node needs whole on one worker (a linear layer of a flattened map): it is named. Global
+        pooling, and instance and group normalization, may have images in several chunks.
 
     Examples
     --------
@@ -83,12 +85,7 @@ def _output(network: Network, output: Tensor, inputs: Mapping[str, Any]) -> da.A
     found = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
     kinds = {name: step.tensors[name].kind for name in found}
     wanted = [name for name in network.graph.tensors if kinds.get(name) == "input"]
-    strangers = sorted(set(inputs) - set(wanted))
-    missing = sorted(set(wanted) - set(inputs))
-    if missing or strangers:
-        said = [f"needs {', '.join(missing)}"] * bool(missing)
-        said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
-        raise TypeError(f"{output.name} {' and '.join(said)}; its inputs are {', '.join(wanted)}")
+    check_names(output.name, wanted, inputs)
     arrays = {name: as_dask(inputs[name], name) for name in wanted}
     for name, array in arrays.items():
         _check(step.tensors[name], array)
@@ -129,13 +126,13 @@ def lazily_forward(
         return _behind(step, barrier, arrays, lasting)
     tensor = step.tensors[output]
     cuts = _cuts(tensor, _guide(tensor, arrays))
-    told = client_settings()
+    from_client = client_settings()
     token = tokenize(
-        repr(step.phases), output, sorted(told.items()), cuts,
+        repr(step.phases), output, sorted(from_client.items()), cuts,
         [array.name for array in arrays.values()], sorted(lasting.items()),
     )  # fmt: skip
     name = f"forward-{token}"
-    work = NetworkWork(token, step, tuple(arrays), dict(lasting), told)
+    work = NetworkWork(token, step, tuple(arrays), dict(lasting), from_client)
     tasks: Tasks = {named(name, "work"): work}
     regions = _input_regions(step, output, cuts)
     for index in product(*(range(len(each) - 1) for each in cuts)):
@@ -246,7 +243,7 @@ class NetworkWork:
         In the order of a task's operands.
     lasting : mapping
         Parameters and running statistics, by name.
-    told : mapping
+    settings : mapping
         `client_settings`.
     version : str
         Of the client's library; a worker with another one refuses the work.
@@ -256,7 +253,7 @@ class NetworkWork:
     step: Step
     inputs: tuple[str, ...]
     lasting: Mapping[str, Any]
-    told: Mapping[str, Any]
+    settings: Mapping[str, Any]
     version: str = field(default_factory=version)
 
 
@@ -296,7 +293,7 @@ def _ready(token: str, step: Step) -> _Ready:
 def run_block(work: NetworkWork, wanted: Wanted, *operands: Any) -> Any:
     """Make one block of the output from what is needed of each input."""
     check_version(work.version)
-    with settings(**work.told, progress=False):
+    with settings(**work.settings, progress=False):
         block: BlockStep = block_of_step(work.step, work.step.outputs[0], wanted.region)
         ready = _ready(work.token, block.step)
         given = {

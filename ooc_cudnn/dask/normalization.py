@@ -14,7 +14,7 @@ import dask.array as da
 import numpy as np
 
 from ooc_cudnn.dask.functions import described_as, on_dask
-from ooc_cudnn.dask.lazily import Arrays, as_numpy, described, made, scaled_to, summed, total
+from ooc_cudnn.dask.lazily import Arrays, as_numpy, described, in_blocks, scaled_to, summed, total
 from ooc_cudnn.devices.host.reduction import merged_moments
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelMoments, ChannelSums
@@ -35,7 +35,7 @@ def batch_normalization_forward_training(
     mean, inverse = _statistics(name, arrays, call, call.epsilon)
     normalise = Chain((Normalise(call.shape, call.dtype),), call.dtype, alpha=alpha)
     vectors = {"mean": mean, "inverse_deviation": inverse}
-    return made(name, normalise, {**arrays, **vectors}), mean, inverse
+    return in_blocks(name, normalise, {**arrays, **vectors}), mean, inverse
 
 
 @on_dask("batch_normalization_backward")
@@ -67,7 +67,7 @@ def batch_normalization_backward(
     vector = numpy_dtype(ACCUMULATOR[call.dtype])
     data = BatchNormalizationData(call.shape, call.dtype, elements=elements, alpha=alpha)
     operands = {key: {**arrays, "sums": sums}[key] for key in data.inputs}
-    return made(name, data, operands), sums[1].astype(vector), sums[0].astype(vector)
+    return in_blocks(name, data, operands), sums[1].astype(vector), sums[0].astype(vector)
 
 
 def _sums_images(call: BatchNormalization | BatchNormalizationGradient, arrays: Arrays) -> bool:

@@ -44,7 +44,7 @@ class Work:
         Those that tasks are given arrays for, in their order.
     result : str
         The operand that is made.
-    told : mapping
+    settings : mapping
         `client_settings`.
     version : str
         Of the client's library; a worker with another one refuses the work.
@@ -54,7 +54,7 @@ class Work:
     call: Splittable
     operands: tuple[str, ...]
     result: str
-    told: Mapping[str, Any]
+    settings: Mapping[str, Any]
     version: str = field(default_factory=version)
 
 
@@ -75,7 +75,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
         For `Work.operands`, what the block touches of each.
     """
     check_version(work.version)
-    with settings(**work.told, progress=False):
+    with settings(**work.settings, progress=False):
         found = _call_of(work, part.block)
         arrays = {
             name: _widened(joined(nested), found.call.operands[name].dtype)

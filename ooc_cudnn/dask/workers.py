@@ -21,7 +21,6 @@ from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import PREFIX
 from ooc_cudnn.telling import warn
-from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
 
 #: One thread computes, since a device runs one call at a time; the other reads and writes chunks.
@@ -214,11 +213,3 @@ def workers(client: Client | None = None) -> tuple[Worker, ...]:
             f"{', '.join(without)}"
         )
     return made
-
-
-def explained(found: tuple[Worker, ...]) -> str:
-    """A line for each worker."""
-    return "\n".join(
-        f"{each.address}: {each.device}, {format_bytes(each.memory_limit)}, {each.machine.name}"
-        for each in found
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -42,12 +42,7 @@ def arrays_given(
         name: each.kind for name, each in network.graph.tensors.items() if name in step.touched
     }
     wanted = [name for name, kind in kinds.items() if kind == "input"]
-    missing = sorted(set(wanted) - set(inputs))
-    strangers = sorted(set(inputs) - set(wanted))
-    if missing or strangers:
-        said = [f"needs {', '.join(missing)}"] * bool(missing)
-        said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
-        raise TypeError(f"the step {' and '.join(said)}; its inputs are {', '.join(wanted)}")
+    check_names("the step", wanted, inputs)
     lasting: Mapping[str, Any] = instead
     if any(
         kind in ("parameter", "running") and name not in instead for name, kind in kinds.items()
@@ -61,6 +56,16 @@ def arrays_given(
             found[name] = array if is_wrapped else wrap(array, device, name=name)
             check_given(step.tensors[name], found[name])
     return found
+
+
+def check_names(what: str, wanted: Sequence[str], given: Iterable[str]) -> None:
+    """Raise TypeError if other inputs are given than those that are wanted."""
+    missing = sorted(set(wanted) - set(given))
+    strangers = sorted(set(given) - set(wanted))
+    if missing or strangers:
+        said = [f"needs {', '.join(missing)}"] * bool(missing)
+        said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
+        raise TypeError(f"{what} {' and '.join(said)}; its inputs are {', '.join(wanted)}")
 
 
 def results_given(
