@@ -24,11 +24,9 @@ from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.dask.work import client_settings, trimmed
 from ooc_cudnn.network.blocks import BlockStep, block_of_step
-from ooc_cudnn.network.given import check_names
-from ooc_cudnn.network.graph import Graph
-from ooc_cudnn.network.inferring import ForwardStep
+from ooc_cudnn.network.given import wrong_names
+from ooc_cudnn.network.in_blocks import forward_alone
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.splittable import Region
@@ -85,7 +83,9 @@ def _output(network: Network, output: Tensor, inputs: Mapping[str, Any]) -> da.A
     found = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
     kinds = {name: step.tensors[name].kind for name in found}
     wanted = [name for name in network.graph.tensors if kinds.get(name) == "input"]
-    check_names(output.name, wanted, inputs)
+    said = wrong_names(wanted, inputs)
+    if said:
+        raise TypeError(f"{output.name} {said}; its inputs are {', '.join(wanted)}")
     arrays = {name: as_dask(inputs[name], name) for name in wanted}
     for name, array in arrays.items():
         _check(step.tensors[name], array)
@@ -264,25 +264,12 @@ class Wanted:
     region: Region
 
 
-class _Held:
-    """What a step is run for: its parameters are handed in."""
-
-    def __init__(self, step: Step) -> None:
-        self.graph, self.parameters, self.running = Graph(), Parameters(0), Parameters(0)
-        self.graph.tensors = {n: each for n, each in step.tensors.items() if not each.of}
-
-
-def ready_for(step: Step, memory_limit: int | None = None) -> ForwardStep:
-    """What plans and runs a step of inference, whose parameters are handed in."""
-    return ForwardStep(_Held(step), lambda: step, memory_limit, {}, None)
-
-
 class _Ready:
     """A step for blocks of one shape, planned once; runs one block at a time."""
 
     def __init__(self, step: Step) -> None:
         self.lock = threading.Lock()
-        self.forward = ready_for(step)
+        self.forward = forward_alone(step)
 
 
 @lru_cache(maxsize=REMEMBERED_BLOCKS)

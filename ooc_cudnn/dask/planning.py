@@ -17,12 +17,13 @@ import dask.array as da
 from distributed import Client
 
 from ooc_cudnn.dask.chunks import block_shape
-from ooc_cudnn.dask.networks import NetworkWork, Wanted, ready_for
+from ooc_cudnn.dask.networks import NetworkWork, Wanted
 from ooc_cudnn.dask.work import Part, Work
 from ooc_cudnn.dask.workers import Worker, workers
 from ooc_cudnn.functions.planning import plan_call
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.blocks import block_of_step
+from ooc_cudnn.network.in_blocks import forward_alone
 from ooc_cudnn.operations.blocks import call_of_block, cut_shape
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.pricing.explain import in_columns
@@ -322,7 +323,7 @@ def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, 
         name: TensorSpec(block_shape(region), tensors[name].dtype, "pageable")
         for name, region in block.inputs.items()
     }
-    step = ready_for(block.step, worker.memory_limit)
+    step = forward_alone(block.step, worker.memory_limit)
     plan = step.planned_for(given, worker.machine)
     (output,) = block.step.outputs
     gathered = sum(spec.nbytes for spec in given.values())

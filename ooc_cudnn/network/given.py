@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -42,7 +42,9 @@ def arrays_given(
         name: each.kind for name, each in network.graph.tensors.items() if name in step.touched
     }
     wanted = [name for name, kind in kinds.items() if kind == "input"]
-    check_names("the step", wanted, inputs)
+    said = wrong_names(wanted, inputs)
+    if said:
+        raise TypeError(f"the step {said}; its inputs are {', '.join(wanted)}")
     lasting: Mapping[str, Any] = instead
     if any(
         kind in ("parameter", "running") and name not in instead for name, kind in kinds.items()
@@ -58,14 +60,17 @@ def arrays_given(
     return found
 
 
-def check_names(what: str, wanted: Sequence[str], given: Iterable[str]) -> None:
-    """Raise TypeError if other inputs are given than those that are wanted."""
+def wrong_names(wanted: Iterable[str], given: Iterable[str]) -> str:
+    """What an error says where other inputs are given than those that are wanted; else nothing.
+
+    >>> wrong_names(["images", "labels"], ["images", "label"])
+    'needs labels and has no input label'
+    """
     missing = sorted(set(wanted) - set(given))
     strangers = sorted(set(given) - set(wanted))
-    if missing or strangers:
-        said = [f"needs {', '.join(missing)}"] * bool(missing)
-        said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
-        raise TypeError(f"{what} {' and '.join(said)}; its inputs are {', '.join(wanted)}")
+    said = [f"needs {', '.join(missing)}"] * bool(missing)
+    said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
+    return " and ".join(said)
 
 
 def results_given(
