@@ -45,7 +45,7 @@ from ooc_cudnn.tensor import ORDERS
 #: events a search found, which tell early what cannot be the fastest.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
 SEARCHED = "repeat"
-#: And where the link is waited for.
+#: And of other steps than those.
 VDNN = ("vdnn_all", "vdnn_conv")
 NAMES = ("best", *BEST_OF, *VDNN, "vdnn_dyn", *WHOLE)
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
@@ -121,16 +121,18 @@ def plan_step(
             for made in way(name, step, terms, micro_batches, fastest):
                 fastest.take(made)
                 _in_time(name, made, terms, fastest)
-    if fastest.best is None or (policy == "best" and _waits(fastest.best.plan, WAITING_A_LITTLE)):
-        # what is too large is streamed, call by call
-        for each in (*BEST_OF, *VDNN) if policy == "best" else (policy,):
-            taken = _as_taken(given, each)
-            try:
-                parts = micro_batches or 1
-                fastest.take(_planned(name, taken, terms, each, parts, fastest, may_stream=True))
-            except PlanInfeasibleError:
-                if fastest.best is None and fastest.least is None:
-                    raise
+    waits = fastest.best is None or _waits(fastest.best.plan, WAITING_A_LITTLE)
+    rest: tuple[str, ...] = (policy,) if fastest.best is None else ()
+    if policy == "best":
+        rest = (*BEST_OF, *VDNN) if waits else VDNN
+    for each in rest:  # what is too large is streamed, call by call
+        taken = _as_taken(given, each)
+        try:
+            parts = micro_batches or 1
+            fastest.take(_planned(name, taken, terms, each, parts, fastest, may_stream=True))
+        except PlanInfeasibleError:
+            if fastest.best is None and fastest.least is None:
+                raise
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
