@@ -46,6 +46,8 @@ def as_dask(array: Any, name: str) -> da.Array:
         )
     if 0 in array.shape:
         raise ValueError(f"{name} must not be empty, but has shape {array.shape}")
+    if any(0 in axis for axis in array.chunks):  # what a mask leaves of chunks
+        array = array.rechunk(tuple(tuple(filter(None, axis)) for axis in array.chunks))
     return array
 
 

@@ -43,6 +43,14 @@ def test_it_is_an_array_of_dask():
     np.testing.assert_array_equal((y + 1)[:, 2].sum(axis=0).compute(), (expected + 1)[:, 2].sum(0))
 
 
+def test_what_a_mask_leaves_of_chunks_may_be_nothing():
+    x = da.from_array(X, chunks=(1, 4, 9, 13))
+    picked = x[da.from_array(np.array([False, True, True]), chunks=1)].compute_chunk_sizes()
+    assert picked.chunks[0] == (0, 1, 1)
+    y = ooc.convolution_forward(picked, W, padding=1)
+    np.testing.assert_array_equal(y, ooc_cudnn.convolution_forward(X[1:], W, padding=1))
+
+
 def test_a_block_reads_its_chunk_and_the_halo_alone():
     read = []
 
