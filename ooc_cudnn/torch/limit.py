@@ -132,6 +132,7 @@ class Limited:
         """How the last call ran."""
         return None if self.last is None else self.last.plan
 
+    @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -201,13 +202,17 @@ class Limited:
 
 @contextmanager
 def own_forward(model: torch.nn.Module) -> Iterator[Callable[..., Any]]:
-    """The forward that a model has without a limit, put back for a while."""
+    """The forward that a model has without a limit, put back for a while; its parts', too."""
     model = within_ddp(model)
-    under = model.__dict__.get("forward")
-    if isinstance(under, Limited):
-        under.undo()
+    limited = [
+        (module, own)
+        for module in model.modules()
+        if isinstance(own := module.__dict__.get("forward"), Limited)
+    ]
+    for _, own in limited:
+        own.undo()
     try:
         yield model.forward
     finally:
-        if isinstance(under, Limited):
-            model.__dict__["forward"] = under
+        for module, own in limited:
+            module.__dict__["forward"] = own

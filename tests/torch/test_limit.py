@@ -164,6 +164,19 @@ def test_released_it_is_pytorchs_again(pair):
         assert torch.equal(model(x), eager(x))
 
 
+def test_a_model_goes_with_parts_that_are_under_a_limit_and_within_a_compiled_function():
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU()).double()
+    model, x = copy.deepcopy(eager), drawn((2, 2, 4, 4))
+    inner = ooc.limit(model[0], LIMIT).forward
+    ooc.limit(model, LIMIT)
+    close(model(x), eager(x), "output")
+    assert model[0].forward is inner
+    compiled = torch.compile(lambda x: 2 * model(x), backend="eager")
+    with torch.no_grad():
+        close(compiled(x), 2 * eager(x), "output")
+
+
 def test_a_forward_that_the_user_put_there_is_kept():
     model = classifier().double()
     own = model.forward
