@@ -229,6 +229,10 @@ class ImageAxes:
             raise TogetherError(f"{operation.name} along the axis of images")
         if any(self.of[value].axis != 0 for value in reads) or len(lead.shape) < 3:
             raise TogetherError(f"{operation.name} of images in another place")
+        if operation.name.startswith("grid_sampler") and not all(
+            self._has(value, self.of[lead]) for value in operation.reads
+        ):
+            raise TogetherError("a grid of all images")
         return self.of[lead]
 
     def moved(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:

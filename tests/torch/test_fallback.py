@@ -238,3 +238,10 @@ def test_inference_is_the_same():
         expected = eager(x)
         found = ooc.limit(model, "1MiB").eval()(x)
     close(found, expected, "output", tolerance=1e-5)
+
+
+def test_a_grid_that_depends_on_no_input_is_of_all_images():
+    torch.manual_seed(0)
+    grid = torch.rand(2, 4, 4, 2, dtype=torch.float64)
+    model = Around(lambda x, w: F.grid_sample(x * w, grid, align_corners=False)).double()
+    check(model, torch.randn(2, 2, 4, 4, dtype=torch.float64), shares=())
