@@ -11,7 +11,6 @@ import math
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -94,10 +93,7 @@ class Regions:
     def __init__(self, array: da.Array, tasks: Tasks, name: str) -> None:
         self._array, self._tasks, self._name = array, tasks, name
         self._found: dict[tuple[int, Range], tuple[_Part, ...]] = {}
-
-    @cached_property
-    def _starts(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(starts(chunks) for chunks in self._array.chunks)
+        self._starts = tuple(starts(chunks) for chunks in array.chunks)
 
     def __getitem__(self, region: Region) -> Any:
         """Nested lists of keys, one level an axis, that `joined` makes one array of."""

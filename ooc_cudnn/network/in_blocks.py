@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, pairwise, product
 from typing import Any, NamedTuple
 
@@ -38,6 +37,7 @@ from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import MachineModel
+from perfmodel.cached import cached_property
 
 #: A block's region of the output, what it needs of each input, and what runs it.
 Block = tuple[Region, Mapping[str, Region], ForwardStep]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.program import Move, Program, Task
 from ooc_cudnn.pipeline.steps import Step
@@ -37,6 +38,7 @@ class BoundSteps:
     def __init__(self, program: Program, steps: Sequence[Step]) -> None:
         homes = program.homes
         self._homes, self._base = homes, -1
+        self._device: Device | None = None
         self.sources: dict[str, Source] = {}
         #: What is handed in, and its views, each behind what it is a view of.
         self._views: dict[str, list[str]] = {
@@ -59,10 +61,10 @@ class BoundSteps:
             for root in touched:
                 self._touching[root].append(index)
 
-    def begin(self, arrays: Mapping[str, Source], base: int) -> None:
+    def begin(self, device: Device, arrays: Mapping[str, Source], base: int) -> None:
         """Take in where everything is: what is handed in, and the address of the block."""
-        if base != self._base:
-            self._base, self.sources = base, {}
+        if device is not self._device or base != self._base:
+            self._device, self._base, self.sources = device, base, {}
             self._actions = [None] * len(self._actions)
             for name, (spec, offset, *_) in self._homes.items():
                 if offset is not None:

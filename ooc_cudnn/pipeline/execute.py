@@ -117,7 +117,7 @@ class Executor:
         how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
         work = device.arena.at_work(self.program.device_bytes)
         with interrupts.deferred(), work, running(device, **how) as run:
-            with self._bound_to(arrays, base) as bound:
+            with self._bound_to(device, arrays, base) as bound:
                 events = self._issue(device, run, bound, timed, on_piece)
             run.finish(wait=wait or timed)
         return self._trace(events) if timed else None
@@ -210,13 +210,15 @@ class Executor:
         return base
 
     @contextmanager
-    def _bound_to(self, arrays: Mapping[str, Source], base: int) -> Iterator[BoundSteps]:
+    def _bound_to(
+        self, device: Device, arrays: Mapping[str, Source], base: int
+    ) -> Iterator[BoundSteps]:
         """What steps are bound to while they are issued: arrays, and the address of the block."""
         bound = self._bound_steps
         if bound is None:
             bound = self._bound_steps = BoundSteps(self.program, self.schedule.steps)
         try:
-            bound.begin(arrays, base)
+            bound.begin(device, arrays, base)
             yield bound
         finally:
             bound.end()

@@ -68,8 +68,8 @@ def test_with_exactly_the_least_memory(seed, policy):
 def test_what_only_moves_changes_no_bit():
     """Where no call is cut: sums over pieces differ in their last bits."""
     drawn = Drawn(1)
-    limit = wanted(drawn)
-    with ooc_cudnn.settings(deterministic=True):
+    with ooc_cudnn.settings(deterministic=True):  # which takes more workspace
+        limit = wanted(drawn)
         found = [
             check_step(drawn, bytes_, policy=policy, micro_batches=1)[1]
             for bytes_, policy in ((PLENTY, "keep"), (limit, "offload"), (limit, "vdnn_all"))
