@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.calibration.calls import in_images
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.measuring import Bench, Watched
 from ooc_cudnn.pipeline import bound_steps, execute
+from ooc_cudnn.tensor import TensorSpec
 
 SHAPE = (2, 3, 8, 8)
 
@@ -112,3 +116,15 @@ def test_of_long_programs_nothing_is_kept(bound, monkeypatch):
     first = len(bound)
     np.testing.assert_array_equal(step.run({"x": x}).outputs[0], expected)
     assert len(bound) == 2 * first
+
+
+def test_another_device_sees_what_is_launched():
+    """Calibration runs steps on a device, then on one that watches it: it saw no launch."""
+    device = get_device("host")
+    bench = Bench(device, 2**20, batches=1, batch_seconds=0.01)
+    plan, run = in_images(bench, TensorSpec((4, 8, 2, 8), "float32", "pinned"))
+    arrays = {name: np.ones(spec.shape, spec.dtype) for name, spec in plan.operands}
+    run(device, arrays)
+    watched = Watched(device)
+    run(watched, arrays)
+    assert len(watched.seconds) == plan.pieces
