@@ -2,7 +2,7 @@
 
 A block is a step of its own (`blocks.py`), which keeps what it makes on the device. What is in the
 halo of two blocks is made for both. That is less work than to bring whole maps to the host and back
-as soon as blocks are large: of a U-Net's 2048 x 2048 within 8 GiB the halo is a fifth.
+as soon as blocks are large, and the halo is a small part of them.
 """
 
 from __future__ import annotations

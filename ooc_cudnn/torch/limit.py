@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.telling import warn_once
 from ooc_cudnn.torch import autocast
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
@@ -20,6 +21,9 @@ from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp, world_size
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.units import parse_limit
+
+#: Kinds of calls that are kept ready: in training and not, of a last batch that is smaller, ...
+KEPT = 16
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -167,8 +171,20 @@ class Limited:
             )
             self._parts.forward_has_run()
             self._ready[call, self._parts.state()] = ready
+            self._forget_the_oldest()
         self.last = ready
         return ready(tensors)
+
+    def _forget_the_oldest(self) -> None:
+        if len(self._ready) <= KEPT:
+            return
+        del self._ready[next(iter(self._ready))]
+        warn_once(
+            f"{type(self.model).__name__} is called in more than {KEPT} ways, and each new one is "
+            "captured and planned, which takes seconds: shapes of inputs, arguments that are no "
+            "tensors, and numbers that are attributes of modules make a way. What changes in each "
+            "step belongs outside of the model, or in a buffer"
+        )
 
     def _made(
         self,
