@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -269,8 +270,7 @@ class Lowering:
             except (Unlike, ValueError, TypeError) as error:
                 self._put_off(operation, str(error))
                 return
-        parts = (found,) if isinstance(found, Held) else found
-        for value, held in zip(operation.results, parts, strict=False):
+        for value, held in zip(operation.results, found, strict=False):
             if value is not None and held is not None:
                 own, wanted = held.tensor.dtype, str(value.dtype).removeprefix("torch.")
                 if held.shape != value.shape or (held.axes and own != wanted):
@@ -281,8 +281,13 @@ class Lowering:
 
     def _by_rule(
         self, lower: Callable[..., Any], operation: Operation, find: Callable[[Value], Any]
-    ) -> Any:
-        return lower(self, **replaced(dict(operation.arguments), find))
+    ) -> tuple[Held | None, ...]:
+        found = lower(self, **replaced(dict(operation.arguments), find))
+        made = (found,) if isinstance(found, Held) else tuple(found)
+        for value, held in zip_longest(operation.results, made):
+            if value is not None and held is None:  # indices of a pooling, say
+                raise Unlike("the model reads a result of it that the library does not make")
+        return made
 
     def _put_off(self, operation: Operation, why: str) -> None:
         error = UnsupportedOperationError(operation.said, operation.where, why)

@@ -99,6 +99,9 @@ TOGETHER = {
     "images in turn": lambda x, w: x.flip(0) * w,
     "one image": lambda x, w: x * w + x[1],
     "all in one": lambda x, w: x / x.norm() * w,
+    "places of maxima": lambda x, w: (
+        F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2) * w
+    ),
 }
 
 
