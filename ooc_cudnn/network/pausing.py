@@ -68,8 +68,8 @@ class PausingStep(Prepared["ReadyHalves"]):
     def run(
         self,
         inputs: Mapping[str, Any],
-        lasting: Mapping[str, Any] = NONE,
         out: Mapping[str, Any] = NONE,
+        lasting: Mapping[str, Any] = NONE,
         making: Making = PLAIN,
     ) -> Paused:
         """The same, but the network's running statistics stay as they are.
@@ -78,11 +78,11 @@ class PausingStep(Prepared["ReadyHalves"]):
         ----------
         inputs : mapping
             Arrays by name.
-        lasting : mapping, optional
-            Parameters and running statistics to be taken in place of the network's.
         out : mapping, optional
             Of some of `outputs`, the packed arrays to write to; any placement. Their gradients are
             expected in the same one.
+        lasting : mapping, optional
+            Parameters and running statistics to be taken in place of the network's.
         making : Making, optional
             With it, the host does not wait where all is on the device.
         """

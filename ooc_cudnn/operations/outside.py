@@ -136,7 +136,7 @@ class Outside:
     dtype : str
     """
 
-    computation: Any
+    computation: Computation
     images: int
     at_once: int
     wanted: tuple[int, ...] | None
@@ -152,7 +152,7 @@ class Outside:
     @property
     def cost(self) -> Cost:
         """What it takes."""
-        return self.computation.cost(self.images, self.wanted)  # type: ignore[no-any-return]
+        return self.computation.cost(self.images, self.wanted)
 
     def work(self) -> Work:
         """By its arithmetic where that is dense, else by the bytes that are read and written."""
@@ -183,7 +183,7 @@ class Outside:
 class _OutsideCall(Built):
     """Shared by both directions: cut along the images; of a piece so many are computed at once."""
 
-    computation: Any
+    computation: Computation
     inputs: tuple[Taken, ...]
     y_shape: Shape
     dtype: str

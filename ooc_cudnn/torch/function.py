@@ -66,7 +66,7 @@ class Request:
             out = results_there(self.step.outputs, self.device)
             inputs, lasting = handed(arrays, self.inputs, self.handing)
             making = making_there(self.device, self.changing)
-            return self.step.run(inputs, lasting, out, making)
+            return self.step.run(inputs, out, lasting, making)
 
     def versions(self) -> dict[str, int]:
         """How often each tensor that forward read, and autograd does not watch, was changed."""

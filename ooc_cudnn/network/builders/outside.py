@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.initial import random_state
 from ooc_cudnn.network.nodes.outside import Outside
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.outside import Computation
 from ooc_cudnn.tensor import dtype_name
 
 
@@ -22,7 +22,7 @@ class OutsideBuilders(Builders):
         xs: Sequence[Tensor],
         shape: Shape,
         dtype: str,
-        computation: Any,
+        computation: Computation,
         *,
         images: int,
         of_images: Sequence[bool],

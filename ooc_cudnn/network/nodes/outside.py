@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ooc_cudnn.network.emitting import Backward, Forward
 from ooc_cudnn.network.nodes.base import Node
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.dropout import AdvanceCall
-from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient, Taken
+from ooc_cudnn.operations.outside import Computation, OutsideCall, OutsideGradient, Taken
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Outside(Node):
     xs: tuple[Tensor, ...]
     of_images: tuple[bool, ...]
     images: int
-    computation: Any
+    computation: Computation
     state: Tensor | None = None
 
     @property
