@@ -379,9 +379,14 @@ def body(report: common.Report) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="by default all")
     parser.add_argument("--limit", action="append", help="of those of a case; by default all")
+    tune_options(parser)
+
+
+def tune_options(parser: argparse.ArgumentParser) -> None:
+    """What `tune` asks for."""
     parser.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=True,
-        help="measure cuDNN's engines for each step before it is timed",
+        help="measure cuDNN's engines for each step of the library before it is timed",
     )  # fmt: skip
     parser.add_argument("--tune-seconds", type=float, default=60.0, help="for measuring, at most")
 

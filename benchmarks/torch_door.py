@@ -573,11 +573,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--small", action=argparse.BooleanOptionalAction, default=True,
         help="compare a small relative in float64 before a case is timed: 10 s and more on a card",
     )  # fmt: skip
-    parser.add_argument(
-        "--tune", action=argparse.BooleanOptionalAction, default=True,
-        help="measure cuDNN's engines for the library's own step, which the door uses, too",
-    )  # fmt: skip
-    parser.add_argument("--tune-seconds", type=float, default=60.0, help="for measuring, at most")
+    networks.tune_options(parser)
 
 
 main = functools.partial(common.run, NAME, body, __doc__, more=options)
