@@ -190,8 +190,8 @@ def scouts_of(
 ) -> set[AnyConvolution]:
     """The costliest of each family that takes much of all the seconds, without those `scouted`.
 
-    What takes much may be known only once it was measured: a linear layer's data gradient took 11
-    ms in place of 0.5 by what the heuristics rank.
+    What takes much may be known only once it was measured: on an H200 a linear layer's data
+    gradient took 11.5 ms by the best that the heuristics rank, and 0.84 ms by another engine.
     """
     first: dict[Hashable, AnyConvolution] = {}
     costs: dict[Hashable, float] = {}
