@@ -42,7 +42,10 @@ class Run(Protocol):
         """Queue `action(stream handle)` behind `waits`; return its event if anyone will ask."""
 
     def synchronize(self, event: Any) -> None:
-        """Block the host until a step has ended; raise what went wrong in any step so far."""
+        """Block the host until a step has ended, and what it copies out is written.
+
+        Raise what went wrong in any step so far.
+        """
 
     def finish(self, *, wait: bool) -> None:
         """Join the streams: with `wait` the host blocks until all is done and written.

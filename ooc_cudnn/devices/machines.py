@@ -131,6 +131,11 @@ def machine_for(
     return shipped(default)
 
 
+def computing_machine(machine: MachineModel, *, on_host: bool) -> MachineModel:
+    """Return the model by which a call is priced: another one where the host computes it."""
+    return shipped("host") if on_host else machine
+
+
 def calibrated_before(device: Device) -> MachineModel | None:
     """Return what `calibrate` fitted on this machine, if it did and it can be used."""
     try:

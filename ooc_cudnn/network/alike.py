@@ -16,6 +16,7 @@ from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace, Planner, distinct_launches, make_plan
 from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.tensor import ORDERS
 
 #: Smaller pieces may take so many times the seconds, for the fastest engine is faster by more:
 #: `engines.WORTH_WORKSPACE`.
@@ -32,6 +33,8 @@ _lock = forks.lock()
 def plan_request(request: Request, target: Target) -> Plan:
     """Plan a call, as far as another of the same kind was not planned before."""
     limit = request.memory_limit
+    if request.chain.on_host:
+        return _on_host(request)
     try:
         # of what there is plenty for, the same plan does for every limit
         found = _planned(replace(request, memory_limit=target.room_bytes), target.ask_workspace)
@@ -91,6 +94,35 @@ def _signature(call: Splittable, plan: Plan) -> Signature:
     return frozenset(
         (piece.sizes, piece.sweep, turned.row_key(piece), accumulation)
         for piece, accumulation in pieces(turned, plan.split, plan.order)
+    )
+
+
+def _on_host(request: Request) -> Plan:
+    """The plan of a call that the host computes: in one piece, with nothing on the device."""
+    call, computing = request.chain, request.machine.compute
+    launches, _ = call.launches(call.whole_piece(), layout=ORDERS[0], orders=dict(request.orders))
+    seconds = sum(float(computing.seconds(each.operation.work())) for each in launches)
+    return Plan(
+        function=request.function,
+        operands=request.operands,
+        split=call.extents,
+        pieces=1,
+        order=call.loop_order,
+        rings=tuple((name, 0) for name in request.specs),
+        layout=ORDERS[0],
+        algorithms=(),
+        workspace_bytes=0,
+        memory=(),
+        memory_limit=max(request.memory_limit, 0),
+        bytes_in=0,
+        bytes_out=0,
+        copy_in_seconds=0.0,
+        compute_seconds=seconds,
+        copy_out_seconds=0.0,
+        seconds=seconds,
+        binding_stage="compute",
+        overlap=request.overlap,
+        machine=request.machine.name,
     )
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.tensor import ORDERS
@@ -23,6 +24,7 @@ def compute_seconds(phase: Phase, machine: MachineModel) -> float:
 def seconds_in(order: str, call: Splittable, machine: MachineModel) -> float:
     """Seconds to compute a call in one piece, all its tensors in a memory order."""
     orders, seconds = dict.fromkeys(call.operands, order), 0.0
+    machine = computing_machine(machine, on_host=call.on_host)
     for sweep in range(call.sweeps):
         launches, _ = call.launches(call.whole_piece(sweep), layout=order, orders=orders)
         seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)

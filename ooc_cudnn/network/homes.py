@@ -118,6 +118,20 @@ class Homes:
             self.found[there] = Home(spec, offset)
         return there
 
+    def also_on_host(self, name: str) -> str:
+        """The program's name for a copy on the host of what lies on the device.
+
+        Of all else its own name. A copy is there for an item or two.
+        """
+        spec = self.found[name].spec
+        if spec.placement != "device":
+            return name
+        copy = f"{name}, on the host"
+        packed = packed_strides(spec.shape, spec.order or "channels_first")
+        self.between[copy] = TensorSpec(spec.shape, spec.dtype, "pinned", packed)
+        self.found[copy] = Home(self.between[copy])
+        return copy
+
     def is_aligned(self, name: str) -> bool:
         """Whether a tensor of the program begins on a 16-byte boundary."""
         home = self.found[name]

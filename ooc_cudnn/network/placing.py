@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.known_engines import slowness_of, with_engines
 from ooc_cudnn.functions.target import Target, make_request
@@ -67,6 +68,8 @@ class Terms:
         Pinned memory that the step may keep; None for any.
     misaligned : frozenset of str
         Arrays that are handed in and begin on no 16-byte boundary.
+    on_host : frozenset of str
+        Phases that the host computes: `room_outside.py`.
     """
 
     target: Target
@@ -76,6 +79,7 @@ class Terms:
     synchronous: bool = False
     host: Room | None = None
     misaligned: frozenset[str] = frozenset()
+    on_host: frozenset[str] = frozenset()
 
 
 #: A phase of more pieces, that takes so many times as long as with all memory, has too little.
@@ -193,14 +197,16 @@ def _largest(step: Step, stays: Residency, phase: int) -> str | None:
 
 def _least(name: str, step: Step, terms: Terms) -> tuple[int, str]:
     """The least memory limit, in bytes, that lets every phase be streamed; and which sets it."""
-    placing, least, setting = _Placing(name, step, {}, terms), 0, ""
-    for at, phase in enumerate(step.phases):
-        try:
-            placing.plan_of(phase, at, 0)
-        except PlanInfeasibleError as error:
-            if (error.smallest_bytes or 0) > least:
-                least, setting = error.smallest_bytes or 0, phase.name
+    found = least_bytes(step, terms)
+    least = max(found, default=0)
+    setting = step.phases[found.index(least)].name if least else ""
     return least + terms.target.limit_bytes - terms.target.room_bytes, setting
+
+
+def least_bytes(step: Step, terms: Terms, phases: Sequence[Phase] = ()) -> list[int]:
+    """The least that phases (all by default) take of the device: with their tensors on the host."""
+    placing = _Placing("", step, {}, terms)
+    return [placing.least_of(phase) for phase in phases or step.phases]
 
 
 class _TooLittleError(Exception):
@@ -257,9 +263,12 @@ class _Placing:
             if at == turn:
                 pause = len(items)
             items += self._moves(at, COPY_IN)
-            task = self._task(phase, at)
-            top = max(top, task.offset + task.plan.device_bytes)
-            items.append(task)
+            if phase.call.on_host:
+                items += self._on_host(phase, at)
+            else:
+                task = self._task(phase, at)
+                top = max(top, task.offset + task.plan.device_bytes)
+                items.append(task)
             # What the phase made leaves beside the next one: that is not waited for.
             if self.terms.synchronous and self._left_by(at):
                 items.append(Synchronisation())
@@ -322,6 +331,22 @@ class _Placing:
         slowness = slowness_of(request, plan, self.terms.target)
         return Task(phase.name, request, plan, binds, offset, slowness)
 
+    def _on_host(self, phase: Phase, at: int) -> list[Item]:
+        """A task of the host, and what brings it there what lies on the device, and back."""
+        call, binds = phase.call, dict[str, str]()
+        before, after = list[Item](), list[Item]()
+        for operand, name in phase.binds.items():
+            there = self.homes.home_of(name, at)
+            own = binds[operand] = self.homes.also_on_host(there)
+            if own == there:
+                continue
+            if operand in call.loaded:
+                before.append(Move(f"{name} for {phase.name}", COPY_OUT, there, own))
+            if operand in call.results:
+                after.append(Move(f"{name} of {phase.name}", COPY_IN, own, there))
+        request, plan = self.plan_of(phase, at, self.room)
+        return [*before, Task(phase.name, request, plan, binds), *after]
+
     def _offset(self, plan: Plan, at: int, gaps: Sequence[tuple[int, int]]) -> int:
         """Where in what is free a task works: if it copies, in bytes that nobody used for long.
 
@@ -368,7 +393,7 @@ class _Placing:
             phase.name,
             call,
             specs,
-            target.machine,
+            computing_machine(target.machine, on_host=call.on_host),
             limit_bytes,
             target.layouts,
             overlap=target.overlap,
@@ -376,3 +401,11 @@ class _Placing:
         )
         plan = plan_request(request, target)
         return request.along(plan.row_axis), plan
+
+    def least_of(self, phase: Phase) -> int:
+        """The least bytes of the device that a phase takes where nothing stays there."""
+        try:
+            self.plan_of(phase, 0, 0)
+        except PlanInfeasibleError as error:
+            return error.smallest_bytes or 0
+        return 0

@@ -22,7 +22,8 @@ class TaskFigures(NamedTuple):
     """What a phase takes: seconds of computing, and bytes beside the tensors on the device.
 
     `engines` are those of cuDNN that were measured and chosen; others are left to cuDNN.
-    `outside_bytes` are what somebody else takes who computes it; None if the library does.
+    `outside_bytes` are what somebody else takes who computes it; None if the library does. With
+    `on_host` it is computed there, and takes them of host memory. `why` it is not the library's.
     """
 
     name: str
@@ -32,6 +33,8 @@ class TaskFigures(NamedTuple):
     layout: str
     engines: str = ""
     outside_bytes: int | None = None
+    on_host: bool = False
+    why: str = ""
 
 
 class Fate(NamedTuple):
@@ -106,6 +109,10 @@ class NetworkPlan:
     outside_bytes : int
         What phases that somebody else computes take of the device beside `device_bytes`, at the
         most: PyTorch, for operations that the library has not.
+    on_host : tuple of str
+        Those of them that do not fit on the device: the host computes them.
+    notes : tuple of str
+        What else there is to know, of whoever made the step.
     """
 
     name: str
@@ -139,6 +146,8 @@ class NetworkPlan:
     reserved: tuple[tuple[int, int], ...] = ()
     gap: float = 0.0
     outside_bytes: int = 0
+    on_host: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def fate(self) -> Mapping[str, str]:
@@ -208,6 +217,7 @@ class NetworkPlan:
         )  # fmt: skip
         if self.by_order is not None:
             lines += ["", *in_columns(_orders(self.by_order), ("<44", ">11"))]
+        lines += ["", *(f"  {note}" for note in self.notes)] if self.notes else []
         return "\n".join(lines)
 
     def _outside(self) -> list[str]:
@@ -219,13 +229,17 @@ class NetworkPlan:
         rows = [
             (each.name, format_seconds(each.seconds),
              f"{each.pieces} piece{'s' * (each.pieces != 1)}",
-             format_bytes(each.outside_bytes or 0))
+             format_bytes(each.outside_bytes or 0) + " of the host" * each.on_host)
             for each in sorted(found, key=lambda each: -each.seconds)[:SHOWN]
         ]  # fmt: skip
+        reasons = dict.fromkeys(each.why for each in found if each.why)
         return [
             "",
             f"  computed outside of the library: {len(found)} phases, {seconds}; the longest",
             *in_columns(rows, ("<44", ">11", ">10", ">12")),
+            *[f"  because of {why}" for why in reasons],
+            *["  what takes memory of the host does not fit on the device, and is computed there"]
+            * bool(self.on_host),
         ]
 
     def _beside_bound(self) -> list[str]:
@@ -260,6 +274,8 @@ class NetworkPlan:
             known = dict(data)
             known["remade"] = tuple(data["remade"])
             known["anew"] = tuple(data.get("anew", ()))
+            for name in ("on_host", "notes"):
+                known[name] = tuple(data.get(name, ()))
             known["again"] = tuple(Again(*each) for each in data.get("again", ()))
             known["reserved"] = tuple((at, nbytes) for at, nbytes in data.get("reserved", ()))
             known["stays"] = tuple(

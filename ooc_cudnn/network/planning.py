@@ -182,7 +182,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if not (is_int(plan.bands) and plan.bands > 0):
         raise ValueError(f"bands must be a positive int, not {plan.bands!r}")
     again = frozenset(plan.remade)
-    step, terms = with_room_outside(step, terms)
+    step, terms = with_room_outside(step, terms, plan.on_host)
     step = _as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
         step = apart(step)

@@ -13,7 +13,7 @@ from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.remaking import REMADE
 from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.residency import GIVEN, Residency
-from ooc_cudnn.network.room_outside import outside_bytes, outside_bytes_of
+from ooc_cudnn.network.room_outside import outside_bytes, outside_bytes_of, why_outside
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
@@ -57,7 +57,8 @@ def predicted(
     tasks = tuple(
         TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
                     item.plan.layout, ", ".join(item.plan.algorithms),
-                    outside_bytes_of(item.request.chain))
+                    outside_bytes_of(item.request.chain), item.is_on_host,
+                    why_outside(item.request.chain))
         for at, item in enumerate(program.items)
         if isinstance(item, Task)
     )  # fmt: skip
@@ -90,6 +91,7 @@ def predicted(
         synchronous=terms.synchronous,
         gradient_bytes=bytes_there(step, terms.given),
         outside_bytes=outside_bytes(step),
+        on_host=tuple(sorted(terms.on_host)),
     )
 
 

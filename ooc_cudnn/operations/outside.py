@@ -73,11 +73,14 @@ class How(NamedTuple):
         Of the device, in whose order it is.
     drawn : Drawn, optional
         From what random numbers are made, where there are some.
+    adds : bool
+        Whether gradients are added to what is there.
     """
 
     at_once: int
     stream: Any = None
     drawn: Drawn | None = None
+    adds: bool = False
 
 
 class Computation(Protocol):
@@ -90,6 +93,10 @@ class Computation(Protocol):
     def name(self) -> str:
         """What it is called: "aten.softmax"."""
 
+    @property
+    def why(self) -> str:
+        """Why the library does not compute it, in a short line."""
+
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """What it takes; with `wanted` to make the gradients of these inputs."""
 
@@ -99,7 +106,7 @@ class Computation(Protocol):
     def backward(
         self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: How
     ) -> None:
-        """Compute gradients of inputs by their numbers, and write them."""
+        """Compute gradients of inputs by their numbers, and write or add them."""
 
 
 class Taken(NamedTuple):
@@ -134,6 +141,8 @@ class Outside:
         The inputs whose gradients are made; None forward.
     output_shape : tuple of int
     dtype : str
+    adds : bool
+        Whether gradients are added to what is there: on the host alone.
     """
 
     computation: Computation
@@ -143,6 +152,7 @@ class Outside:
     output_shape: Shape
     dtype: str
     first: int | None = None
+    adds: bool = False
 
     @property
     def name(self) -> str:
@@ -171,7 +181,7 @@ class Outside:
         taken, gradients = list(inputs[:count]), dict(zip(others, inputs[count:], strict=True))
         dy = None if self.wanted is None else taken.pop()
         drawn = None if self.first is None else Drawn(taken.pop(), self.first)
-        how = How(min(self.at_once, self.images), stream, drawn)
+        how = How(min(self.at_once, self.images), stream, drawn, self.adds)
         if self.wanted is None:
             self.computation.forward(taken, output, how)
         else:
@@ -181,7 +191,10 @@ class Outside:
 
 @dataclass(frozen=True)
 class _OutsideCall(Built):
-    """Shared by both directions: cut along the images; of a piece so many are computed at once."""
+    """Shared by both directions: cut along the images; of a piece so many are computed at once.
+
+    On the host nothing is cut: arrays there are whole.
+    """
 
     computation: Computation
     inputs: tuple[Taken, ...]
@@ -190,6 +203,7 @@ class _OutsideCall(Built):
     images: int
     at_once: int
     draws: bool = False
+    on_host: bool = False
 
     wanted = None
     lead = "y"
@@ -235,10 +249,14 @@ class _OutsideCall(Built):
         """The same call, no more images at once."""
         return replace(self, at_once=images)
 
+    def there(self) -> Any:
+        """The same call, on the host."""
+        return replace(self, on_host=True)
+
     def _launched(self, images: int, shape: Shape, first: int) -> Outside:
         """What is launched on a piece."""
         at = first if self.draws else None
-        told = (self.at_once, self.wanted, shape, self.dtype, at)
+        told = (self.at_once, self.wanted, shape, self.dtype, at, self.on_host and self.beta != 0)
         return Outside(self.computation, images, *told)
 
     def patch(self, random: np.random.Generator) -> Piece:
@@ -315,7 +333,7 @@ class OutsideGradient(_OutsideCall):
 
     def _target(self, build: Builder, result: str) -> str:
         have = build.buffers[result]
-        plain = self.scaling(result) == (1, 0)
+        plain = self.on_host or self.scaling(result) == (1, 0)
         dtype = have.dtype if plain else ACCUMULATOR[have.dtype]
         if self._summed(build, result):
             sums = build.state(f"sums of {result}", have.shape, ACCUMULATOR[have.dtype], have.order)

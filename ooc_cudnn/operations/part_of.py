@@ -99,6 +99,10 @@ class PartOf(Splittable):
         return self.call.sweeps
 
     @property
+    def on_host(self) -> bool:  # type: ignore[override]
+        return self.call.on_host
+
+    @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.call.results
 

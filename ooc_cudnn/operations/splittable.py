@@ -113,6 +113,8 @@ class Splittable(Scaled, ABC):
         How often the pieces are gone through.
     results : tuple of str
         Names of the operands that are written, last in `operands`.
+    on_host : bool
+        Whether it is computed on the host, all of it at once, where its operands then are.
     """
 
     dtype: str
@@ -121,6 +123,7 @@ class Splittable(Scaled, ABC):
     reduced: tuple[str, ...] = ("c_x",)
     sweeps: int = 1
     results: tuple[str, ...] = ("y",)
+    on_host: bool = False
 
     # Operands ---------------------------------------------------------------------------------
 

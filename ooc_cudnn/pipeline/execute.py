@@ -70,6 +70,12 @@ class Executor:
         self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
         self._bound_base = -1
         self._ahead = _ahead_of(program, self.schedule.pieces)
+        #: Items that the host computes: it waits for what they read.
+        self._on_host = {
+            index
+            for index, item in enumerate(program.items)
+            if isinstance(item, Task) and item.is_on_host
+        }
         self._views: list[Views | None] = []
         self._views_base = -1
         self._bound_steps: BoundSteps | None = None
@@ -176,6 +182,9 @@ class Executor:
             interrupts.hear()
             action = bound.action(index, partial(bind_step, index, step))
             waits = [event for at in step.waits if (event := events[at]) is not None]
+            if step.item in self._on_host:
+                for event in waits:
+                    run.synchronize(event)
             ends_piece = throttled and (
                 index + 1 == len(steps) or steps[index + 1].piece != step.piece
             )
@@ -258,6 +267,12 @@ class Executor:
             (place,) = step.places
             outside = region_of(sources[item.binds[place.operand]], place.region)
             return _copy(device, step.stream, held[place.operand], outside)
+        if item.is_on_host:
+            there = {
+                place.operand: region_of(sources[item.binds[place.operand]], place.region)
+                for place in step.places
+            }
+            return _on_host(step, there)
         in_place: dict[str, DeviceView] = {}
         for place in step.places:
             if place.slot < 0:
@@ -297,6 +312,16 @@ def _copy(device: Device, stream: str, slot: Source, outside: Source) -> Callabl
     if stream == COPY_IN:
         return lambda at: device.copy_in(slot, outside, at)
     return lambda at: device.copy_out(outside, slot, at)
+
+
+def _on_host(step: Step, arrays: Mapping[str, Source]) -> Callable[[Any], None]:
+    """What the host computes, on its arrays: operations of theirs are run by themselves."""
+
+    def run(_: Any) -> None:
+        for launch in step.launches:
+            launch.operation.run([arrays[name] for name in launch.inputs], arrays[launch.output])
+
+    return run
 
 
 def make_executor(request: Request, plan: Plan) -> Executor:

@@ -53,6 +53,11 @@ class Task:
     offset: int = 0
     slowness: float = 1.0
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host computes it, on tensors that are there."""
+        return self.request.chain.on_host
+
 
 @dataclass(frozen=True, eq=False)
 class Move:

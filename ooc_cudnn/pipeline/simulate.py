@@ -58,7 +58,8 @@ class Replayed:
     def __init__(self, schedule: Schedule) -> None:
         program, steps = schedule.program, schedule.steps
         tasks = list(program.tasks)
-        first, machine = tasks[0].request, tasks[0].request.machine
+        first = next((task for task in tasks if not task.is_on_host), tasks[0]).request
+        machine = first.machine
         staged = schedule.pieces > 1 and program.in_threads
         if schedule.pieces == 1:  # threads stage, but nothing else is issued meanwhile
             machine = replace(machine, staged_step_seconds=0.0)
@@ -96,9 +97,10 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
             cost = known[key] = StepCost()
             item = program.items[step.item]
             if step.stream == COMPUTE:
+                assert isinstance(item, Task)
                 for launch in step.launches:
-                    cost.compute(machine, launch)
-                cost.seconds *= item.slowness if isinstance(item, Task) else 1.0
+                    cost.compute(item.request.machine, launch)
+                cost.seconds *= item.slowness
             elif isinstance(item, Task):
                 request = item.request
                 spec, placement = request.specs[place.operand], request.crosses_as(place.operand)

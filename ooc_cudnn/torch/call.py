@@ -29,6 +29,7 @@ from ooc_cudnn.torch.function import Call, Request, handed, state_of, tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.handing import Handing
 from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
+from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.ranks import over_ranks, within_ddp
 
@@ -142,7 +143,11 @@ class ReadyModel:
     def plan(self) -> NetworkPlan | None:
         """How the last call ran."""
         step = self.pausing or self.forward
-        return None if step is None else step.plan
+        return None if step is None or step.plan is None else self.noted(step.plan)
+
+    def noted(self, plan: NetworkPlan) -> NetworkPlan:
+        """A plan of it, with what there is to know beside."""
+        return replace(plan, notes=notes(self.graph, self.lowered, self.differentiable))
 
     def __call__(self, tensors: Sequence[Any], out: Any = None) -> Any:
         """Run a call.

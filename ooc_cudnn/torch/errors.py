@@ -18,10 +18,12 @@ class UnsupportedOperationError(UnsupportedModelError, NotImplementedError):
         As PyTorch calls it: "aten.cumsum.default".
     where : str
         The line of the user's model.
+    why : str
+        What stands in the way.
     """
 
     def __init__(self, operation: str, where: str, why: str) -> None:
-        self.operation, self.where = operation, where
+        self.operation, self.where, self.why = operation, where, why
         super().__init__(f"{operation}: {why}{_at(where)}")
 
 

@@ -20,7 +20,7 @@ from ooc_cudnn.operations.over_ranks import Ranks
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
 from ooc_cudnn.torch.held import Held
-from ooc_cudnn.torch.put_off import PutOff, draws
+from ooc_cudnn.torch.put_off import FOLLOWS, PutOff, draws
 
 R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., Held | tuple[Held | None, ...]]] = {}
@@ -94,6 +94,8 @@ class Lowered:
         What PyTorch runs before each call beside that of the graph: parameters as nodes want them.
     after : tuple of Operation
         What PyTorch runs on results of the network: there is no rule for it, or for what it reads.
+    why_after : str
+        Of the first of them, why.
     handed : mapping
         The values of the network that it reads.
     """
@@ -107,6 +109,7 @@ class Lowered:
     drawn: tuple[str, ...]
     before: tuple[Operation, ...]
     after: tuple[Operation, ...]
+    why_after: str
     handed: Mapping[Value, Held]
 
     @property
@@ -212,6 +215,7 @@ class Lowering:
             tuple(name for name in self.drawn if name in read),
             tuple(self.before),
             tuple(self.after),
+            self.put_off.reason(self.after),
             handed,
         )
 
@@ -250,7 +254,7 @@ class Lowering:
         """
         self._module = operation.module or operation.name
         if not self._gathered(operation):
-            self._put_off(operation, "what it reads is computed by PyTorch")
+            self._put_off(operation, FOLLOWS)
             return
         lower = RULES.get(operation.name)
         if lower is None:

@@ -76,7 +76,7 @@ def plan(
             frozenset(),
             with_gradients=with_gradients,
         )
-    return ready.step.planned_for(specs_of(ready, placement, machine), machine)
+    return ready.noted(ready.step.planned_for(specs_of(ready, placement, machine), machine))
 
 
 def specs_of(

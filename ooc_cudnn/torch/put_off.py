@@ -7,7 +7,7 @@ attention's products, say, or a shuffle of channels. What several read is made o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,9 @@ from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.held import Held
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.region import Part, Region
+
+#: Why most of a region is computed by PyTorch.
+FOLLOWS = "what it reads is computed by PyTorch"
 
 
 class Building(Protocol):
@@ -108,6 +111,12 @@ class PutOff:
                 said = "it draws random numbers, which several parts of the model read"
                 return UnsupportedOperationError(operation.said, operation.where, said)
         return self.errors[self._makers[value]]
+
+    def reason(self, operations: Sequence[Operation]) -> str:
+        """Why PyTorch computes operations together: what is said of the first that needs it."""
+        errors = [self.errors[each] for each in operations if each in self.errors]
+        first = next((each for each in errors if each.why != FOLLOWS), None)
+        return "" if first is None else f"{first.operation}: {first.why}"
 
     def moves_alone(self, value: Value) -> bool:
         """Whether all that is put off for a value moves elements, and computes nothing."""
@@ -250,7 +259,7 @@ class PutOff:
 
     def _node(self, part: Part) -> Held:
         tensors = [self._tensor(value) for value in part.inputs]
-        computation = Region(part)
+        computation = Region(part, self.reason(part.operations))
         shape = tuple(part.result.shape[axis] for axis in part.order)
         of_images = [
             order is not None and (value in self._held or part.axes is not None)

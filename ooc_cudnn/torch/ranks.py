@@ -106,6 +106,7 @@ class Gathering(_Told):
     So every rank has the same one, to the last bit. One all-gather of a few numbers a channel.
     """
 
+    why = "statistics are those of all ranks"
     _group: Any
 
     def __init__(self, name: str, node: str, channels: int, group: Any, elements: int = 0) -> None:

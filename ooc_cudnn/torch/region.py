@@ -138,11 +138,13 @@ class _Told:
 class Region(_Told):
     """A part of a model as what the library has computed outside of it."""
 
+    why: str
     _part: Part
     _costs: dict[tuple[int, tuple[int, ...] | None], Cost]
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, why: str = "") -> None:
         super().__init__(_said(part), part.text)
+        object.__setattr__(self, "why", why)
         object.__setattr__(self, "_part", part)
         object.__setattr__(self, "_costs", {})
 
@@ -170,14 +172,14 @@ class Region(_Told):
                 found = self._gradients(own, part, tuple(targets), _from(how.drawn, first))
                 made = dict(zip(targets, found, strict=True))
                 for at, target in zip(apart, into, strict=True):
-                    _write(target, made[at])
+                    _write(target, made[at], adds=how.adds)
                 for at in shared:
                     more = made[at]
                     if more is not None:
                         wide = more.to(_WIDER.get(more.dtype, more.dtype))
                         sums[at] = sums[at] + wide if at in sums else wide
             for at in shared:
-                _write(targets[at], sums.get(at))
+                _write(targets[at], sums.get(at), adds=how.adds)
 
     def _shares(
         self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor], at_once: int
@@ -292,9 +294,12 @@ def _from(drawn: Drawn | None, first: int) -> Drawn | None:
     return None if drawn is None else drawn._replace(first=drawn.first + first)
 
 
-def _write(target: torch.Tensor, made: torch.Tensor | None) -> None:
-    """Write a gradient; that of what nothing depends on is 0."""
-    if made is None:
+def _write(target: torch.Tensor, made: torch.Tensor | None, *, adds: bool) -> None:
+    """Write a gradient, or add it; that of what nothing depends on is 0."""
+    if adds:
+        if made is not None:
+            target.add_(made)
+    elif made is None:
         target.zero_()
     else:
         target.copy_(made)

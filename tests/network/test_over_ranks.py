@@ -25,6 +25,7 @@ class Doubled:
     """What two ranks make together, if both have the same."""
 
     name: str
+    why = "in a test"
     factor: float
 
     def cost(self, images, wanted):

@@ -23,6 +23,7 @@ class Scaling:
     """y = x * w, of two rows an image; w is all images'."""
 
     name: str = "scaling"
+    why: str = "no such operation"
 
     def cost(self, images, wanted):
         return Cost(100 * images, 1000 * images, 0)
@@ -51,7 +52,7 @@ def call(dtype, wanted=None, **told):
     given = (Scaling(), taken, SHAPE, dtype, IMAGES, IMAGES, told.pop("draws", False))
     if wanted is None:
         return OutsideCall(*given, **told)
-    return OutsideGradient(*given, wanted, **told)
+    return OutsideGradient(*given, wanted=wanted, **told)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

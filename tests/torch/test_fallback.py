@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from tests.support.torch_checks import check, close
+from ooc_cudnn.errors import PlanInfeasibleError
+from tests.support.torch_checks import Result, check, close, same
 from tests.support.torchvision_models import models
 
 
@@ -132,6 +133,54 @@ def test_a_plan_names_what_pytorch_computes_and_what_it_takes():
     said = plan.explain()
     assert "computed outside of the library" in said
     assert "mul+sort outside" in said
+    assert "because of aten.mul.Tensor: mul.multiply: b must have the shape of a" in said
+
+
+class Large(nn.Module):
+    """An operation that takes more of a map than its layers do, which read it, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.w = nn.Conv2d(2, 4, 1), nn.Parameter(torch.randn(1, 4, 1, 1))
+        self.one, self.other = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        h = self.first(x)
+        dropped = F.dropout(torch.sort(h * self.w, 1).values, 0.25).cumsum(2)
+        return self.one(dropped) + self.other(h)
+
+
+@pytest.mark.parametrize(("limit", "moved"), [("1GiB", 0), ("600KiB", 2), ("64KiB", 4)])
+def test_what_does_not_fit_is_computed_on_the_host(limit, moved):
+    torch.manual_seed(0)
+    model = Large().double()
+    x = torch.randn(2, 2, 64, 64, dtype=torch.float64)
+    expected = Result(ooc.limit(copy.deepcopy(model), "2GiB"), [x])
+    under = ooc.limit(model, limit)
+    same(Result(under, [x]), expected)
+    plan = under.forward.plan
+    assert len(plan.on_host) == moved
+    assert plan.device_bytes + plan.outside_bytes <= plan.memory_limit
+    assert (" of the host" in plan.explain()) == bool(moved)
+    assert type(plan).from_json(plan.to_json()) == plan
+
+
+def test_what_fits_neither_there_nor_on_the_host_is_one_error():
+    with (
+        ooc_cudnn.settings(host_memory_limit="400KiB"),
+        pytest.raises(PlanInfeasibleError, match=r"gradient outside.* no plan within 64.*KiB"),
+    ):
+        ooc.limit(Large().double(), "64KiB")(torch.randn(2, 2, 64, 64, dtype=torch.float64))
+
+
+def test_a_plan_says_what_lies_beside_it():
+    plan = ooc.plan(Large(), (8, 2, 64, 64), memory_limit="1MiB", machine="h200")
+    held = 4 * sum(each.numel() for each in Large().parameters())
+    assert f"gradients of {held} B" in plan.explain()
+    assert f"an optimizer's state does not count: {held} B with momentum" in plan.explain()
+    behind = nn.Sequential(nn.Conv2d(2, 4, 1), nn.Flatten(0), nn.Softmin(0))
+    plan = ooc.plan(behind, (2, 2, 8, 8), memory_limit="1MiB", machine="h200", with_gradients=False)
+    assert "behind the network PyTorch computes" in plan.explain()
 
 
 def test_more_is_computed_at_once_where_there_is_more_room():

@@ -93,9 +93,9 @@ class _Leaving:
                 continue
             assert event.stop is not None
             self._runtime.eventSynchronize(event.stop)  # one that no thread writes
-            while self._written < event.leaving:
-                self._futures[self._written].result()
-                self._written += 1
+            while (at := self._written) < event.leaving:
+                self._futures[at].result()
+                self._written = max(self._written, at + 1)  # another thread may wait, too
 
 
 class CudaEvent:
@@ -209,6 +209,7 @@ class CudaRun(_Streams):
     def synchronize(self, event: CudaEvent) -> None:
         """Wait for a step."""
         self.runtime.eventSynchronize(event.stop)
+        self._leaving.wait([event])
 
     def finish(self, *, wait: bool) -> None:
         """Join the streams, and the threads that write what is staged."""
@@ -343,6 +344,7 @@ class StagedCudaRun(WorkerRun):
             while self.streams.runtime.eventQuery(event.stop) != 0:
                 interrupts.hear()
                 time.sleep(POLL_SECONDS)
+            self._leaving.wait([event])
 
     def finish(self, *, wait: bool = True) -> None:
         """Join threads, staging and streams."""

@@ -47,7 +47,7 @@ class Outside(Node):
         if not wanted:
             return
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
-        call = OutsideGradient(*told, self.images, self.state is not None, wanted)
+        call = OutsideGradient(*told, self.images, self.state is not None, wanted=wanted)
         reads = {**self._reads, "dy": dy}
         makes = {f"dx{at}": self.xs[at] for at in wanted}
         emit.gradient(f"{self.computation.name} gradient outside", call, reads, **makes)
