@@ -23,6 +23,7 @@ import ooc_cudnn
 from benchmarks import chain_vgg, common
 from benchmarks.contenders import torch_networks
 from benchmarks.contenders.torch_network import load_torch, out_of_memory_as, precision
+from benchmarks.contenders.torch_ways import WAYS
 from ooc_cudnn import Network, networks
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
@@ -73,7 +74,8 @@ class Case:
         At full size, and the relative in float64: () -> (net, loss).
     twin : callable
     bounds : mapping
-        Memory limit to how many times as long as what it is compared with a step may take.
+        Memory limit to how many times as long as what it is compared with a step may take; None
+        where nothing is claimed.
     small_limit : str
     beside : callable or None
         The network that PyTorch runs where it cannot run this one.
@@ -82,16 +84,19 @@ class Case:
         find out (131 GiB on an H200, and no room for 16 GiB more).
     micro_batches : bool
         Whether PyTorch may take its batch in parts.
+    ways : tuple of str
+        PyTorch's, of `WAYS`; the first is what others are compared with.
     """
 
     make: Callable[[], Made]
     small: Callable[[], Made]
     twin: Any
-    bounds: Mapping[str, float]
+    bounds: Mapping[str, float | None]
     small_limit: str
     beside: Callable[[], Made] | None = None
     against_forward: bool = False
     micro_batches: bool = False
+    ways: tuple[str, ...] = ("in core",)
 
 
 SMALL: dict[str, Any] = {"dtype": "float64", "classes": 3}
@@ -108,8 +113,9 @@ CASES = {
         lambda: networks.resnet50(768),
         lambda: networks.resnet50(3, 64, width=1 / 16, **SMALL),
         torch_networks.resnet50,
-        {"24GiB": 1.25, "16GiB": 1.0},
+        {"64GiB": 1.0, "32GiB": 1.0, "24GiB": 1.25, "16GiB": 1.0, "8GiB": None, "4GiB": None},
         "2MiB",
+        ways=tuple(WAYS),
     ),
     "features": Case(
         lambda: feature_layers(16384, 16384),
@@ -240,27 +246,36 @@ class Theirs:
         self.loss: float | None = None
         net, _ = (case.beside or case.make)()
         inputs, weights = drawn(net), {key: net.parameters[key] for key in net.parameters}
-        ways: dict[str, int | None] = {"in core": None}
+        ways: dict[str, int | None] = dict.fromkeys(report.arguments.way or case.ways)
         if case.micro_batches:
             ways["micro-batches"] = MICRO_BATCH
         for way, micro in ways.items():
+            title = f"{name}: {way}"
             try:
-                loss, seconds = self._timed(report, case, weights, inputs, f"{name}: {way}", micro)
+                loss, seconds = self._timed(report, case, weights, inputs, title, micro)
             except (Unavailable, MemoryError) as error:
                 report.note(f"{name}: PyTorch, {way}, did not run: {error}")
                 continue
             if way == "in core":
                 self.seconds = seconds.median
                 self.loss = None if case.beside else loss
+            elif self.loss is not None:
+                error = abs(loss - self.loss) / abs(self.loss)
+                report.check(f"{title}: contents", {"ok": error <= LOSS_TOLERANCE, "error": error})
+            report.write()  # what comes next may take long
         release_device(report.arguments.device)
 
     def _timed(
         self, report: common.Report, case: Case, weights: Any, inputs: Any, name: str,
         micro: int | None,
     ) -> tuple[float, Timing]:  # fmt: skip
-        torch = load_torch(cuda=True)
-        with precision(torch, tf32=True), out_of_memory_as(torch, MemoryError):
-            made = torch_networks.TorchNetwork(torch, case.twin, weights, cuda=True)
+        torch, way = load_torch(cuda=True), WAYS.get(name.rpartition(": ")[2], WAYS["in core"])
+        with (
+            precision(torch, tf32=True),
+            out_of_memory_as(torch, MemoryError),
+            way.twin(case.twin) as twin,
+        ):
+            made = torch_networks.TorchNetwork(torch, twin, weights, cuda=True)
             try:
                 loss = made.step(*inputs.values(), micro=micro)
                 torch.cuda.reset_peak_memory_stats()
@@ -276,6 +291,8 @@ class Theirs:
 def measure(report: common.Report, name: str, case: Case) -> None:
     """Time PyTorch, and then the library under each of the case's limits."""
     theirs = None if case.against_forward else Theirs(report, name, case)
+    if report.arguments.pytorch_alone:
+        return
     with common.no_stored_engines():  # what is measured under one limit serves the next
         _measure_ours(report, name, case, theirs)
 
@@ -323,7 +340,8 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
             what = "our own forward" if case.against_forward else "PyTorch in core"
             if case.beside is not None:
                 what += " on an eighth"
-            report.claim(f"{title}: times {what}", seconds.median / against, "<=", bound)
+            relation = "" if bound is None else "<="
+            report.claim(f"{title}: times {what}", seconds.median / against, relation, bound)
         report.write()  # what comes next may take long
         del net, step, inputs
         release_device(report.arguments.device)
@@ -368,9 +386,11 @@ def body(report: common.Report) -> None:
                 f"--limit {limit} is not one of every case that is run: name a case by --case"
             )
     if report.arguments.case:
-        report.file = "_".join((NAME, *chosen, *(report.arguments.limit or ())))
+        part = ("pytorch",) * report.arguments.pytorch_alone
+        report.file = "_".join((NAME, *chosen, *(report.arguments.limit or ()), *part))
     for name in chosen:
-        check_small(report, name, CASES[name])
+        if not report.arguments.pytorch_alone:
+            check_small(report, name, CASES[name])
         release_device(report.arguments.device)
         if not report.quick:
             measure(report, name, CASES[name])
@@ -379,6 +399,8 @@ def body(report: common.Report) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="by default all")
     parser.add_argument("--limit", action="append", help="of those of a case; by default all")
+    parser.add_argument("--way", action="append", choices=WAYS, help="PyTorch's; by default all")
+    parser.add_argument("--pytorch-alone", action="store_true", help="time PyTorch's ways alone")
     tune_options(parser)
 
 

@@ -16,6 +16,7 @@ from functools import partial
 
 from benchmarks import common, mo_sos, network_steps, paper_model, planning_networks, trades, vdnn
 from benchmarks.pages import (
+    curve,
     kernels,
     layouts,
     model,
@@ -30,6 +31,7 @@ from benchmarks.pages import (
 from ooc_cudnn.bench.environment import ROOT
 
 BLOCKS = (
+    *curve.BLOCKS,
     *readme.BLOCKS,
     *steps.BLOCKS,
     *model.BLOCKS,
@@ -60,6 +62,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "picture of kernels": kernels.picture,
     "picture of layouts": layouts.picture,
     "picture of training steps": steps.picture,
+    "picture of the curve": curve.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     SETTINGS_PAGE: _settings_page,
     "figures in sentences": quoted.check_pages,

@@ -35,6 +35,7 @@ CONTENDER_COLOURS |= {
     "copy_limit": "#999999",
     "torch_checkpoint": COLOURS[7],
     "torch_micro_batches": COLOURS[1],
+    "torch_compile": COLOURS[4],
 }
 STAGE_COLOURS = {"copy_in": COLOURS[0], "compute": COLOURS[2], "copy_out": COLOURS[1]}
 PAPER = "#c94f7c"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from benchmarks.contenders.torch_ways import WAYS
 from benchmarks.networks import CASES, MICRO_BATCH, NAME
 from benchmarks.pages import canvas
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
@@ -61,7 +62,7 @@ def records(folder: Path = common.RESULTS) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):
         for case in CASES:
-            if any(name.startswith(f"{case}, ") for name in record["measurements"]):
+            if any(name.startswith((f"{case}, ", f"{case}: ")) for name in record["measurements"]):
                 found[case] = _beside(found.get(case, {}), record)
     return found
 
@@ -94,10 +95,10 @@ def ways(case: str, record: Record) -> Iterator[Way]:
         if forward is not None:
             yield Way(OURS, "the same, forward alone", forward)
     on_the_card = "an eighth of it" if part else "all of it on the card"
-    for contender, name, label in (
-        ("torch_micro_batches", "micro-batches", f"micro-batches of {MICRO_BATCH}"),
-        ("torch_in_core", "in core", on_the_card),
-    ):
+    theirs = {name: (way.contender, way.label) for name, way in reversed(WAYS.items())}
+    theirs |= {"in core": ("torch_in_core", on_the_card)}
+    micro_batches = "torch_micro_batches", f"micro-batches of {MICRO_BATCH}"
+    for name, (contender, label) in {"micro-batches": micro_batches, **theirs}.items():
         seconds = _median(record, f"{case}: {name}: PyTorch, seconds")
         if seconds is not None:
             peak = measured[f"{case}: {name}: PyTorch, peak"]
@@ -114,7 +115,8 @@ def _median(record: Record, name: str) -> float | None:
 HEAD = ("a training step of", "by", "takes", "memory of the card", "beside PyTorch on the card")
 
 
-def _row(trained: str, way: Way) -> tuple[str, ...]:
+def row(trained: str, way: Way) -> tuple[str, ...]:
+    """A row of a table: who took how long, in how much memory."""
     return (
         trained,
         way.label,
@@ -137,7 +139,7 @@ def short(folder: Path = common.RESULTS) -> str:
         about += TUNED
     about += "*"
     image = f"![Seconds and memory of the card]({PICTURE.relative_to(ROOT).as_posix()})"
-    rows = [_row(TRAINED[case], way) for case, each in found.items() for way in ways(case, each)]
+    rows = [row(TRAINED[case], way) for case, each in found.items() for way in ways(case, each)]
     return joined((image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr")))
 
 
@@ -156,7 +158,7 @@ def long(folder: Path = common.RESULTS) -> str:
         if case not in found:
             rows.append((trained, NOT_MEASURED, *[""] * 7))
             continue
-        rows += [(*_row(trained, way), *_of_ours(way)) for way in ways(case, found[case])]
+        rows += [(*row(trained, way), *_of_ours(way)) for way in ways(case, found[case])]
         claims += [
             _claim(claim)
             for claim in found[case]["claims"]

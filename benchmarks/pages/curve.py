@@ -1,0 +1,102 @@
+"""README.md's first picture: seconds of ResNet-50's step over the memory that it takes.
+
+Of the records of ``python -m benchmarks.networks --case resnet50``; there is none while so few
+limits are measured that they make no curve.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.pages import canvas, steps
+from benchmarks.pages.blocks import Block, joined, markdown
+from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.units import format_seconds
+
+CASE = "resnet50"
+PICTURE = ROOT / "docs" / "images" / "networks" / "curve.png"
+#: Limits of ours that make a curve.
+FEWEST = 4
+MARKERS = "sD^vP*Xd"
+#: Where the axes have numbers.
+GIB = (4, 8, 16, 32, 64)
+SECONDS = (0.2, 0.25, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
+
+
+def measured(folder: Path = common.RESULTS) -> list[steps.Way]:
+    """Return every way to a step whose memory is known; nothing where there is no curve."""
+    record = steps.records(folder).get(CASE)
+    found = [] if record is None else list(steps.ways(CASE, record))
+    ours = [way for way in found if way.contender == OURS]
+    return found if len(ours) >= FEWEST else []
+
+
+def section(folder: Path = common.RESULTS) -> str:
+    """Return the picture, what it shows, and a row for each way; empty without a curve."""
+    found = measured(folder)
+    if not found:
+        return ""
+    where = steps.records(folder)[CASE]["environment"]
+    image = f"![Seconds over memory]({PICTURE.relative_to(ROOT).as_posix()})"
+    head = ("a training step by", "takes", "memory of the card", "beside PyTorch on the card")
+    rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in found]
+    return joined(
+        (
+            image if PICTURE.exists() else "",
+            ABOUT.format(steps.TRAINED[CASE], where["gpu"]["name"]),
+            markdown(head, rows, align="lr"),
+        )
+    )
+
+
+ABOUT = (
+    "*{}, a training step on one {} (TF32, batch norm over the whole batch) with less\n"
+    "and less memory: ours as one curve, PyTorch's ways to less memory beside it.*"
+)
+
+
+def drawn(folder: Path = common.RESULTS) -> list[list[Any]]:
+    """Return what the picture shows: contender, label, seconds and bytes of each way."""
+    return [
+        [way.contender, way.label.replace("`", ""), way.seconds, way.device_bytes]
+        for way in measured(folder)
+    ]
+
+
+def draw(values: list[list[Any]], path: Path) -> None:
+    """Ours as a line, PyTorch's ways as points; both axes are logarithmic."""
+    figure, axes = canvas.panels(1, 1, width=8, height=4.2)
+    over, ours = axes[0, 0], sorted((held, took) for who, _, took, held in values if who == OURS)
+    over.plot(
+        [held / 2**30 for held, _ in ours], [took for _, took in ours],
+        color=canvas.CONTENDER_COLOURS[OURS], marker="o", linewidth=2.2, label="ooc_cudnn",
+    )  # fmt: skip
+    theirs = [value for value in values if value[0] != OURS]
+    for marker, (who, label, took, held) in zip(MARKERS, theirs, strict=False):
+        over.plot(
+            held / 2**30, took, linestyle="none", marker=marker, markersize=8,
+            color=canvas.CONTENDER_COLOURS[who], label=label,
+        )  # fmt: skip
+    over.set_xscale("log")
+    over.set_yscale("log")
+    over.set_xticks(GIB, [f"{held} GiB" for held in GIB], minor=False)
+    over.set_yticks(SECONDS, [format_seconds(took) for took in SECONDS], minor=False)
+    over.minorticks_off()
+    over.set_xlim(min(GIB) * 0.8, max(GIB) * 1.3)
+    over.set_xlabel("memory of the card, at most", fontsize=8)
+    over.set_ylabel("a training step", fontsize=8)
+    every = [took for *_, took, _ in values]
+    over.set_ylim(0.85 * min(every), 1.2 * max(every))
+    canvas.legend(over)
+    canvas.save(figure, path, values)
+
+
+def picture(*, check: bool, path: Path = PICTURE, folder: Path = common.RESULTS) -> int:
+    """Draw it where it is out of date, or say so; 1 where it was named."""
+    return canvas.redrawn(path, drawn(folder), draw, check=check)
+
+
+BLOCKS = (Block("README.md", "curve", section),)
