@@ -2,7 +2,8 @@
 
 For whoever makes a loss of the outputs elsewhere. It is one plan and one program, which pauses
 between: the block of device memory holds meanwhile what is kept there. Where somebody else wants
-the block first, that goes to pinned memory of the host, and back before backward.
+the block first, that goes to pinned memory of the host, and back before backward. Backward may
+pause, too, wherever gradients are final: they are handed out while the others are made.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.final import when_final
 from ooc_cudnn.network.given import NONE, arrays_given, check_given, plain, results_given
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import PLAIN, Making, Ready
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.execute import Executor
-from ooc_cudnn.pipeline.halves import halves_of
+from ooc_cudnn.pipeline.parts import parts_of
+from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 
 
-class PausingStep(Prepared["ReadyHalves"]):
+class PausingStep(Prepared["ReadyParts"]):
     """A step of training of a network that pauses at the outputs.
 
     Examples
@@ -46,6 +49,8 @@ class PausingStep(Prepared["ReadyHalves"]):
     """
 
     _name = "training_step"
+    #: Backward pauses where gradients of so many bytes are final; without it, nowhere.
+    pause_bytes: int | None = None
 
     def forward(self, /, **inputs: Any) -> Paused:
         """Run forward; return what was made, and from where backward goes on.
@@ -108,19 +113,22 @@ class PausingStep(Prepared["ReadyHalves"]):
             found[name] = Wrapped(None, spec, 0)
         return found
 
-    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyHalves:
-        return ReadyHalves(planned, device)
+    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyParts:
+        return ReadyParts(planned, device, self.pause_bytes)
 
 
-class ReadyHalves(Ready):
-    """A planned step that pauses, on one device; several runs may be between their halves."""
+class ReadyParts(Ready):
+    """A planned step that pauses, on one device; several runs may be between their parts."""
 
-    def __init__(self, planned: PlannedStep, device: Device) -> None:
+    def __init__(self, planned: PlannedStep, device: Device, pause_bytes: int | None) -> None:
         super().__init__(planned, device)
-        self.halves = halves_of(self.program)
-        self.first, self.second = Executor(self.halves.first), Executor(self.halves.second)
-
-        step = planned.step
+        step, program = planned.step, self.program
+        assert program.pause is not None
+        final = when_final(step, program, pause_bytes)
+        #: The gradients that each part of backward makes, by the names of what they are of.
+        self.groups = tuple(names for _, names in final)
+        self.parts = parts_of(program, (program.pause, *(end for end, _ in final[:-1])))
+        self.executors = [Executor(each) for each in self.parts.programs]
         #: The tensors that hold gradients.
         self.bases = frozenset(step.place(name).base for name in step.gradients.values())
 
@@ -135,18 +143,20 @@ class ReadyHalves(Ready):
 
 
 class Paused:
-    """A step of training between forward and backward.
+    """A step of training between forward and backward, or between two parts of backward.
 
     Attributes
     ----------
     outputs : tuple of array
     running : mapping
         The new running statistics, by name.
+    groups : tuple of tuple of str
+        What each part of backward makes the gradients of.
     """
 
     def __init__(
         self,
-        ready: ReadyHalves,
+        ready: ReadyParts,
         given: Mapping[str, Wrapped],
         out: Mapping[str, Any] = NONE,
         making: Making = PLAIN,
@@ -157,11 +167,13 @@ class Paused:
         self._block = 0
         #: What was in the block, where somebody else has it now.
         self._saved: dict[str, Any] | None = None
-        self._is_over = False
+        #: The part that is next; None if one has failed.
+        self._next: int | None = 0
+        self.groups = ready.groups
         others = {*ready._results, *ready._changed} - ready.bases
         self._made = ready._results_made(given, others, making)
         with arena.lock, interrupts.deferred():
-            self._run(ready.first, self._made, self._reserved())
+            self._run(self._reserved())
             arena.settle(self)
         self.outputs = tuple(
             plain(out[name]) if name in out else ready.of(self._made, name) for name in step.outputs
@@ -174,10 +186,14 @@ class Paused:
         self._block = arena.reserve(program.device_bytes, plan.memory_limit, purpose=plan.name)
         return self._block
 
-    def _run(self, executor: Executor, made: Mapping[str, Any], block: int) -> None:
-        arrays = self._ready._sources(self._own, self._given, made)
-        wait = self._making is PLAIN or not self._ready.is_all_there
-        self._ready._observed(executor, arrays, block, wait=wait)
+    def _run(self, block: int) -> None:
+        """Run the next part."""
+        ready, at, self._next = self._ready, self._next, None
+        assert at is not None
+        arrays = ready._sources(self._own, self._given, self._made)
+        wait = self._making is PLAIN or not ready.is_all_there
+        ready._observed(ready.executors[at], arrays, block, wait=wait)
+        self._next = at + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:
         """Run backward; return the gradients by the names of what they are of.
@@ -192,21 +208,58 @@ class Paused:
         OocError
             If it has run already: what forward kept is gone.
         """
-        if self._is_over:
+        found = self.begin_backward(seeds)
+        while not self.is_over:
+            found |= self.go_on()
+        return found
+
+    def begin_backward(self, seeds: Collection[Any]) -> dict[str, Any]:
+        """The same, but run its first part: return the gradients that are final after that."""
+        if self.has_begun:
             raise OocError("backward has run: what forward kept for it is gone; run forward again")
-        ready, arena = self._ready, self._ready.device.arena
-        step = ready.planned.step
+        ready = self._ready
         self._take(seeds)
-        made = ready._results_made(self._given, ready.bases, self._making)
+        self._made |= ready._results_made(self._given, ready.bases, self._making)
+        return self.go_on()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether backward has."""
+        return self._next != 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether backward has ended, or failed."""
+        return self._next is None or self._next == len(self._ready.executors)
+
+    def go_on(self) -> dict[str, Any]:
+        """Run the next part of backward; return the gradients that are final now.
+
+        Raises
+        ------
+        OocError
+            If there is none, or the one before has failed.
+        """
+        ready, arena, at = self._ready, self._ready.device.arena, self._next
+        if at is None or self.is_over:
+            raise OocError("backward has ended: run forward again")
+        step = ready.planned.step
         with arena.lock, interrupts.deferred():
             block = arena.resume(self)
             if block is None:
                 block = self._reserved()
-                self._bring_back(block)
-            self._is_over = True
-            self._run(ready.second, {**self._made, **made}, block)
-        self._own, self._saved = {}, None
-        return {name: ready.of(made, gradient) for name, gradient in step.gradients.items()}
+                self._bring_back(at - 1, block)
+            self._run(block)
+            if not self.is_over:
+                arena.settle(self)
+        self._saved = None
+        group = ready.groups[at - 1]
+        found = {name: ready.of(self._made, step.gradients[name]) for name in group}
+        for name in group:  # whoever gets them may be their only owner
+            self._made.pop(step.place(step.gradients[name]).base, None)
+        if self.is_over:
+            self._own = {}
+        return found
 
     def _take(self, seeds: Collection[Any]) -> None:
         """Accept gradients of the outputs, where and as the plan has them."""
@@ -226,6 +279,8 @@ class Paused:
     def leave(self) -> None:
         """Bring what is kept in the block to the host: somebody else wants it."""
         ready = self._ready
+        assert self._next is not None
+        pause = self._next - 1
         saved = {
             str(at): allocate(
                 ready.device,
@@ -233,14 +288,14 @@ class Paused:
                 current().host_memory_limit,
                 purpose=f"what {ready.program.name} keeps between forward and backward",
             )
-            for at, (start, stop) in enumerate(ready.halves.kept)
+            for at, (start, stop) in enumerate(ready.parts.kept[pause])
         }
-        self._copy(Executor(ready.halves.out), saved, self._block)
+        self._copy(Executor(ready.parts.moves(pause, COPY_OUT)), saved, self._block)
         self._saved = saved
 
-    def _bring_back(self, block: int) -> None:
+    def _bring_back(self, pause: int, block: int) -> None:
         assert self._saved is not None
-        self._copy(Executor(self._ready.halves.back), self._saved, block)
+        self._copy(Executor(self._ready.parts.moves(pause, COPY_IN)), self._saved, block)
 
     def _copy(self, executor: Executor, arrays: Mapping[str, Any], block: int) -> None:
         limit = self._ready.planned.plan.memory_limit

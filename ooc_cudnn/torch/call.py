@@ -25,13 +25,19 @@ from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
 from ooc_cudnn.torch.cards import at, making_there, results_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.function import Call, Request, handed, state_of, tensor_of
+from ooc_cudnn.torch.function import (
+    Request,
+    differentiable_outputs,
+    handed,
+    state_of,
+    tensor_of,
+)
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.handing import Handing
 from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.parts import Parts
-from ooc_cudnn.torch.ranks import over_ranks, within_ddp
+from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
 
 
 class ReadyModel:
@@ -106,6 +112,7 @@ class ReadyModel:
         ]  # fmt: skip
         if asking:
             self.pausing = net.pausing_step(*outputs, memory_limit=memory_limit)
+            self.pausing.pause_bytes = bucket_bytes()
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
         for step in (self.pausing, self.forward):
@@ -282,7 +289,7 @@ class ReadyModel:
             request = Request(
                 self.pausing, wanted, arrays, to.inputs, self.device, self._handing, changing, seeds
             )
-            made = Call.apply(request, *tracked)
+            made = differentiable_outputs(request, tracked)
         elif self.forward is not None:
             with at(self.device):
                 arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}

@@ -1,4 +1,9 @@
-"""One call of a model under autograd: forward when it is called, backward when its turn comes."""
+"""One call of a model under autograd: forward when it is called, backward when its turn comes.
+
+Backward is a chain of functions, one for each group of gradients that are final at once. A token
+goes from each to the next, so autograd runs them in this order; what is to be done with a group
+(DistributedDataParallel begins to sum it over processes) it does before it comes to the next one.
+"""
 
 from __future__ import annotations
 
@@ -89,44 +94,129 @@ class Request:
                 )
 
 
+class Run:
+    """A call: forward has run; backward goes on group by group.
+
+    Parameters
+    ----------
+    request : Request
+    tensors : sequence of Tensor
+        In the order of the request's names.
+    """
+
+    def __init__(self, request: Request, tensors: Sequence[torch.Tensor]) -> None:
+        self.request = request
+        self._settings, self._context = current(), copy_context()
+        self._paused: Paused | None = request.forward(tensors)
+        self.outputs = self._paused.outputs
+        self.groups = self._paused.groups
+        self._differentiable = {name for group in self.groups for name in group}
+        self._versions = request.versions()
+        self._made: dict[str, Any] = {}
+
+    def begin(self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        """Begin backward; a second time (retain_graph) after forward, which kept nothing for it."""
+        self._context.run(self._begin, tensors, gradients)
+
+    def _begin(self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        request = self.request
+        request.check_unchanged(self._versions)
+        with as_in_forward(self._settings), at(request.device):
+            paused = self._paused
+            if paused is None or paused.has_begun:
+                paused = request.forward(tensors)
+            self._paused = None  # nor is it there after an error
+            seeds = [packed_there(each, request.device) for each in gradients]
+            self._made = paused.begin_backward(seeds)
+            self._paused = paused
+
+    def gradients(
+        self, names: Sequence[str], devices: Sequence[torch.device]
+    ) -> list[torch.Tensor | None]:
+        """Go on until the gradients of some names are there; return them, each on its device."""
+        # autograd may be on a thread of its own, which knows no block that the caller is in
+        self._context.run(self._go_on, self._differentiable.intersection(names))
+        found = _apart([self._made.pop(name, None) for name in names], devices)
+        if self._paused is not None and self._paused.is_over:
+            self._paused = None
+        return found
+
+    def _go_on(self, names: set[str]) -> None:
+        with as_in_forward(self._settings), at(self.request.device):
+            while self._paused is not None and not names <= self._made.keys():
+                self._made |= self._paused.go_on()
+
+
+def differentiable_outputs(
+    request: Request, tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Run forward on tensors in the order of the request's names; autograd knows what it made."""
+    with torch.no_grad():
+        run = Run(request, tensors)
+    given = dict(zip(request.names, tensors, strict=True))
+    later = {name for group in run.groups[1:] for name in group}
+    token: tuple[torch.Tensor, ...] = ()
+    for group in reversed(run.groups[1:]):
+        names = [name for name in group if name in given]
+        token = (Later.apply(run, names, *(given[n] for n in names), *token),)
+    names = [name for name in given if name not in later]
+    made: tuple[torch.Tensor, ...] = Call.apply(
+        run, names, tensors, *(given[n] for n in names), *token
+    )
+    return made
+
+
 class Call(torch.autograd.Function):
-    """Forward of a network's step; its backward is the step's."""
+    """What forward made; its backward returns the gradients that are final first."""
 
     @staticmethod
-    def forward(ctx: Any, request: Request, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run forward, on tensors in the order of the request's names."""
-        ctx.request = request
-        ctx.settings, ctx.context = current(), copy_context()
-        ctx.paused = paused = request.forward(tensors)
-        ctx.versions = request.versions()
-        outputs = tuple(tensor_of(each) for each in paused.outputs)
+    def forward(
+        ctx: Any,
+        run: Run,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        *given: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Hand out the outputs. What is given are the tensors of the names, and a token."""
+        ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
+        ctx.devices = [each.device for each in given[: len(names)]]
+        # tensors of their own: what has a graph must not be held by what the graph holds
+        outputs = tuple(tensor_of(each).detach() for each in run.outputs)
         ctx.save_for_backward(*tensors, *outputs)
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Run backward; a second time (retain_graph) after forward, which kept nothing for it."""
-        # autograd may be on a thread of its own, which knows no block that the caller is in
-        return ctx.context.run(_backward, ctx, gradients)
+        """Run the first part of backward."""
+        run = ctx.run
+        tensors = ctx.saved_tensors[: len(run.request.names)]  # raises if one was changed since
+        run.begin(tensors, gradients)
+        return None, None, None, *run.gradients(ctx.names, ctx.devices), *ctx.tokens
 
 
-def _backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    request = ctx.request
-    tensors = ctx.saved_tensors[: len(request.names)]  # raises if one was changed since
-    request.check_unchanged(ctx.versions)
-    with as_in_forward(ctx.settings), at(request.device):
-        paused = ctx.paused if ctx.paused is not None else request.forward(tensors)
-        ctx.paused = None
-        made = paused.backward([packed_there(each, request.device) for each in gradients])
-    return (None, *_apart([made.get(name) for name in request.names], tensors))
+class Later(torch.autograd.Function):
+    """Makes a token; its backward returns the gradients that are final next."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, names: Sequence[str], *given: torch.Tensor) -> torch.Tensor:
+        """Make the token. What is given are the tensors of the names, and the token before."""
+        ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
+        ctx.devices = [each.device for each in given[: len(names)]]
+        return torch.empty(0, device=run.request.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[Any, ...]:
+        """Run the next part of backward."""
+        return None, None, *ctx.run.gradients(ctx.names, ctx.devices), *ctx.tokens
 
 
-def _apart(gradients: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def _apart(gradients: Sequence[Any], devices: Sequence[torch.device]) -> list[torch.Tensor | None]:
     """Gradients as tensors that share no memory: their owners may change them in place."""
     found: list[torch.Tensor | None] = []
     taken = set[int]()
-    for gradient, tensor in zip(gradients, tensors, strict=True):
+    for gradient, device in zip(gradients, devices, strict=True):
         if gradient is None:
             found.append(None)
             continue
@@ -135,7 +225,7 @@ def _apart(gradients: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[to
         if start in taken:
             made = made.clone()
         taken.add(start)
-        found.append(made if made.device == tensor.device else made.to(tensor.device))
+        found.append(made if made.device == device else made.to(device))
     return found
 
 

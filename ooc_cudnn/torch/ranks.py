@@ -20,6 +20,8 @@ from ooc_cudnn.torch.region import on_stream, tensor_on
 #: Of which images batch normalization takes its statistics: one's own, or those of all ranks.
 STATISTICS = ("rank", "global")
 _FLOAT64_BYTES = 8
+#: What DistributedDataParallel sums over ranks at once, by default (`bucket_cap_mb`).
+BUCKET_BYTES = 25 * 2**20
 
 
 def world_size(group: Any = None) -> int:
@@ -31,6 +33,17 @@ def world_size(group: Any = None) -> int:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
     return distributed.get_world_size(group)
+
+
+def bucket_bytes() -> int | None:
+    """Bytes of gradients that backward hands out at once, to be summed over ranks meanwhile.
+
+    None where nothing is distributed: then it hands out all at its end.
+
+    >>> bucket_bytes()
+    """
+    there = distributed.is_available() and distributed.is_initialized()
+    return BUCKET_BYTES if there else None
 
 
 def within_ddp(model: torch.nn.Module) -> torch.nn.Module:

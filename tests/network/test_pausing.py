@@ -12,6 +12,7 @@ from ooc_cudnn.errors import HostOutOfMemoryError, OocError
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.residency import check_stays
+from ooc_cudnn.pipeline.parts import parts_of
 from tests.support.network_checks import assert_close
 
 SHAPE = (4, 3, 32, 32)
@@ -101,7 +102,7 @@ def test_what_is_kept_leaves_when_others_want_the_block():
     step = net.pausing_step(y, memory_limit=LARGE, policy="keep")
     expected = step.forward(x=x).backward([seed])
     first = step.forward(x=x)
-    assert first._ready.halves.kept_bytes > 0
+    assert first._ready.parts.kept_bytes(0) > 0
     second = step.forward(x=2 * x)
     ooc_cudnn.activation_forward(x)
     of_second, of_first = second.backward([seed]), first.backward([seed])
@@ -221,3 +222,47 @@ def test_some_images_at_a_time_go_forward_and_then_forward_again_with_backward()
     assert_close(found, expected, "output")
     for name, gradient in gradients.items():
         assert_close(others[name], gradient, name, least=1e-2)
+
+
+def in_parts(step, x, seed, between):
+    """Gradients, and the names of those that each part of backward has made."""
+    paused = step.forward(x=x)
+    found, groups = {}, []
+    made = paused.begin_backward([seed])
+    while True:
+        groups.append(tuple(made))
+        found |= made
+        if paused.is_over:
+            return found, groups
+        between()
+        made = paused.go_on()
+
+
+@pytest.mark.parametrize("policy", ["keep", "offload"])
+def test_backward_pauses_where_gradients_are_final(policy):
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit="1MiB", policy=policy)
+    expected = step.forward(x=x).backward([seed])
+    apart = net.pausing_step(y, memory_limit="1MiB", policy=policy)
+    apart.pause_bytes = 1
+    # others want the block meanwhile, or nobody does
+    for between in (partial(ooc_cudnn.activation_forward, x), int):
+        found, groups = in_parts(apart, x, seed, between)
+        assert len(groups) > 3
+        assert groups[0] == ("linear_1.b",)
+        assert groups[-1] == ("x",)
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(found[name], gradient)
+    whole = apart.forward(x=x)
+    assert whole.backward([seed]).keys() == expected.keys()
+    with pytest.raises(OocError, match="backward has ended: run forward again"):
+        whole.go_on()
+
+
+def test_a_part_has_something_to_do():
+    net, (y, _) = network()
+    x, _ = arrays(net, [y])
+    program = net.pausing_step(y, memory_limit=LARGE, policy="keep").forward(x=x)._ready.program
+    with pytest.raises(ValueError, match=r"cannot pause before items \[2, 2\]"):
+        parts_of(program, [2, 2])

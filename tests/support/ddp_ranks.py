@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from examples import ddp_resnet50
+from ooc_cudnn.network.pausing import Paused
+from ooc_cudnn.torch import ranks
 
 RANKS, STEPS, LIMIT = 2, 3, "48KiB"
 #: Images of each rank where it says "uneven".
@@ -89,6 +91,7 @@ def run(rank, folder):
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     with ooc_cudnn.settings(device="host", machine="host"):
         found = {name: both(name, rank) for name in OPTIONS}
+        found["order"] = in_order(rank)
         found["global"] = over_all(rank)
         found["synchronised"] = synchronised(rank)
         found["example"] = example(rank, folder)
@@ -110,6 +113,36 @@ def both(name, rank):
         found.append(trained(wrapped, rank, EVEN, backwards))
         assert (not limited) or own.forward.plan.device_bytes <= own.forward.plan.memory_limit
     return found
+
+
+def in_order(rank):
+    """What happens in a backward: sums over ranks that begin, and parts of backward that have run.
+
+    Buckets of both are as small as they can be.
+    """
+    events, go_on, usual = [], Paused.go_on, ranks.BUCKET_BYTES
+
+    def told(paused):
+        found = go_on(paused)
+        events.append("part")
+        return found
+
+    def summed(_, bucket):
+        events.append("sum")
+        of_all = distributed.all_reduce(bucket.buffer() / RANKS, async_op=True).get_future()
+        return of_all.then(lambda made: made.value()[0])
+
+    Paused.go_on, ranks.BUCKET_BYTES = told, 1
+    try:
+        found = []
+        for own in (model(), ooc.limit(model(), LIMIT)):
+            events.clear()
+            wrapped = DistributedDataParallel(own, bucket_cap_mb=1e-5)
+            wrapped.register_comm_hook(None, summed)
+            found.insert(0, trained(wrapped, rank, EVEN))
+        return found, events
+    finally:
+        Paused.go_on, ranks.BUCKET_BYTES = go_on, usual
 
 
 def over_all(rank):

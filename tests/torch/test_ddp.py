@@ -72,6 +72,16 @@ def test_a_model_under_a_limit_trains_as_pytorchs_does(ranks, name):
     assert name != "unused parameters" or gradients["unused.weight"] is None
 
 
+def test_gradients_are_summed_over_ranks_while_others_are_made(ranks):
+    for rank in ranks:
+        found, events = rank["order"]
+        alike(*found)
+        steps = "".join(each[0] for each in events)
+        assert steps.count("s") > STEPS * 2
+        # buckets are made anew after the first step; from the second on, each part has its own
+        assert re.search("^(ps+){3,}(ps+){3,}", steps[steps.index("p", steps.index("s")) :]), steps
+
+
 def test_with_global_statistics_ranks_train_as_one_process_on_the_whole_batch(ranks):
     gradients, state = on_the_whole_batch()
     for rank in ranks:

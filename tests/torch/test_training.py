@@ -12,6 +12,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
+from ooc_cudnn.network.pausing import Paused
 from tests.support.points import Pressed
 from tests.support.torch_checks import close
 from tests.support.torch_models import residual
@@ -193,3 +194,29 @@ def test_a_thousand_steps_do_not_grow():
         after = held()
     assert after[1:] == before[1:]
     assert after[0] - before[0] < 800  # less than one object a step
+
+
+def test_gradients_are_handed_out_while_others_are_made(pair, monkeypatch):
+    monkeypatch.setattr("ooc_cudnn.torch.call.bucket_bytes", lambda: 1)
+    x, target = batch(dtype=torch.float64)
+    parts, go_on = [], Paused.go_on
+    monkeypatch.setattr(Paused, "go_on", lambda self: parts.append(len(handed)) or go_on(self))
+    for model in pair:
+        handed = []
+        first = nn.functional.cross_entropy(model.double().eval()(x), target)
+        weight = [*model.parameters()][-1]
+        weight.of_it = torch.autograd.grad(first, weight, retain_graph=True)[0]
+        for name, each in model.named_parameters():
+            # an optimizer within backward: it changes what the rest of backward might read
+            def step(each, name=name, handed=handed):
+                handed.append(name)
+                each.data.sub_(0.1 * each.grad)
+
+            each.register_post_accumulate_grad_hook(step)
+        first.backward()
+    assert len(parts) > 4
+    assert len({*parts}) > 3  # so many were handed out when a part began
+    for (name, one), other in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
+        close(one.grad, other.grad, name)
+        close(one, other, name)
+    close(*([*model.parameters()][-1].of_it for model in pair), "one of them alone")

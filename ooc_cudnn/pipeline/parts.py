@@ -1,0 +1,123 @@
+"""A program in several calls, each up to a pause; and what is in its block between them.
+
+All parts work in one block, at the same addresses, and on the same pinned memory. Where somebody
+else wants the block meanwhile, what later parts read of it is copied to the host, and back before
+the next one runs: these are programs of moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ooc_cudnn.pipeline.program import (
+    COPY_IN,
+    Home,
+    Item,
+    Move,
+    Program,
+    Task,
+    byte_range,
+)
+from ooc_cudnn.tensor import TensorSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What runs between the pauses of a program, and what is kept at each.
+
+    Attributes
+    ----------
+    programs : tuple of Program
+        In order: one more than there are pauses.
+    kept : tuple of tuple of (int, int)
+        At each pause, ranges of bytes of the block that were touched before and will be after it.
+    """
+
+    programs: tuple[Program, ...]
+    kept: tuple[tuple[tuple[int, int], ...], ...]
+
+    def kept_bytes(self, pause: int) -> int:
+        """Bytes of the block that are kept at a pause."""
+        return sum(stop - start for start, stop in self.kept[pause])
+
+    def moves(self, pause: int, stream: str) -> Program:
+        """The program that copies what is kept to the host (or back): arrays "0", "1", ..."""
+        homes: dict[str, Home] = {}
+        items: list[Item] = []
+        for at, (start, stop) in enumerate(self.kept[pause]):
+            host, there = str(at), f"{at} on the device"
+            shape = (stop - start,)
+            homes[host] = Home(TensorSpec(shape, "uint8", "pinned"))
+            homes[there] = Home(TensorSpec(shape, "uint8", "device"), start)
+            ends = (host, there) if stream == COPY_IN else (there, host)
+            items.append(Move(f"{stream} of {start} to {stop}", stream, *ends))
+        whole = self.programs[0]
+        name = f"what {whole.name} keeps on the device"
+        return Program(name, tuple(items), homes, whole.device_bytes)
+
+
+def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
+    """The parts of a program that pauses before some of its items.
+
+    Raises
+    ------
+    ValueError
+        If these are not in order, or a part has no items.
+    """
+    ends = (0, *pauses, len(program.items))
+    if any(start >= stop for start, stop in pairwise(ends)):
+        raise ValueError(f"{program.name} cannot pause before items {list(pauses)}")
+    parts = [_of(program, program.items[start:stop]) for start, stop in pairwise(ends)]
+    kept = []
+    for at in range(1, len(parts)):
+        before, after = (
+            {name for part in some for name in part.homes} for some in (parts[:at], parts[at:])
+        )
+        ranges = [
+            byte_range(home, tuple((0, extent) for extent in home.spec.shape))
+            for home in (program.homes[name] for name in before & after)
+            if home.offset is not None
+        ]
+        kept.append(tuple(_merged(ranges)))
+    return Parts(tuple(parts), tuple(kept))
+
+
+def _of(program: Program, items: tuple[Item, ...]) -> Program:
+    """The program of some of the items, with the tensors that they touch."""
+    names = {name for item in items for name in touched(program, item)}
+    homes = {
+        name: home._replace(after=tuple(other for other in home.after if other in names))
+        for name, home in program.homes.items()
+        if name in names
+    }
+    return replace(program, items=items, homes=homes, pause=None)
+
+
+def touched(program: Program, item: Item) -> Iterator[str]:
+    """The tensors that an item reads or writes, and those that these are views of."""
+    names: Iterable[str] = ()
+    if isinstance(item, Task):
+        names = item.binds.values()
+    elif isinstance(item, Move):
+        names = item.ends
+    for name in names:
+        while name:
+            yield name
+            name = program.homes[name].of
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges of bytes in order, those that meet as one.
+
+    >>> list(_merged([(8, 16), (0, 4), (12, 20), (20, 24)]))
+    [(0, 4), (8, 24)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    yield from found
