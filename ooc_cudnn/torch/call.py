@@ -171,7 +171,7 @@ class ReadyModel:
         tree
             What the model returns.
         """
-        with without_autocast():  # the graph has its casts
+        with without_autocast(), at(self.device):  # the graph has its casts
             return self._called(tensors, out)
 
     def _called(self, tensors: Sequence[Any], out: Any) -> Any:
@@ -291,14 +291,13 @@ class ReadyModel:
             )
             made = differentiable_outputs(request, tracked)
         elif self.forward is not None:
-            with at(self.device):
-                arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
-                inputs, lasting = handed(arrays, to.inputs, self._handing)
-                written = results_there(self.forward.outputs, self.device)
-                if out is not None:
-                    written = {self.forward.outputs[0].name: out}
-                making = making_there(self.device, changing)
-                ran = self.forward.run(inputs, written, lasting, making)
+            arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
+            inputs, lasting = handed(arrays, to.inputs, self._handing)
+            written = results_there(self.forward.outputs, self.device)
+            if out is not None:
+                written = {self.forward.outputs[0].name: out}
+            making = making_there(self.device, changing)
+            ran = self.forward.run(inputs, written, lasting, making)
             made = tuple(map(tensor_of, ran.outputs))
         return {y.name: each for y, each in zip(to.outputs, made, strict=True)}, running
 

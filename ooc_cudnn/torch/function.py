@@ -64,14 +64,16 @@ class Request:
         self.inputs = frozenset(inputs)
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
-        """Run forward on tensors in the order of the names; again, it draws the same masks."""
+        """Run forward on tensors in the order of the names; again, it draws the same masks.
+
+        It runs on the device of the settings in force, as `at` sets them.
+        """
         self.others |= {name: state_of(seed, self.device) for name, seed in self.seeds.items()}
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
-        with at(self.device):
-            out = results_there(self.step.outputs, self.device)
-            inputs, lasting = handed(arrays, self.inputs, self.handing)
-            making = making_there(self.device, self.changing)
-            return self.step.run(inputs, out, lasting, making)
+        out = results_there(self.step.outputs, self.device)
+        inputs, lasting = handed(arrays, self.inputs, self.handing)
+        making = making_there(self.device, self.changing)
+        return self.step.run(inputs, out, lasting, making)
 
     def versions(self) -> dict[str, int]:
         """How often each tensor that forward read, and autograd does not watch, was changed."""
