@@ -106,5 +106,5 @@ def _outside(program: Program, step: Step) -> Sequence[str]:
     return [
         item.binds[place.operand]
         for place in step.places
-        if place.slot < 0 or step.stream != "compute"
+        if place.slot < 0 or step.copies
     ]

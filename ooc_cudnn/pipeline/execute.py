@@ -259,14 +259,14 @@ class Executor:
         if isinstance(item, Move):
             (place,) = step.places
             on_device, on_host = (region_of(sources[end], place.region) for end in item.ends)
-            return _copy(device, step.stream, on_device, on_host)
+            return _copy(device, step.copies, on_device, on_host)
         assert isinstance(item, Task)
         views = self._views_of(step.item)
         held = views.of(index, step)
-        if step.stream != COMPUTE:
+        if step.copies:
             (place,) = step.places
             outside = region_of(sources[item.binds[place.operand]], place.region)
-            return _copy(device, step.stream, held[place.operand], outside)
+            return _copy(device, step.copies, held[place.operand], outside)
         if item.is_on_host:
             there = {
                 place.operand: region_of(sources[item.binds[place.operand]], place.region)
@@ -306,10 +306,10 @@ def _ahead_of(program: Program, pieces: int) -> int:
     return max(RUN_AHEAD_PIECES, 2 * deepest, lasting)
 
 
-def _copy(device: Device, stream: str, slot: Source, outside: Source) -> Callable[[Any], None]:
+def _copy(device: Device, way: str, slot: Source, outside: Source) -> Callable[[Any], None]:
     """A copy between the device and what is outside of it, or of the slot."""
     assert isinstance(slot, DeviceView)
-    if stream == COPY_IN:
+    if way == COPY_IN:
         return lambda at: device.copy_in(slot, outside, at)
     return lambda at: device.copy_out(outside, slot, at)
 

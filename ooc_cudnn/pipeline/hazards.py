@@ -158,6 +158,11 @@ def _overlap(one: Region, other: Region) -> bool:
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
+def _written_first(noted: tuple[Where, Latest, bool]) -> tuple[bool, int]:
+    _, steps, writes = noted
+    return not writes, max(steps.values())
+
+
 class Hazards:
     """Who used which memory, of all items before the one at hand.
 
@@ -207,7 +212,8 @@ class Hazards:
 
     def close(self) -> None:
         """End an item: what it did counts for those that follow."""
-        for where, steps, writes in sorted(self._noted, key=lambda each: not each[2]):
+        # bytes between rows of a region may be another's: of those that wrote them the last counts
+        for where, steps, writes in sorted(self._noted, key=_written_first):
             if where.array:
                 self._arrays[where.array].use(where.region, steps, writes=writes)
             else:

@@ -48,6 +48,7 @@ class Issuer:
         launches: tuple[Launch, ...] = (),
         buffers: Mapping[str, Buffer] = NO_BUFFERS,
         others: Latest | None = None,
+        copies: str = "",
     ) -> int:
         """Append a step that waits for those used, and others, as far as on another stream.
 
@@ -66,7 +67,7 @@ class Issuer:
         self.signals.update(waits)
         self.latest[stream] = len(self.steps)
         self.streams.append(stream)
-        self.steps.append((stream, piece, places, launches, waits, buffers, self.item))
+        self.steps.append((stream, piece, places, launches, waits, buffers, self.item, copies))
         return len(self.steps) - 1
 
     def move(self, move: Move) -> None:
@@ -78,7 +79,8 @@ class Issuer:
             if hazards is not None:
                 others = hazards.users(move.source, region, writes=False)
                 later(others, hazards.users(move.target, region, writes=True))
-            step = self.add(move.stream, index, (Place("", region, -1),), (), others=others)
+            places, way = (Place("", region, -1),), move.stream
+            step = self.add(way, index, places, (), others=others, copies=way)
             if hazards is not None:
                 hazards.note(move.source, region, {move.stream: step}, writes=False)
                 hazards.note(move.target, region, {move.stream: step}, writes=True)
@@ -91,6 +93,6 @@ class Issuer:
         """Every step, with whether a later one waits for it."""
         signals = self.signals
         return tuple(
-            Step._make((*step[:-1], index in signals, step[-1]))
+            Step._make((*step[:-2], index in signals, *step[-2:]))
             for index, step in enumerate(self.steps)
         )

@@ -86,17 +86,17 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
         if isinstance(item, Task)
     }
     for step in steps:
-        if step.stream == COMPUTE:
+        if not step.copies:
             key: Any = id(step.buffers)
         else:
             (place,) = step.places
             shape = tuple([stop - start for start, stop in place.region])
-            key = (step.item, step.stream, place.operand, shape)
+            key = (step.item, step.copies, place.operand, shape)
         cost = known.get(key)
         if cost is None:
             cost = known[key] = StepCost()
             item = program.items[step.item]
-            if step.stream == COMPUTE:
+            if not step.copies:
                 assert isinstance(item, Task)
                 for launch in step.launches:
                     cost.compute(item.request.machine, launch)
@@ -107,13 +107,13 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
                 on_host = placement != "device"
                 rows = rows_of(shape, spec.strides, spec.itemsize) if on_host else WHOLE
                 moved = math.prod(shape) * spec.itemsize
-                cost.copy(machine, step.stream, placement, moved, rows, others[step.item])
+                cost.copy(machine, step.copies, placement, moved, rows, others[step.item])
             else:
                 assert isinstance(item, Move)
                 spec = program.homes[item.ends[1]].spec
                 rows = rows_of(shape, spec.strides, spec.itemsize)
                 moved = math.prod(shape) * spec.itemsize
-                cost.copy(machine, step.stream, spec.placement, moved, rows)
+                cost.copy(machine, step.copies, spec.placement, moved, rows)
         found.append(cost)
     return found
 

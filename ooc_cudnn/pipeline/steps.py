@@ -30,7 +30,7 @@ class Step(NamedTuple):
     Attributes
     ----------
     stream : str
-        "copy_in", "compute" or "copy_out".
+        "copy_in", "compute" or "copy_out": what it runs on. Copies inside the card run on "compute".
     piece : int
         Index of the piece it belongs to, in loop order.
     places : tuple of Place
@@ -46,6 +46,9 @@ class Step(NamedTuple):
         Whether a later step waits on this one.
     item : int
         Index of the item of the program that it belongs to.
+    copies : str
+        Which way, "copy_in" or "copy_out", it copies to or from the memory of its item; nothing
+        where it computes.
     """
 
     stream: str
@@ -56,8 +59,9 @@ class Step(NamedTuple):
     buffers: Mapping[str, Buffer] = NO_BUFFERS
     signals: bool = False
     item: int = 0
+    copies: str = ""
 
     def __str__(self) -> str:
         what = ", ".join(f"{p.operand}[{p.slot}]" for p in self.places)
         waits = f" after {', '.join(map(str, self.waits))}" if self.waits else ""
-        return f"{self.stream} of piece {self.piece}: {what}{waits}"
+        return f"{self.copies or self.stream} of piece {self.piece}: {what}{waits}"

@@ -40,6 +40,8 @@ class TaskSteps:
         self.issuer, self.task = issuer, task
         self.call, self.plan = task.request.chain, task.plan
         self.rings = {name: _Ring(depth) for name, depth in self.plan.rings if depth}
+        specs = task.request.specs.items()
+        self.on_device = {name for name, spec in specs if spec.placement == "device"}
         #: Results being made: where, and the last step that computed on them.
         self.open: dict[str, tuple[Place, int]] = {}
         self.piece = -1
@@ -86,10 +88,7 @@ class TaskSteps:
         if slot is None:
             slot = ring.take(region)
             place = Place(name, region, slot)
-            others = self._before_copy(place, writes=False)
-            used = (ring.used[slot],)
-            loaded = self.issuer.add(COPY_IN, self.piece, (place,), used, others=others)
-            self._copied(place, COPY_IN, loaded, writes=False)
+            loaded = self._copy(place, COPY_IN, ring.used[slot])
             ring.loaded[slot] = ring.used[slot] = loaded
         return Place(name, region, slot)
 
@@ -110,11 +109,23 @@ class TaskSteps:
             del self.open[name]
             if place.slot >= 0:
                 ring = self.rings[name]
-                others = self._before_copy(place, writes=True)
-                left = self.issuer.add(COPY_OUT, self.piece, (place,), (computed,), others=others)
-                self._copied(place, COPY_OUT, left, writes=True)
-                ring.used[place.slot] = left
+                ring.used[place.slot] = self._copy(place, COPY_OUT, computed)
                 ring.regions[place.slot] = None
+
+    def _copy(self, place: Place, way: str, used: int) -> int:
+        """Copy a region to its slot, or from there, after the step that last used the slot.
+
+        What lies on the device is copied in turn with what computes: behind fetches from the host
+        it would wait for the link.
+        """
+        writes, on_device = way == COPY_OUT, place.operand in self.on_device
+        stream = COMPUTE if on_device else way
+        others = self._before_copy(place, writes=writes)
+        step = self.issuer.add(stream, self.piece, (place,), (used,), others=others, copies=way)
+        if self.issuer.hazards is not None:
+            bind = self.task.binds[place.operand]
+            self.issuer.hazards.note(bind, place.region, {stream: step}, writes=writes)
+        return step
 
     def _add(
         self, piece: Piece, launches: tuple[Launch, ...], buffers: Mapping[str, Buffer]
@@ -158,7 +169,7 @@ class TaskSteps:
         return hazards.users_of_bytes(span) if span else {}
 
     def _before_copy(self, place: Place, *, writes: bool) -> Latest:
-        """The steps of earlier items that a copy from or to the host waits for."""
+        """The steps of earlier items that a copy to or from a slot waits for."""
         hazards = self.issuer.hazards
         if hazards is None:
             return {}
@@ -166,12 +177,6 @@ class TaskSteps:
         if not writes:
             later(found, self._fresh(place.operand, place.slot))
         return found
-
-    def _copied(self, place: Place, stream: str, step: int, *, writes: bool) -> None:
-        """Note a copy from or to the host."""
-        if self.issuer.hazards is not None:
-            bind = self.task.binds[place.operand]
-            self.issuer.hazards.note(bind, place.region, {stream: step}, writes=writes)
 
     def _before_computing(
         self, places: Iterable[Place], buffers: Iterable[tuple[str, Buffer]]
@@ -197,8 +202,7 @@ class TaskSteps:
         hazards, computed = self.issuer.hazards, {COMPUTE: self.computed}
         if hazards is None:
             return
-        # bytes between rows of a region may be another's: the last step on them counts
-        for (name, region), step in sorted(self.in_place.items(), key=lambda each: each[1]):
+        for (name, region), step in self.in_place.items():
             writes = name in self.call.results
             hazards.note(self.task.binds[name], region, {COMPUTE: step}, writes=writes)
         for name, slot in self.taken:

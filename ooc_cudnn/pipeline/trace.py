@@ -88,7 +88,7 @@ def traced(
 
 def link_bytes(program: Program, step: Step) -> int:
     """Bytes that a step moves over the link."""
-    if step.stream == COMPUTE:
+    if not step.copies:
         return 0
     (place,) = step.places
     item = program.items[step.item]
