@@ -36,6 +36,8 @@ class Fastest:
         The fastest of each policy.
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
+    least_as_made : float
+        Seconds of the fastest before any had time to copy.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -45,6 +47,7 @@ class Fastest:
         self.by_policy = dict[str, PlannedStep]()
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
+        self.least_as_made = float("inf")
 
     def may_be(self, step: Step, stays: Residency | None = None) -> bool:
         """Whether a step may be the fastest, where its tensors are there for these stays.
@@ -59,11 +62,15 @@ class Fastest:
         on_device = {base for base, spec in self._terms.given.items() if spec.placement == "device"}
         return max(crossing(step, stays, self._terms.target.machine, on_device)) < most
 
+    def fits(self, plan: NetworkPlan) -> bool:
+        """Whether host memory has room for what a plan keeps there."""
+        return self.room is None or plan.host_bytes <= self.room.available_bytes
+
     def take(self, made: PlannedStep | None) -> bool:
         """Keep a plan if it is the fastest so far; return whether it is."""
         if made is None:
             return False
-        if self.room is not None and made.plan.host_bytes > self.room.available_bytes:
+        if not self.fits(made.plan):
             if self.least is None or made.plan.host_bytes < self.least.host_bytes:
                 self.least = made.plan
             return False

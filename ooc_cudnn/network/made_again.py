@@ -26,9 +26,8 @@ LITTLE = 2**16
 MOST_FOR_PIECES = 0.25
 
 
-#: Kinds of tensors that may come from the host: inputs, which are there; none; and all others, too.
+#: Kinds of tensors that may come from the host: inputs, which are there; and all others, too.
 INPUTS: tuple[str, ...] = ("input",)
-NOTHING: tuple[str, ...] = ()
 ALL: tuple[str, ...] = (*GIVEN, "map")
 
 

@@ -361,7 +361,9 @@ class _Placing:
         used = np.concatenate([used, np.column_stack([spans[gone], last[gone]])])
         within = [(start, stop - nbytes) for start, stop in gaps if stop - start >= nbytes]
         starts = np.unique([*np.ravel(within), *used[:, 1]])
-        candidates = starts[[any(low <= at <= high for low, high in within) for at in starts]]
+        lows, highs = np.array(within).T
+        behind = lows.searchsorted(starts, "right") - 1  # the last gap that begins before
+        candidates = starts[(behind >= 0) & (starts <= highs[behind])]
         ends = candidates[:, None] + nbytes
         met = (used[:, 0] < ends) & (candidates[:, None] < used[:, 1])
         latest = np.where(met, used[:, 2], -1).max(axis=1, initial=-1)

@@ -21,7 +21,7 @@ from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.made_again import ALL, INPUTS, NOTHING, coming_back, made_again
+from ooc_cudnn.network.made_again import ALL, INPUTS, coming_back, made_again
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
@@ -59,10 +59,11 @@ SHARES_SPILLED = (0.25, 0.75, 1.0)
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.25
-#: And one that takes so many times is, with a plan that copies nothing which could be made again.
+#: Where it takes less than so many times, all other policies are slower.
 WAITING_A_LITTLE = 1.05
-#: A plan whose computing takes no more than so many times the fastest may gain by time to copy.
-WORTH_TIME = 0.99
+#: A plan that takes no more than so many times the fastest before either has time to copy may be
+#: the fastest then.
+WORTH_TIME = 1.05
 #: Of the memory that is free, what copies may have longer; addresses may want the rest.
 FOR_COPIES = (1.0, 0.0)
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
@@ -147,7 +148,7 @@ def _in_parts(
             yield made
         elif (policy, each) == ("best", "keep"):
             taken = _rewritten(step, frozenset(), 1, 1)
-            ways = (INPUTS, NOTHING, ALL) if parts == 1 else (INPUTS,)
+            ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
             yield from _searched(name, taken, terms, parts, fastest, ways)
 
 
@@ -236,16 +237,12 @@ def _searched(
 ) -> Iterator[PlannedStep]:
     """Plans in which maps are made again as often as a search found best: `made_again.py`.
 
-    Each way says which kinds of tensors may be copied (without any, where those before waited for
-    the link); of each the first that has room.
+    Each way says which kinds of tensors may be copied; of each the first that has room.
     """
     least = float("inf")
     for copied in ways:
-        best = fastest.best
-        if not copied and (best is None or not _waits(best.plan, WAITING_A_LITTLE)):
-            continue
         for made in made_again(step, terms, parts, copied=copied):
-            if copied and made.seconds >= least:
+            if made.seconds >= least:
                 break
             rewritten = _repeated(step, made.again, parts)
             stays = coming_back(step, rewritten, made)
@@ -266,7 +263,11 @@ def _in_time(name: str, made: PlannedStep, terms: Terms, fastest: Fastest) -> No
     And with inputs that first readers stream.
     """
     plan, step, placed = made
-    if fastest.best is None or plan.compute_seconds > WORTH_TIME * fastest.best.plan.seconds:
+    if not fastest.fits(plan):
+        return
+    fastest.least_as_made = min(fastest.least_as_made, plan.seconds)
+    most = np.inf if fastest.best is None else fastest.best.plan.seconds
+    if plan.seconds > WORTH_TIME * fastest.least_as_made or plan.compute_seconds >= most:
         return
     tasks = [item for item in placed.program.items if isinstance(item, Task)]
     room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])

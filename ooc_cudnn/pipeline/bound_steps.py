@@ -103,8 +103,4 @@ def _outside(program: Program, step: Step) -> Sequence[str]:
     if isinstance(item, Move):
         return item.ends
     assert isinstance(item, Task)
-    return [
-        item.binds[place.operand]
-        for place in step.places
-        if place.slot < 0 or step.copies
-    ]
+    return [item.binds[place.operand] for place in step.places if place.slot < 0 or step.copies]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.pipeline.offsets import lay_out
-from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, traced

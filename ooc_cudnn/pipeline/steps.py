@@ -30,7 +30,8 @@ class Step(NamedTuple):
     Attributes
     ----------
     stream : str
-        "copy_in", "compute" or "copy_out": what it runs on. Copies inside the card run on "compute".
+        "copy_in", "compute" or "copy_out": on which it runs. Copies inside the card run on
+        "compute".
     piece : int
         Index of the piece it belongs to, in loop order.
     places : tuple of Place

@@ -11,7 +11,7 @@ from typing import Any
 
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.figures import blank_figure
-from ooc_cudnn.pipeline.program import COMPUTE, Move, Program, Task
+from ooc_cudnn.pipeline.program import Move, Program, Task
 from ooc_cudnn.pipeline.steps import Step
 
 #: Colours of even and of odd pieces, by stream.

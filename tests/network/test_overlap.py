@@ -10,11 +10,17 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.network.placing import _Placing
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.placing import Terms, _Placing
+from ooc_cudnn.network.planning import plan_step
 from ooc_cudnn.network.policies import mixed
 from ooc_cudnn.network.remaking import can_be_remade
+from ooc_cudnn.pipeline.hazards import Hazards
+from ooc_cudnn.pipeline.program import Home
+from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.pipeline.trace import link_bytes
 from ooc_cudnn.pipeline.views import packed_image
-from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.tensor import ORDERS, TensorSpec
 from perfmodel import shipped
 from tests.network.test_host_memory import Deep
 from tests.support.network_steps import banded_plan
@@ -104,6 +110,33 @@ def test_bands_of_one_image_are_computed_on_where_they_lie(host_device):
             for axes in task.request.computed_on_in_place.values()
         )
     assert in_rows["channels_first"] == 0 < in_rows["channels_last"]
+
+
+def test_copies_inside_the_card_are_in_turn_with_computing():
+    """They are kernels, and behind fetches from the host they would wait for the link."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (4, 8, 16, 16))
+    joined = net.concatenate([net.convolution(x, 8, window=3, padding=1), x])
+    loss = net.mean_squared_error(joined, net.input("target", joined.shape))
+    terms = Terms(Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True), {})
+    made = plan_step("step", net.training_phases(loss), terms, policy="keep")
+    program = made.placed.program
+    copies = [step for step in make_schedule(program).steps if step.copies]
+    inside = [step for step in copies if not link_bytes(program, step)]
+    assert {step.copies for step in inside} == {"copy_in", "copy_out"}
+    assert {step.stream for step in inside} == {"compute"}
+    assert all(step.stream == step.copies for step in copies if link_bytes(program, step))
+    assert "copy_out of piece" in str(next(step for step in inside if step.copies == "copy_out"))
+
+
+def test_bytes_between_rows_are_those_of_the_last_step_that_wrote_there():
+    """Two results of a call lie between each other: one leaves its slot after the other is made."""
+    homes = {"block": Home(TensorSpec((64,), "uint8", "device"), 0)}
+    hazards = Hazards(homes)
+    hazards.note("block", ((0, 48),), {"compute": 7}, writes=True)
+    hazards.note("block", ((16, 64),), {"compute": 5}, writes=True)
+    hazards.close()
+    assert hazards.users("block", ((20, 30),), writes=False) == {"compute": 7}
 
 
 def test_rings_are_as_deep_as_there_is_room():
