@@ -103,6 +103,7 @@ def place_step(
     *,
     may_stream: bool = True,
     spill: bool = False,
+    share: float = 1.0,
     reserved: Mapping[int, int] = MappingProxyType({}),
     is_worth: Callable[[Step, Residency], bool] = lambda step, stays: True,
 ) -> Placed | None:
@@ -128,7 +129,7 @@ def place_step(
         stays = least_copied(step, stays, _Placing(name, step, stays, terms).working(), room)
         stays = {base: found for base, found in stays.items() if found}
     while is_worth(step, stays):
-        worst = _overflow(step, stays, room)
+        worst = _overflow(step, stays, share * room)
         if worst is None:
             try:
                 return _Placing(name, step, stays, terms, reserved).placed()
@@ -159,7 +160,7 @@ def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | No
     return {name: found for name, found in stays.items() if name != largest}
 
 
-def _overflow(step: Step, stays: Residency, room_bytes: int) -> int | None:
+def _overflow(step: Step, stays: Residency, room_bytes: float) -> int | None:
     """The phase in which most lives at once, if that is more than there is."""
     held = held_bytes([extent for _, _, extent in _extents(step, stays)], len(step.phases))
     worst = int(held.argmax())

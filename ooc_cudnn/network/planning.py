@@ -55,6 +55,8 @@ SHARE_OF_BANDS = 0.7
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
+#: Of memory, what tensors may hold where what is too large is streamed: pieces want the rest.
+SHARES_HELD = (1.0, 0.75, 0.5)
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
 #: A plan that takes so many times its computing is compared with those that go down the rows.
@@ -128,12 +130,13 @@ def plan_step(
         rest = (*BEST_OF, *VDNN) if waits else VDNN
     for each in rest:  # what is too large is streamed, call by call
         taken = _as_taken(given, each)
-        try:
-            parts = micro_batches or 1
-            fastest.take(_planned(name, taken, terms, each, parts, fastest, may_stream=True))
-        except PlanInfeasibleError:
-            if fastest.best is None and fastest.least is None:
-                raise
+        parts = micro_batches or 1
+        for share in SHARES_HELD:
+            try:
+                fastest.take(_planned(name, taken, terms, each, parts, fastest, share=share))
+            except PlanInfeasibleError:
+                if fastest.best is None and fastest.least is None:
+                    raise
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
@@ -301,14 +304,14 @@ def _by_shares(
 def _by_rows(
     name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
 ) -> Iterator[PlannedStep]:
-    """Plans that go down the rows, each in as few bands as leave memory to what is whole.
+    """Plans that go down the rows, in as few bands as leave memory to what is whole, or more.
 
     All images at once, and one by one; or in so many micro-batches as are asked for.
     """
     apart = _shares(step, terms) and not step.pauses
     counts = (1, images_of(step)) if apart else (1,)
     for parts in dict.fromkeys(counts if asked is None else (asked,)):
-        bands = 1
+        bands, least = 1, np.inf
         while (bands := 2 * bands) <= MOST_BANDS:
             try:
                 if bands == 2 and not fastest.may_be(micro_batched(step, parts)):
@@ -334,7 +337,9 @@ def _by_rows(
                 break
             figures = predicted(name, "rows", rewritten, placed, How(parts, bands), terms)
             yield PlannedStep(figures, rewritten, placed)
-            break
+            if figures.seconds >= least:
+                break  # more bands leave more memory to what is whole, and cross the link more
+            least = figures.seconds
 
 
 def _by_halves_of_parts(
@@ -454,7 +459,7 @@ def _planned(
     fastest: Fastest,
     made: Policy | None = None,
     *,
-    may_stream: bool = False,
+    share: float = 0.0,
 ) -> PlannedStep | None:
     """Plan a step by one policy; None where it does not fit as the policy has it.
 
@@ -466,7 +471,7 @@ def _planned(
     step = in_place(summed(step))
     at = _first_that_fits(step, decisions, made, parts, terms.target.room_bytes)
     while True:
-        tried = parts, decisions[at], made.residing
+        tried = parts, decisions[at], made.residing, share
         rewritten, stays = _as_decided(step, decisions[at], made, parts)
         if tried in fastest.tried or not fastest.may_be(rewritten, stays):
             return None
@@ -476,7 +481,8 @@ def _planned(
             rewritten,
             stays,
             terms,
-            may_stream=may_stream and last,
+            may_stream=last and share > 0,
+            share=share or 1.0,
             is_worth=fastest.may_be,
         )
         if placed is not None:
@@ -526,6 +532,6 @@ def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
         if fastest.take(_planned(name, step, terms, policy, parts, fastest)):
             break
     else:
-        fastest.take(_planned(name, step, terms, "vdnn_all", parts, fastest, may_stream=True))
+        fastest.take(_planned(name, step, terms, "vdnn_all", parts, fastest, share=1.0))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))

@@ -1,0 +1,54 @@
+"""More memory never makes a plan slower, and no plan takes more than there is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.planning import plan_step
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import shipped
+
+DOUBLED = (120_000, 240_000, 480_000, 960_000)
+
+
+def drawn_step(seed):
+    """A step that pauses, of a drawn network with several outputs, sums and concatenations."""
+    draw, net = random.Random(seed), ooc_cudnn.Network(seed=1)
+    shape = (draw.choice([1, 4, 6]), 3, 16, 16)
+    maps = [net.input("x", shape, "float64", gradient=draw.random() < 0.5)]
+    for _ in range(draw.randint(3, 7)):
+        x, kind = draw.choice(maps[-3:]), draw.random()
+        if kind < 0.5:
+            channels = draw.choice([4, 8])
+            y = net.activation(net.convolution(x, channels, window=3, padding=1))
+        elif kind < 0.65 and x is not maps[0]:
+            y = net.batch_normalization(x)
+        elif kind < 0.65:
+            y = net.convolution(x, 8, window=1)
+        elif kind < 0.8:
+            y = net.add(x, draw.choice([each for each in maps if each.shape == x.shape]))
+        else:
+            y = net.concatenate([x, draw.choice(maps)])
+        maps.append(y)
+    outputs = [maps[-1], *draw.sample(maps[1:], min(2, len(maps) - 1))]
+    return net.pausing_phases(*{id(each): each for each in outputs}.values())
+
+
+@pytest.mark.parametrize(
+    ("seed", "limits"),
+    [(2, DOUBLED), (7, DOUBLED), (11, DOUBLED), (6, (120_000, 160_000)), (12, (120_000, 160_000))],
+)
+def test_more_memory_is_never_slower(seed, limits):
+    """But by a hundredth: where a plan hardly waits, those that copy more are not looked at."""
+    step, machine, before = drawn_step(seed), shipped("host"), float("inf")
+    for limit in limits:
+        terms = Terms(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
+        plan = plan_step("step", step, terms).plan
+        assert plan.device_bytes <= limit
+        assert plan.seconds <= 1.01 * before
+        before = min(before, plan.seconds)
