@@ -44,11 +44,11 @@ def drawn_step(seed):
     [(2, DOUBLED), (7, DOUBLED), (11, DOUBLED), (6, (120_000, 160_000)), (12, (120_000, 160_000))],
 )
 def test_more_memory_is_never_slower(seed, limits):
-    """But by a hundredth: where a plan hardly waits, those that copy more are not looked at."""
+    """But by two hundredths: where a plan hardly waits, those that copy more are not looked at."""
     step, machine, before = drawn_step(seed), shipped("host"), float("inf")
     for limit in limits:
         terms = Terms(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
         plan = plan_step("step", step, terms).plan
         assert plan.device_bytes <= limit
-        assert plan.seconds <= 1.01 * before
+        assert plan.seconds <= 1.02 * before
         before = min(before, plan.seconds)

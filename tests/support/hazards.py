@@ -122,9 +122,9 @@ class _Uses:
             yield self._tensor(item.target, place.region, True)
             return
         offsets, results = self.offsets[step.item], item.request.chain.results
-        if step.stream != "compute":
+        if step.copies:
             (place,) = step.places
-            leaves = step.stream == "copy_out"
+            leaves = step.copies == "copy_out"
             yield self._tensor(item.binds[place.operand], place.region, leaves)
             yield self._bytes(offsets.span(place.operand, place.slot), not leaves)
             return
