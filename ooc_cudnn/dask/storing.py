@@ -6,13 +6,17 @@ writes a chunk under another name first. So whatever ends a run, the store holds
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise, product
 from typing import Any
 
 import dask.array as da
 import zarr
+from distributed import CancelledError
 
 from ooc_cudnn.dask.chunks import starts
+from ooc_cudnn.errors import OocError
 from ooc_cudnn.operations.splittable import Region
 
 
@@ -56,6 +60,8 @@ def to_zarr(
         If there is an array that is not the one to be completed.
     OSError, PermissionError
         If the store cannot be written to, or is full; chunks that are there stay whole.
+    OocError
+        If the scheduler goes away, or somebody cancels the run; the same holds for chunks.
 
     Examples
     --------
@@ -78,11 +84,24 @@ def to_zarr(
     for index in product(*map(range, array.numblocks)):
         if is_new or not _is_there(target, index):
             regions[index] = tuple(of_axis[at] for of_axis, at in zip(cuts, index, strict=True))
-    if len(regions) == array.npartitions:
-        written = da.store(array, target, lock=False, compute=compute)
-    else:
-        written = _stored(array, target, regions, compute=compute)
+    with _not_cancelled():
+        if len(regions) == array.npartitions:
+            written = da.store(array, target, lock=False, compute=compute)
+        else:
+            written = _stored(array, target, regions, compute=compute)
     return target if compute else written
+
+
+@contextmanager
+def _not_cancelled() -> Iterator[None]:
+    """Say what is left where a scheduler has given the run up."""
+    try:
+        yield
+    except CancelledError as error:
+        raise OocError(
+            "the run was cancelled, or its scheduler has gone away; the chunks that are in the "
+            "store are whole: to_zarr(..., resume=True) makes the others"
+        ) from error
 
 
 def _target(
