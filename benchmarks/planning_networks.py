@@ -79,7 +79,10 @@ def body(report: common.Report) -> None:
             plan = with_bound(plan, step)
             found = {
                 "ok": plan.device_bytes <= limit
-                and (plan.bands > 1 or plan.seconds >= (plan.bound_seconds or 0.0) * (1 - 1e-6)),
+                and (
+                    max(plan.bands, plan.slabs) > 1
+                    or plan.seconds >= (plan.bound_seconds or 0.0) * (1 - 1e-6)
+                ),
                 "limit_bytes": limit,
                 "seconds": plan.seconds,
                 "bound_seconds": plan.bound_seconds,

@@ -97,17 +97,16 @@ def parts_of(step: Step, parts: int) -> Parts:
     return Parts(once, found, count, tuple(rest), tuple(batch.each))
 
 
-class _Batch:
-    """The phases of a step by what they have to do with the images of a batch.
+class OfImages:
+    """A step whose phases, and tensors, are cut into those of some images each.
 
     Attributes
     ----------
+    step : Step
     images : int
-    head, tail : list of Phase
-        Those that run once: before all parts, of what is given alone, as the divisor of a mean is;
-        and after them, of what they summed or made.
-    each : list of int
-        The numbers of those that run for each part.
+        Of the batch.
+    own : list of set of str
+        Of each phase the operands that have an axis of images.
     tensors : dict
         Of the rewritten step.
     """
@@ -115,30 +114,10 @@ class _Batch:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.images = images_of(step)
-        self.head: list[Phase] = []
-        self.tail: list[Phase] = []
-        self.each: list[int] = []
-        own = [self._own(phase) for phase in step.phases]
-        #: Tensors that every part has some images of.
-        self._batched = {
-            phase.binds[operand]
-            for phase, found in zip(step.phases, own, strict=True)
-            for operand in found
-        }
-        self._sort(own)
-        #: Tensors that must be there whole in the end: each part makes a region of them.
-        self._whole = {
-            self._base(name)
-            for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
-        } | {self._base(name) for phase in self.tail for name in phase.binds.values()}
-        self._whole |= {self._base(name) for phase in self.head for name in phase.binds.values()}
-        # Of what each part has its own, views that no phase binds go, too.
-        apart = self._batched | {self._base(name) for name in self._batched}
-        self.tensors = {
-            name: tensor
-            for name, tensor in step.tensors.items()
-            if self._stays_whole(name) or not {name, self._base(name)} & apart
-        }
+        self.own = [self._own(phase) for phase in step.phases]
+        self.tensors: dict[str, Tensor] = {}
+        #: Tensors that are there whole: each part makes, or reads, a region of them.
+        self._whole: set[str] = set()
 
     def _base(self, name: str) -> str:
         return self.step.place(name).base
@@ -165,6 +144,63 @@ class _Batch:
         """Whether parts share a tensor, and each reads or makes a region of it."""
         base = self._base(name)
         return base in self._whole or self.step.tensors[base].kind in GIVEN
+
+    def _of(self, name: str, index: int, images: Range) -> str:
+        """The tensor that holds some images of another one."""
+        tensor = self.step.tensors[name]
+        made = f"{name} [{index}]"
+        if made in self.tensors:
+            return made
+        shape = (images[1] - images[0], *tensor.shape[1:])
+        if self._stays_whole(name):
+            region = (images, *whole(tensor.shape)[1:])
+            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind, name, region)
+        elif tensor.of:
+            base = self._of(tensor.of, index, images)
+            region = ((0, shape[0]), *tensor.region[1:])
+            self.tensors[made] = replace(tensor, name=made, shape=shape, of=base, region=region)
+        else:
+            self.tensors[made] = replace(tensor, name=made, shape=shape)
+        return made
+
+
+class _Batch(OfImages):
+    """The phases of a step by what they have to do with the images of a batch.
+
+    Attributes
+    ----------
+    head, tail : list of Phase
+        Those that run once: before all parts, of what is given alone, as the divisor of a mean is;
+        and after them, of what they summed or made.
+    each : list of int
+        The numbers of those that run for each part.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.head: list[Phase] = []
+        self.tail: list[Phase] = []
+        self.each: list[int] = []
+        own = self.own
+        #: Tensors that every part has some images of.
+        self._batched = {
+            phase.binds[operand]
+            for phase, found in zip(step.phases, own, strict=True)
+            for operand in found
+        }
+        self._sort(own)
+        self._whole = {
+            self._base(name)
+            for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
+        } | {self._base(name) for phase in self.tail for name in phase.binds.values()}
+        self._whole |= {self._base(name) for phase in self.head for name in phase.binds.values()}
+        # Of what each part has its own, views that no phase binds go, too.
+        apart = self._batched | {self._base(name) for name in self._batched}
+        self.tensors = {
+            name: tensor
+            for name, tensor in step.tensors.items()
+            if self._stays_whole(name) or not {name, self._base(name)} & apart
+        }
 
     def _sort(self, own: list[set[str]]) -> None:
         """Tell phases that run once, before or after, from those that run for each part."""
@@ -236,21 +272,3 @@ class _Batch:
             made = PartOf.of_images(call, images)
             found.append(replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds))
         return found
-
-    def _of(self, name: str, index: int, images: Range) -> str:
-        """The tensor that holds some images of another one."""
-        tensor = self.step.tensors[name]
-        made = f"{name} [{index}]"
-        if made in self.tensors:
-            return made
-        shape = (images[1] - images[0], *tensor.shape[1:])
-        if self._stays_whole(name):
-            region = (images, *whole(tensor.shape)[1:])
-            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind, name, region)
-        elif tensor.of:
-            base = self._of(tensor.of, index, images)
-            region = ((0, shape[0]), *tensor.region[1:])
-            self.tensors[made] = replace(tensor, name=made, shape=shape, of=base, region=region)
-        else:
-            self.tensors[made] = replace(tensor, name=made, shape=shape)
-        return made

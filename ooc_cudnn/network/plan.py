@@ -98,11 +98,14 @@ class NetworkPlan:
         What gradients on the device take there beside `device_bytes`: those of the call before
         among them, which are kept until the new ones are whole.
     bound_seconds : float, optional
-        What no plan of its kind can beat, where that was asked for; bands of rows are another kind.
+        What no plan of its kind can beat, where that was asked for; bands of rows are another kind,
+        and so are slabs.
     again : tuple of Again
         Where maps are made again that may be let go and made again once more.
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
+    slabs : int
+        Parts of the batch that stretches between barriers go through, where their maps are large.
     gap : float
         Of a plan by an integer program: how far the solution is above what no other can go below,
         as a share, where the search for a better one was ended.
@@ -144,6 +147,7 @@ class NetworkPlan:
     bound_seconds: float | None = None
     again: tuple[Again, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
+    slabs: int = 1
     gap: float = 0.0
     outside_bytes: int = 0
     on_host: tuple[str, ...] = ()
@@ -248,7 +252,9 @@ class NetworkPlan:
             return []
         above = (self.seconds / self.bound_seconds - 1) * 100
         said = f"{above:.1f} % above" if above >= 0 else f"{-above:.1f} % below"
-        kind = "possible without bands of rows" if self.bands > 1 else "possible of its kind"
+        kind = "possible of its kind"
+        if self.bands > 1 or self.slabs > 1:
+            kind = f"possible without {'bands of rows' if self.bands > 1 else 'slabs'}"
         return [f"  bound      {format_seconds(self.bound_seconds)}: {said} the best {kind}"]
 
     def __str__(self) -> str:

@@ -35,6 +35,7 @@ from ooc_cudnn.network.remaking import can_be_remade, forward_only, remade, seco
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency, check_stays
 from ooc_cudnn.network.room_outside import with_room_outside
+from ooc_cudnn.network.slabs import in_slabs
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from ooc_cudnn.operations.window_arguments import is_int
@@ -59,8 +60,19 @@ SHARES_SPILLED = (0.25, 0.75, 1.0)
 SHARES_HELD = (1.0, 0.75, 0.5)
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
+#: Slabs are so small that memory holds this many of the largest map, but no more than are many.
+SLABS_OF_ROOM, MOST_SLABS = 12, 8
+#: Phases that touch more than this share of memory go slab by slab.
+LARGE_PHASE = 0.25
+#: With slabs the share of the bytes that can be remade of which the rest leaves, and as a share of
+#: memory what is made anew for each reader.
+SHARE_OF_SLABS, LARGE_OF_SLABS = 0.75, 1 / 32
+#: How often stays of slabs are tried, with one tensor less each time.
+MOST_TRIES = 100
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.25
+#: One that takes so many times is, with those whose maps are in slabs.
+WAITING_MOSTLY = 2.0
 #: Where it takes less than so many times, all other policies are slower.
 WAITING_A_LITTLE = 1.05
 #: A plan that takes no more than so many times the fastest before either has time to copy may be
@@ -183,8 +195,10 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         If it is the plan of another step, or cannot be followed: plans are data, and may be edited.
     """
     check_asked(plan.policy, plan.micro_batches)
-    if not (is_int(plan.bands) and plan.bands > 0):
-        raise ValueError(f"bands must be a positive int, not {plan.bands!r}")
+    for what in ("bands", "slabs"):
+        count = getattr(plan, what)
+        if not (is_int(count) and count > 0):
+            raise ValueError(f"{what} must be a positive int, not {count!r}")
     again = frozenset(plan.remade)
     step, terms = with_room_outside(step, terms, plan.on_host)
     step = _as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
@@ -197,6 +211,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         step = _repeated(_rewritten(step, frozenset(), 1, 1), plan.again, plan.micro_batches)
     else:
         step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
+        step = _slabbed(step, plan.slabs, terms)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -372,16 +387,8 @@ def _by_spilling(
     again, the largest maps are made anew for each reader where that takes less than a copy of them.
     """
     step, parts = apart(step), asked or 1
-    machine, room = terms.target.machine, terms.target.room_bytes
     for share in SHARES_SPILLED:
-        again = mixed(step, machine, share)[-1].remade
-        seconds_of = seconds_to_remake(step, machine, again | forward_only(step))
-        anew = {
-            name
-            for name in again
-            if (nbytes := step.tensors[name].nbytes) > LARGE * room
-            and seconds_of(name) < machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
-        }
+        again, anew = _made_anew(step, terms, share, LARGE)
         rewritten = _rewritten(step, again, parts, 1, anew)
         stays = POLICIES["keep"].residing(rewritten)
         try:
@@ -393,6 +400,64 @@ def _by_spilling(
         how = How(parts, 1, tuple(sorted(again)), apart=True, anew=tuple(sorted(anew)))
         figures = predicted(name, "spill", rewritten, placed, how, terms)
         yield PlannedStep(figures, rewritten, placed)
+
+
+def _by_slabs(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans by spilling in which stretches between barriers go through the batch in slabs.
+
+    They are for steps with maps of which memory does not hold several.
+    """
+    room = terms.target.room_bytes
+    largest = max(each.nbytes for each in step.tensors.values())
+    slabs = min(-(-SLABS_OF_ROOM * largest // max(room, 1)), MOST_SLABS, images_of(step))
+    if asked not in (None, 1) or step.pauses or slabs < 2:
+        return
+    if fastest.best is not None and not _waits(fastest.best.plan, WAITING_MOSTLY):
+        return  # finding stays of slabs takes long
+    step = apart(step)
+    again, anew = _made_anew(step, terms, SHARE_OF_SLABS, LARGE_OF_SLABS)
+    try:
+        rewritten = _slabbed(_rewritten(step, again, 1, 1, anew), slabs, terms)
+    except WholeBatchError:
+        return
+    tries = iter(range(MOST_TRIES))
+
+    def is_worth(step: Step, stays: Residency) -> bool:
+        return next(tries, None) is not None and fastest.may_be(step, stays)
+
+    stays = POLICIES["keep"].residing(rewritten)
+    try:
+        placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
+    except PlanInfeasibleError:
+        return  # a part of a call may take more than all of it: it adds to what is there
+    if placed is not None:
+        remade, each = tuple(sorted(again)), tuple(sorted(anew))
+        how = How(1, 1, remade, apart=True, anew=each, slabs=slabs)
+        figures = predicted(name, "slabs", rewritten, placed, how, terms)
+        yield PlannedStep(figures, rewritten, placed)
+
+
+def _slabbed(step: Step, slabs: int, terms: Terms) -> Step:
+    """A step in slabs, where its phases touch much of memory."""
+    return in_slabs(step, slabs, int(LARGE_PHASE * terms.target.limit_bytes))
+
+
+def _made_anew(
+    step: Step, terms: Terms, share: float, large: float
+) -> tuple[frozenset[str], set[str]]:
+    """What is made again, up to a share of its bytes; and what of it is made for each reader."""
+    machine, room = terms.target.machine, terms.target.room_bytes
+    again = mixed(step, machine, share)[-1].remade
+    seconds_of = seconds_to_remake(step, machine, again | forward_only(step))
+    anew = {
+        name
+        for name in again
+        if (nbytes := step.tensors[name].nbytes) > large * room
+        and seconds_of(name) < machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
+    }
+    return again, anew
 
 
 def _rewritten(
@@ -413,7 +478,7 @@ def _repeated(step: Step, again: tuple[Again, ...], parts: int) -> Step:
 
 
 #: Further plans that `best` compares where the best one waits for the link.
-WAYS = (_by_halves_of_parts, _by_shares, _by_rows, _by_spilling)
+WAYS = (_by_halves_of_parts, _by_shares, _by_rows, _by_spilling, _by_slabs)
 
 
 def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:

@@ -30,6 +30,7 @@ class How(NamedTuple):
     anew: tuple[str, ...] = ()
     again: tuple[Again, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
+    slabs: int = 1
 
 
 def predicted(
@@ -83,6 +84,7 @@ def predicted(
         anew=how.anew,
         again=how.again,
         reserved=how.reserved,
+        slabs=how.slabs,
         stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
         fates=tuple(_fates(step, placed.residency, terms)),
         tasks=tasks,

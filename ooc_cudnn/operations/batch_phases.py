@@ -15,7 +15,13 @@ import numpy as np
 
 from ooc_cudnn.operations.activation_sums import sums_of_a_channel, through
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.batch_normalization import NormaliseBackward, StateRow, per_channel
+from ooc_cudnn.operations.batch_normalization import (
+    AddStates,
+    MergeMoments,
+    NormaliseBackward,
+    StateRow,
+    per_channel,
+)
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.channel_statistics import (
     SAVED,
@@ -181,6 +187,56 @@ class _OfChannels(Built):
     def rounding(self) -> Rounding:
         """A few operations on each number."""
         return Rounding(1, self.dtype, 8)
+
+
+@dataclass(frozen=True)
+class StatesOfParts(_OfChannels):
+    """A state (`STATES`) of all images, y, from those of parts of the batch, x0, x1, ..., in order.
+
+    Parameters
+    ----------
+    kind : str
+        "moments", which are merged, or "sums", which are added.
+    parts : int
+    """
+
+    channels: int
+    kind: str
+    parts: int
+
+    dtype = "float64"
+    lead = "x0"
+    results = ("y",)
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        state = Operand((STATES[self.kind], self.channels), "float64", VECTORS)
+        return dict.fromkeys((*(f"x{part}" for part in range(self.parts)), "y"), state)
+
+    def build(self, build: Builder) -> None:
+        """One after the other."""
+        shape = build.buffers["y"].shape
+        merge = MergeMoments(shape[1]) if self.kind == "moments" else AddStates(shape)
+        build.copy("x0", "y")
+        for part in range(1, self.parts):
+            build.launch(merge, ("y", f"x{part}"), "y")
+
+    def scaling(self, result: str) -> tuple[float, float]:
+        """There is none."""
+        return 1.0, 0.0
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """By the definition: of moments, all at once."""
+        region = self.region("y", piece)
+        parts = np.stack([read(f"x{part}", region) for part in range(self.parts)])
+        if self.kind == "sums":
+            return {"y": (parts.sum(axis=0), np.abs(parts).sum(axis=0))}
+        count, mean, m2 = parts.transpose(1, 0, 2)
+        merged = (count * mean).sum(axis=0) / count.sum(axis=0)
+        spread = m2 + count * (mean - merged) ** 2
+        value = np.stack([count.sum(axis=0), merged, spread.sum(axis=0)])
+        size = np.stack([count.sum(axis=0), np.abs(mean).max(axis=0), spread.sum(axis=0)])
+        return {"y": (value, size)}
 
 
 @dataclass(frozen=True)

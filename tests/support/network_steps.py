@@ -34,13 +34,13 @@ def banded(net, loss, limit, bands, micro_batches=1):
     return PlannedStep(plan, rewritten, placed)
 
 
-def spilling_plans(net, loss, limit):
+def spilling_plans(net, loss, limit, way=_by_spilling):
     """The plans of a step in which tensors are on the host for a while."""
     step = _as_taken(net.training_phases(loss), "best")
     terms = terms_for(limit, None, step, {})
     return [
         made._replace(plan=replace(made.plan, policy="best"))
-        for made in _by_spilling("training_step", step, terms, 1, Fastest(terms))
+        for made in way("training_step", step, terms, 1, Fastest(terms))
     ]
 
 
