@@ -112,7 +112,7 @@ class ReadyModel:
         ]  # fmt: skip
         if asking:
             self.pausing = net.pausing_step(*outputs, memory_limit=memory_limit)
-            self.pausing.pause_bytes = bucket_bytes()
+            self.pausing.pause_bytes = bucket_bytes(model, statistics)
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
         for step in (self.pausing, self.forward):

@@ -35,15 +35,27 @@ def world_size(group: Any = None) -> int:
     return distributed.get_world_size(group)
 
 
-def bucket_bytes() -> int | None:
+def bucket_bytes(model: torch.nn.Module, statistics: str) -> int | None:
     """Bytes of gradients that backward hands out at once, to be summed over ranks meanwhile.
 
-    None where nothing is distributed: then it hands out all at its end.
+    None where it hands out all at its end: where nothing is distributed; and where statistics are
+    those of all ranks. Then backward waits for others itself, and ranks whose plans differ would
+    come to these exchanges and to those of gradients in different orders.
 
-    >>> bucket_bytes()
+    >>> bucket_bytes(torch.nn.ReLU(), "rank")
     """
     there = distributed.is_available() and distributed.is_initialized()
-    return BUCKET_BYTES if there else None
+    waits = statistics == "global" or _synchronised(model)
+    return BUCKET_BYTES if there and not waits else None
+
+
+def _synchronised(model: torch.nn.Module) -> dict[str, torch.nn.SyncBatchNorm]:
+    """The parts that take statistics over ranks by themselves, by their paths."""
+    return {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, torch.nn.SyncBatchNorm)
+    }
 
 
 def within_ddp(model: torch.nn.Module) -> torch.nn.Module:
@@ -59,11 +71,7 @@ def over_ranks(model: torch.nn.Module, statistics: str) -> Callable[[str], Group
 
     Those of SyncBatchNorm are of its own process group, whatever `statistics` is.
     """
-    groups = {
-        path: module.process_group
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, torch.nn.SyncBatchNorm)
-    }
+    groups = {path: module.process_group for path, module in _synchronised(model).items()}
 
     def of(path: str) -> Group | None:
         if path not in groups and statistics != "global":
@@ -77,7 +85,7 @@ def over_ranks(model: torch.nn.Module, statistics: str) -> Callable[[str], Group
 @contextmanager
 def as_batch_normalization(model: torch.nn.Module) -> Iterator[None]:
     """Let SyncBatchNorm be captured as batch normalization: over which ranks is said beside."""
-    changed = [each for each in model.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
+    changed = list(dict.fromkeys(_synchronised(model).values()))
     for module in changed:
         module.__dict__["forward"] = MethodType(_BatchNorm.forward, module)
     try:

@@ -87,6 +87,7 @@ def found_in(model):
 def run(rank, folder):
     """What a process does."""
     torch.set_num_threads(1)
+    ranks.BUCKET_BYTES = 1  # backward pauses wherever it may
     store = distributed.FileStore(f"{folder}/store", RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     with ooc_cudnn.settings(device="host", machine="host"):
@@ -118,9 +119,9 @@ def both(name, rank):
 def in_order(rank):
     """What happens in a backward: sums over ranks that begin, and parts of backward that have run.
 
-    Buckets of both are as small as they can be.
+    Buckets are as small as they can be, too.
     """
-    events, go_on, usual = [], Paused.go_on, ranks.BUCKET_BYTES
+    events, go_on = [], Paused.go_on
 
     def told(paused):
         found = go_on(paused)
@@ -132,7 +133,7 @@ def in_order(rank):
         of_all = distributed.all_reduce(bucket.buffer() / RANKS, async_op=True).get_future()
         return of_all.then(lambda made: made.value()[0])
 
-    Paused.go_on, ranks.BUCKET_BYTES = told, 1
+    Paused.go_on = told
     try:
         found = []
         for own in (model(), ooc.limit(model(), LIMIT)):
@@ -142,7 +143,7 @@ def in_order(rank):
             found.insert(0, trained(wrapped, rank, EVEN))
         return found, events
     finally:
-        Paused.go_on, ranks.BUCKET_BYTES = go_on, usual
+        Paused.go_on = go_on
 
 
 def over_all(rank):
