@@ -9,6 +9,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import NONE, arrays_given, plain, results_given
+from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import PLAIN, Making, ReadyStep
 from ooc_cudnn.network.tensors import Tensor
@@ -52,6 +53,11 @@ class ForwardStep(Prepared[ReadyStep]):
         )
         running = {n: a for n, a in made.items() if n in self._network.running}
         return Forward(outputs, running)
+
+    @property
+    def phases(self) -> Step:
+        """What it launches, in the arithmetic of the settings in force."""
+        return self._step
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:

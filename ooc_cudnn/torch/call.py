@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ooc_cudnn.network.given import check_given
 from ooc_cudnn.network.in_blocks import InBlocks, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.pausing import PausingStep
+from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.settings import current
@@ -127,6 +128,8 @@ class ReadyModel:
         }
         #: Copies of running statistics, which steps change: buffers change when all has succeeded.
         self._copies: dict[str, torch.Tensor] = {}
+        #: How the last call in blocks lay, and what ran it.
+        self._in_blocks: tuple[Hashable, InBlocks | None] | None = None
 
     def _dtype_of(self, name: str) -> torch.dtype:
         found: torch.dtype = getattr(torch, self.lowered.network.graph.tensors[name].dtype)
@@ -238,7 +241,7 @@ class ReadyModel:
             device = get_device(current().device)
             inputs = {name: arrays[name] for name in to.inputs}
             _, lasting = handed(arrays, to.inputs, self._handing)
-            step = to.network.forward_phases(*to.outputs)
+            step = self.forward.phases
             for own in (to.network.parameters, to.network.running):  # constants of operations
                 lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
             given = {
@@ -246,16 +249,24 @@ class ReadyModel:
                 for name, each in {**inputs, **lasting}.items()
             }
             result = wrap(out, device, name="out", written=True)
-            held = (*given.values(), result)
-            there = (each.spec.nbytes for each in held if each.spec.placement == "device")
             check_given(to.outputs[0], result)
-            under = Under(self._memory_limit, given, None, -sum(there))
+            blocks = self._blocks(step, given, result)
+            if blocks is not None:
+                blocks.run(inputs, out, lasting, making_there(self.device, ()))
+        return blocks is not None
+
+    def _blocks(self, step: Step, given: Mapping[str, Wrapped], out: Wrapped) -> InBlocks | None:
+        """What runs the step in blocks; None where it is to run as a whole."""
+        there = [e.spec.nbytes for e in (*given.values(), out) if e.spec.placement == "device"]
+        under = Under(self._memory_limit, given, None, -sum(there))
+        lying = tuple((name, each.spec) for name, each in given.items()), out.spec
+        terms = under.terms(step)
+        key = current(), terms.target.room_bytes, lying
+        if self._in_blocks is None or self._in_blocks[0] != key:
             plan = planned_in_blocks(step, under)
-            if plan.count == 1:
-                return False
             blocks = InBlocks(step, plan.cuts, self._memory_limit, counts_given=True)
-            blocks.run(inputs, out, lasting, making_there(self.device, ()))
-        return True
+            self._in_blocks = key, blocks if plan.count > 1 else None
+        return self._in_blocks[1]
 
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
         """Of everything that is given what the model holds, and the call has brought."""

@@ -15,6 +15,7 @@ from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.calls import calls_of
 from ooc_cudnn.torch.capture import capture, device_of, fake_like, fakes_for
 from ooc_cudnn.torch.cards import empty_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -22,6 +23,7 @@ from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import own_forward
 from ooc_cudnn.torch.planning import specs_of
+from ooc_cudnn.torch.ranks import within_ddp
 from perfmodel import MachineModel
 
 #: What may be made of scores before they leave the card.
@@ -39,6 +41,8 @@ def infer(
 
     No windows whose seams show: the result is that of the whole image. Where its maps do not fit,
     the result is made in blocks, each with all that its sites see.
+
+    The first call captures the model and plans; later ones alike use that. `release` drops it.
 
     Parameters
     ----------
@@ -162,16 +166,23 @@ def _ready(
 ) -> ReadyModel:
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
-    return ReadyModel(
-        model,
-        forward,
-        fakes,
-        {},
-        memory_limit,
-        frozenset(),
-        with_gradients=False,
-        labels=labels if reduce else "",
-    )
+    labels = labels if reduce else ""
+
+    def make() -> ReadyModel:
+        return ReadyModel(
+            model,
+            forward,
+            fakes,
+            {},
+            memory_limit,
+            frozenset(),
+            with_gradients=False,
+            labels=labels,
+        )
+
+    asked = tuple((each.shape, each.dtype) for each in fakes)
+    own = within_ddp(model).__dict__.get("forward")  # the user's, in place of the class's
+    return calls_of(model).ready((infer, own, asked, memory_limit, labels), make)
 
 
 def _empty(ready: ReadyModel) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,18 +12,13 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
-from ooc_cudnn.telling import warn_once
-from ooc_cudnn.torch import autocast
 from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.parts import Parts
-from ooc_cudnn.torch.ranks import STATISTICS, within_ddp, world_size
+from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.units import parse_limit
-
-#: Kinds of calls that are kept ready: in training and not, of a last batch that is smaller, ...
-KEPT = 16
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -89,12 +84,14 @@ def limit(
         raise ValueError(f"statistics must be rank or global, not {statistics!r}")
     inner = within_ddp(model)
     check_model(inner)
+    forget_calls(inner)
     inner.forward = Limited(inner, memory_limit, strict=strict, statistics=statistics)
     return model
 
 
 def release(model: M) -> M:
-    """Undo `limit`: the model computes as PyTorch does."""
+    """Undo `limit`: the model computes as PyTorch does. What `infer` keeps is dropped, too."""
+    forget_calls(model)
     own = within_ddp(model).__dict__.get("forward")
     if isinstance(own, Limited):
         own.undo()
@@ -117,12 +114,10 @@ class Limited:
         self.statistics = statistics
         #: What the user had put in place of the class's forward.
         self.before: Any = own.before if isinstance(own, Limited) else own
-        self._ready: dict[Hashable, ReadyModel] = {}
         self.last: ReadyModel | None = None
-        self._parts: Parts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ready": {}, "last": None, "_parts": None}
+        return {**self.__dict__, "last": None}
 
     def undo(self) -> None:
         """Put the model's own forward back."""
@@ -152,39 +147,21 @@ class Limited:
             for at, tensor in enumerate(tensors)
             if with_gradients and isinstance(tensor, torch.Tensor) and tensor.requires_grad
         )
-        if self._parts is None or not self._parts.are_the_same:
-            self._parts = Parts(self.model)
-            self._ready.clear()  # captured with other modules
-        call = (
+        kind = (
             structure,
             tuple((tuple(tensor.shape), torch_dtype(tensor)) for tensor in tensors),
             tuple(repr(leaf) for at, leaf in enumerate(leaves) if at not in places),
             asked,
             with_gradients,
-            autocast.state(),
-            world_size(),
         )
-        ready = self._ready.get((call, self._parts.state()))
-        if ready is None:
-            ready = self._made(
+
+        def make() -> ReadyModel:
+            return self._made(
                 leaves, structure, places, tensors, asked, with_gradients=with_gradients
             )
-            self._parts.forward_has_run()
-            self._ready[call, self._parts.state()] = ready
-            self._forget_the_oldest()
-        self.last = ready
-        return ready(tensors)
 
-    def _forget_the_oldest(self) -> None:
-        if len(self._ready) <= KEPT:
-            return
-        del self._ready[next(iter(self._ready))]
-        warn_once(
-            f"{type(self.model).__name__} is called in more than {KEPT} ways, and each new one is "
-            "captured and planned, which takes seconds: shapes of inputs, arguments that are no "
-            "tensors, and numbers that are attributes of modules make a way. What changes in each "
-            "step belongs outside of the model, or in a buffer"
-        )
+        self.last = calls_of(self.model).ready(kind, make)
+        return self.last(tensors)
 
     def _made(
         self,

@@ -1,6 +1,10 @@
 """`infer` on arrays wherever they lie, `output_shape`, and `with_loss`."""
 
 import copy
+import gc
+import pickle
+import weakref
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -47,6 +51,66 @@ def test_without_out_a_tensor_comes_back(model):
     with torch.no_grad():
         close(found, model(x), "result")
     assert "forward" not in model.__dict__
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Each capture of a model, as it happens."""
+    calls = import_module("ooc_cudnn.torch.call")
+    capture, seen = calls.capture, []
+    monkeypatch.setattr(calls, "capture", lambda *of: (seen.append(of), capture(*of))[1])
+    return seen
+
+
+def test_calls_alike_are_captured_once(captures):
+    model = nn.Conv2d(2, 3, 3).eval()
+    x = torch.randn(1, 2, 9, 9)
+
+    def check(image, limit=LIMIT, expected=model):
+        with torch.no_grad():
+            close(
+                ooc.infer(model, image, memory_limit=limit),
+                expected(image),
+                "result",
+                tolerance=1e-5,
+            )
+
+    for _ in range(2):
+        check(x)
+        check(torch.randn(1, 2, 9, 9))
+    with torch.no_grad():
+        model.weight *= 2  # weights are read in each call
+    check(x)
+    assert len(captures) == 1
+    for _ in range(2):
+        check(x[..., :5])
+        check(x, limit="1MiB")
+    assert len(captures) == 3
+    model.forward = lambda image: image * 2
+    check(x, expected=model.forward)
+    del model.forward
+    model.padding = (1, 1)
+    check(x)
+    assert len(captures) == 5
+
+
+def test_what_is_kept_goes_with_the_model_and_not_with_copies(captures):
+    model, x = nn.Conv2d(2, 3, 3).eval(), torch.randn(1, 2, 9, 9)
+    ooc.infer(model, x, memory_limit=LIMIT)
+    for twin in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
+        twin.weight = nn.Parameter(2 * model.weight.detach())
+        with torch.no_grad():
+            close(ooc.infer(twin, x, memory_limit=LIMIT), twin(x), "result", tolerance=1e-5)
+    assert len(captures) == 4
+    assert b"ooc_cudnn.torch" not in pickle.dumps(model)
+    gone = weakref.ref(model)
+    ooc.release(model)
+    assert list(vars(model)) == list(vars(nn.Conv2d(2, 3, 3)))
+    ooc.infer(model, x, memory_limit=LIMIT)
+    captures.clear()
+    del model, twin
+    gc.collect()
+    assert gone() is None
 
 
 def test_stored_images_cross_as_integers():

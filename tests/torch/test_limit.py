@@ -13,6 +13,7 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import TOLERANCE, close
 from tests.support.torch_models import classifier, residual
 
@@ -352,7 +353,7 @@ def test_pytorch_runs_what_the_library_has_not(layer):
 
 def test_ways_to_call_a_model_are_few(monkeypatch):
     """A number that the user counts up in the model makes a new one in each step."""
-    monkeypatch.setattr(import_module("ooc_cudnn.torch.limit"), "KEPT", 2)
+    monkeypatch.setattr(import_module("ooc_cudnn.torch.calls"), "KEPT", 2)
     forget_warnings()
     model = ooc.limit(torch.nn.Conv2d(1, 1, 1).double(), LIMIT)
     x = torch.ones(1, 1, 2, 2, dtype=torch.float64)
@@ -362,7 +363,7 @@ def test_ways_to_call_a_model_are_few(monkeypatch):
     model.count = 2
     with pytest.warns(UserWarning, match="Conv2d is called in more than 2 ways"):
         y = model(x)
-    assert len(model.forward._ready) == 2
+    assert len(calls_of(model)) == 2
     close(y, torch.nn.functional.conv2d(x, model.weight, model.bias), "output")
 
 
