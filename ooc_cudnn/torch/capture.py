@@ -99,9 +99,6 @@ def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
     """Tensors without memory of these shapes and dtypes, which pass for tensors on a device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    for at, tensor in enumerate(tensors):
-        if isinstance(tensor, torch.Tensor):
-            check_tensor(f"argument {at}", tensor)
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [torch.empty(t.shape, dtype=torch_dtype(t), device=device) for t in tensors]
 
@@ -110,6 +107,9 @@ def fakes_for(
     model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
 ) -> list[torch.Tensor]:
     """Fake arguments of a model: of shapes, in the dtype of its parameters; or like tensors."""
+    for at, each in enumerate(shapes):
+        if isinstance(each, torch.Tensor):
+            check_tensor(f"argument {at}", each)
     first = next(model.parameters(), None)
     dtype = torch.get_default_dtype() if first is None else first.dtype
     asked = [

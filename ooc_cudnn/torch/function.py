@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from ooc_cudnn.arrays.tensors import to_tensor
 from ooc_cudnn.devices import get_device
@@ -115,6 +114,8 @@ class Run:
         self._differentiable = {name for group in self.groups for name in group}
         self._versions = request.versions()
         self._made: dict[str, Any] = {}
+        #: With create_graph, what gradients depend on.
+        self.read: tuple[torch.Tensor, ...] = ()
 
     def begin(self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """Begin backward; a second time (retain_graph) after forward, which kept nothing for it."""
@@ -168,6 +169,33 @@ def differentiable_outputs(
     return made
 
 
+class NoSecond(torch.autograd.Function):
+    """Hands gradients on; whoever differentiates them is told that this cannot be.
+
+    Of PyTorch's `once_differentiable` they could be taken for constants: where what backward was
+    given is one, as the gradient of a sum is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The gradients; behind so many tensors are those that they depend on."""
+        return tuple(each.view_as(each) for each in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        """Refuse.
+
+        Raises
+        ------
+        RuntimeError
+            Always.
+        """
+        raise RuntimeError(
+            "a gradient that a model under a limit made is differentiated (create_graph=True), and "
+            "the library has first derivatives alone: ooc_cudnn.torch.release(model) before this"
+        )
+
+
 class Call(torch.autograd.Function):
     """What forward made; its backward returns the gradients that are final first."""
 
@@ -188,13 +216,15 @@ class Call(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         """Run the first part of backward."""
         run = ctx.run
         tensors = ctx.saved_tensors[: len(run.request.names)]  # raises if one was changed since
-        run.begin(tensors, gradients)
-        return None, None, None, *run.gradients(ctx.names, ctx.devices), *ctx.tokens
+        run.read = (*tensors, *gradients) if torch.is_grad_enabled() else ()
+        with torch.no_grad():
+            run.begin(tensors, gradients)
+            found = run.gradients(ctx.names, ctx.devices)
+        return None, None, None, *first_alone(found, run.read), *ctx.tokens
 
 
 class Later(torch.autograd.Function):
@@ -208,10 +238,22 @@ class Later(torch.autograd.Function):
         return torch.empty(0, device=run.request.device)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: torch.Tensor) -> tuple[Any, ...]:
         """Run the next part of backward."""
-        return None, None, *ctx.run.gradients(ctx.names, ctx.devices), *ctx.tokens
+        with torch.no_grad():
+            found = ctx.run.gradients(ctx.names, ctx.devices)
+        return None, None, *first_alone(found, ctx.run.read), *ctx.tokens
+
+
+def first_alone(
+    gradients: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor | None]:
+    """Gradients that nobody can differentiate by what was read for them; as they are by nothing."""
+    made = [each for each in gradients if each is not None]
+    if not made or not read:
+        return gradients
+    marked = iter(NoSecond.apply(len(made), *made, *read))
+    return [None if each is None else next(marked) for each in gradients]
 
 
 def _apart(gradients: Sequence[Any], devices: Sequence[torch.device]) -> list[torch.Tensor | None]:

@@ -24,6 +24,7 @@ from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import own_forward
 from ooc_cudnn.torch.planning import specs_of
 from ooc_cudnn.torch.ranks import within_ddp
+from ooc_cudnn.torch.refusals import check_arguments
 from perfmodel import MachineModel
 
 #: What may be made of scores before they leave the card.
@@ -84,6 +85,12 @@ def infer(
     >>> labels.shape, labels.dtype, bool((labels.numpy() == result.argmax(1)).all())
     (torch.Size([1, 62, 62]), torch.uint8, True)
     """
+    for at, each in enumerate(inputs):
+        if not isinstance(each, torch.Tensor) and getattr(each, "dtype", None) is None:
+            raise TypeError(
+                f"argument {at} must be a tensor or an array, not {type(each).__name__}"
+            )
+    check_arguments(model, inputs)
     asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fake_like(inputs, device_of(model))

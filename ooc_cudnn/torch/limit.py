@@ -17,7 +17,7 @@ from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
-from ooc_cudnn.torch.refusals import check_model
+from ooc_cudnn.torch.refusals import check_arguments, check_model
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -141,6 +141,7 @@ class Limited:
         tensors = [leaves[at] for at in places]
         if not places:
             raise UnsupportedModelError(f"{type(self.model).__name__} was called without a tensor")
+        check_arguments(self.model, tensors)
         with_gradients = torch.is_grad_enabled()
         asked = frozenset(
             at

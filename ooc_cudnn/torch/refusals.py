@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 
@@ -62,7 +65,7 @@ def check_model(model: torch.nn.Module) -> None:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is sparse, of complex numbers, or sharded.
+    """Refuse a tensor that is sparse, nested, quantized, of complex numbers, or sharded.
 
     Raises
     ------
@@ -75,11 +78,59 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedModelError(
             f"{name} is a tensor of layout {tensor.layout}; make it dense by to_dense()"
         )
-    if tensor.is_complex():
+    if tensor.is_nested:
         raise UnsupportedModelError(
-            f"{name} is of {tensor.dtype}, and the library has real numbers alone; "
-            "torch.view_as_real makes two of each"
+            f"{name} is a nested tensor; make it one of equal shapes by to_padded_tensor()"
         )
+    if tensor.is_quantized:
+        raise UnsupportedModelError(f"{name} is quantized; make it floating by dequantize()")
+    if tensor.is_complex():
+        raise _complex(name, tensor.dtype)
+
+
+def _complex(name: str, dtype: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} is of {dtype}, and the library has real numbers alone; "
+        "torch.view_as_real makes two of each"
+    )
+
+
+def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
+    """Refuse tensors and arrays that a call cannot be made with, whatever was captured before.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If one is refused as by `check_tensor`, or stands for several, or for derivatives
+        (torch.func, forward mode); with what to do.
+    """
+    for at, each in enumerate(arguments):
+        if isinstance(each, torch.Tensor):
+            check_tensor(f"argument {at}", each)
+        elif each.dtype.kind == "c":
+            raise _complex(f"argument {at}", each.dtype)
+    _check_transforms(model, arguments)
+
+
+def _check_transforms(model: torch.nn.Module, tensors: Sequence[Any]) -> None:
+    dual, transformed = forward_ad._current_level >= 0, _peek_interpreter_stack() is not None
+    if not dual and not transformed:
+        return
+    for each in (*tensors, *model.parameters(), *model.buffers()):
+        if not isinstance(each, torch.Tensor):
+            continue
+        if dual and forward_ad.unpack_dual(each).tangent is not None:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is differentiated in forward mode (torch.func.jvp, "
+                "jacfwd, forward_ad), and the library has backward alone: take loss.backward() or "
+                "torch.autograd.grad, or release(model)"
+            )
+        if transformed and is_functorch_wrapped_tensor(each):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is called within a transformation of torch.func (grad, "
+                "vjp, vmap, ...), which cannot see into a call under a limit: take loss.backward() "
+                "or torch.autograd.grad, and a batch in place of vmap, or release(model)"
+            )
 
 
 def _is_pytorchs(module: torch.nn.Module) -> bool:

@@ -306,13 +306,6 @@ def test_a_frozen_parameter_that_was_changed_before_backward_is_refused(pair):
         loss.backward()
 
 
-def test_second_derivatives_are_refused(pair):
-    x = drawn().requires_grad_()
-    (gradient,) = torch.autograd.grad(pair[0](x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
 def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module, not function"):
         ooc.limit(lambda x: x, LIMIT)

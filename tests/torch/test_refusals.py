@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -136,12 +137,24 @@ def test_a_model_that_fsdp_shards_is_refused(tmp_path):
     [
         (torch.ones(SHAPE).to_sparse(), r"argument 0 is .*sparse_coo; make it dense"),
         (torch.ones(SHAPE, dtype=torch.complex64), r"argument 0 is of torch\.complex64.*view_as_"),
+        (np.ones(SHAPE, "complex64"), r"argument 0 is of complex64.*view_as_"),
     ],
-    ids=["sparse", "complex"],
+    ids=["sparse", "complex", "complex array"],
 )
 def test_sparse_and_complex_arguments_are_refused(x, message):
-    with pytest.raises(ooc.UnsupportedModelError, match=message):
-        ooc.limit(classifier(), LIMIT)(x)
+    model = ooc.limit(classifier(), LIMIT).eval()
+    for run in (model, lambda x: ooc.infer(model, x)):
+        with pytest.raises(ooc.UnsupportedModelError, match=message):
+            run(x)
+    with torch.no_grad():
+        model(torch.ones(SHAPE))
+        with pytest.raises(ooc.UnsupportedModelError, match=message):
+            model(x)
+
+
+def test_what_is_no_tensor_is_refused_by_infer():
+    with pytest.raises(TypeError, match="argument 0 must be a tensor or an array, not float"):
+        ooc.infer(classifier(), 3.0)
 
 
 def test_complex_parameters_are_refused():
@@ -163,14 +176,62 @@ def test_a_limit_that_is_too_small_names_the_least_and_changes_nothing():
     assert expected.shape == (4, 5)
 
 
-def test_double_backward_is_refused():
-    model = ooc.limit(residual(), LIMIT)
-    x = torch.randn(SHAPE, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-    model(x).sum().backward()
-    assert x.grad is not None
+def curved():
+    torch.manual_seed(0)
+    return ooc.limit(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sigmoid()), LIMIT)
+
+
+@pytest.mark.parametrize("loss", [lambda y: y.square().sum(), torch.sum], ids=["curved", "sum"])
+@pytest.mark.parametrize("of", ["input", "weight"])
+def test_gradients_are_not_differentiated_again(loss, of):
+    model, x = curved(), torch.randn(SHAPE, requires_grad=True)
+    asked = x if of == "input" else model[0].weight
+    value = loss(model(x))
+    (gradient,) = torch.autograd.grad(value, asked, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"first derivatives alone: .*release"):
+        (value + gradient.norm()).backward()  # as critics are penalized
+    with pytest.raises(RuntimeError, match="first derivatives alone"):
+        torch.autograd.functional.hvp(lambda x: loss(model(x)), x, x)
+    again = torch.autograd.grad(loss(model(x)), asked)
+    close(gradient, again[0], "gradient", tolerance=1e-6)
+
+
+FORWARD_MODE, TRANSFORMED = (
+    "differentiated in forward mode",
+    "within a transformation of torch.func",
+)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # within PyTorch
+@pytest.mark.parametrize("before", [False, True], ids=["first", "captured before"])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model, x: torch.func.jvp(model, (x,), (x,)), FORWARD_MODE),
+        (lambda model, x: torch.func.jacfwd(model)(x), FORWARD_MODE),
+        (lambda model, x: torch.func.grad(lambda x: model(x).sum())(x), TRANSFORMED),
+        (lambda model, x: torch.func.vmap(model)(x[None]), TRANSFORMED),
+        (lambda model, x: torch.func.vmap(lambda x: ooc.infer(model, x))(x[None]), TRANSFORMED),
+    ],
+    ids=["jvp", "jacfwd", "grad", "vmap", "vmap of infer"],
+)
+def test_transformations_of_functions_are_refused(call, message, before):
+    model, x = curved(), torch.randn(2, 3, 5, 5)
+    if before:
+        model(x)
+    with pytest.raises(ooc.UnsupportedModelError, match=f"Sequential is .*{message}"):
+        call(model, x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # within PyTorch
+def test_derivatives_of_parameters_in_forward_mode_are_refused():
+    model, x = curved(), torch.randn(2, 3, 5, 5)
+    parameters = {name: each.detach() for name, each in model.named_parameters()}
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        dual = {name: forward_ad.make_dual(each, each) for name, each in parameters.items()}
+        with pytest.raises(ooc.UnsupportedModelError, match=FORWARD_MODE):
+            torch.func.functional_call(model, dual, (x,))
 
 
 def test_a_hook_that_looks_is_refused_and_stays_where_it_is():
