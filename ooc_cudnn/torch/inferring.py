@@ -25,6 +25,7 @@ from ooc_cudnn.torch.limit import own_forward
 from ooc_cudnn.torch.planning import specs_of
 from ooc_cudnn.torch.ranks import within_ddp
 from ooc_cudnn.torch.refusals import check_arguments
+from ooc_cudnn.torch.stored import check_scale, of_stored
 from perfmodel import MachineModel
 
 #: What may be made of scores before they leave the card.
@@ -37,6 +38,7 @@ def infer(
     out: Any = None,
     memory_limit: Limit = None,
     reduce: str | None = None,
+    scale: float | None = None,
 ) -> Any:
     """Run a model forward, exactly, on inputs of any size, wherever they and the result lie.
 
@@ -48,8 +50,7 @@ def infer(
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation, usually: ``model.eval()``. One whose forward begins with ``x.float() / 255``
-        takes images of uint8 (or uint16): they are widened on the card.
+        In evaluation, usually: ``model.eval()``.
     *inputs : Tensor or array
         NumPy arrays, memmaps and pinned memory are read piece by piece.
     out : array, optional
@@ -60,6 +61,8 @@ def infer(
         "argmax": labels in place of scores, as ``scores.argmax(1)``; the axis of classes may be
         kept in `out`. Scores never leave the card.
         Labels are of `out`'s dtype: uint8, uint16, int32 or int64; uint8 where it is left out.
+    scale : float, optional
+        As for `limit`.
 
     Returns
     -------
@@ -69,7 +72,7 @@ def infer(
     ------
     TypeError, ValueError
         If `out` has not the result's shape or dtype, or is given for several results; if there are
-        more classes than labels have numbers.
+        more classes than labels have numbers; if `scale` is no finite number.
     UnsupportedModelError, PlanInfeasibleError
         As for `limit`.
 
@@ -94,7 +97,7 @@ def infer(
     asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fake_like(inputs, device_of(model))
-        ready = _ready(model, forward, fakes, memory_limit, reduce, asked)
+        ready = _ready(model, forward, fakes, memory_limit, reduce, asked, scale)
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
         if out is not None and not one:
             raise TypeError("out is given, but the model makes several results")
@@ -117,12 +120,13 @@ def plan_infer(
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "disk",
     reduce: str | None = None,
+    scale: float | None = None,
 ) -> BlockPlan:
     """Plan `infer`: in how many blocks, how long, how much memory. Nothing is computed or read.
 
     Parameters
     ----------
-    model, memory_limit, reduce
+    model, memory_limit, reduce, scale
         As for `infer`.
     *shapes : tuple of int or Tensor
         Of its arguments, in the dtype of its parameters; or a tensor, fake ones included, for
@@ -154,7 +158,7 @@ def plan_infer(
     """
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fakes_for(model, shapes)
-        ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8")
+        ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8", scale)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
         specs = specs_of(ready, placement, machine)
@@ -170,15 +174,17 @@ def _ready(
     memory_limit: Limit,
     reduce: str | None,
     labels: str,
+    scale: float | None,
 ) -> ReadyModel:
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
+    check_scale(scale)
     labels = labels if reduce else ""
 
     def make() -> ReadyModel:
         return ReadyModel(
             model,
-            forward,
+            of_stored(model, forward, scale),
             fakes,
             {},
             memory_limit,
@@ -189,7 +195,7 @@ def _ready(
 
     asked = tuple((each.shape, each.dtype) for each in fakes)
     own = within_ddp(model).__dict__.get("forward")  # the user's, in place of the class's
-    return calls_of(model).ready((infer, own, asked, memory_limit, labels), make)
+    return calls_of(model).ready((infer, own, asked, memory_limit, labels, scale), make)
 
 
 def _empty(ready: ReadyModel) -> Any:

@@ -18,13 +18,19 @@ from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
+from ooc_cudnn.torch.stored import check_scale, of_stored
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
 def limit(
-    model: M, memory_limit: Limit = None, *, strict: bool = False, statistics: str = "rank"
+    model: M,
+    memory_limit: Limit = None,
+    *,
+    strict: bool = False,
+    statistics: str = "rank",
+    scale: float | None = None,
 ) -> M:
     """Let a model compute within a limit of device memory. Returns at once.
 
@@ -47,6 +53,10 @@ def limit(
         processes train together (torch.distributed): "rank", of its own, as PyTorch does; or
         "global", of those of all. Then every rank must run the same steps. torch.nn.SyncBatchNorm
         takes them over its process group in any case.
+    scale : float, optional
+        Takes images as they are stored: every argument of uint8 or uint16 crosses the link as it
+        is, and is brought to the dtype of the model's parameters and multiplied by this on the
+        card (1 / 255), before the model reads it.
 
     Returns
     -------
@@ -56,7 +66,8 @@ def limit(
     Raises
     ------
     TypeError, ValueError
-        If it is no module, or that is no limit; or of another `statistics`.
+        If it is no module, or that is no limit; or of another `statistics`; if `scale` is no
+        finite number.
     UnsupportedModelError
         If a part of it is refused (FSDP, parameters that are sparse or complex); at the first
         call, if the model cannot be captured.
@@ -82,10 +93,11 @@ def limit(
         parse_limit(memory_limit, name="memory_limit")
     if statistics not in STATISTICS:
         raise ValueError(f"statistics must be rank or global, not {statistics!r}")
+    check_scale(scale)
     inner = within_ddp(model)
     check_model(inner)
     forget_calls(inner)
-    inner.forward = Limited(inner, memory_limit, strict=strict, statistics=statistics)
+    inner.forward = Limited(inner, memory_limit, strict=strict, statistics=statistics, scale=scale)
     return model
 
 
@@ -108,10 +120,11 @@ class Limited:
         *,
         strict: bool = False,
         statistics: str = "rank",
+        scale: float | None = None,
     ) -> None:
         own = model.__dict__.get("forward")
         self.model, self.memory_limit, self.strict = model, memory_limit, strict
-        self.statistics = statistics
+        self.statistics, self.scale = statistics, scale
         #: What the user had put in place of the class's forward.
         self.before: Any = own.before if isinstance(own, Limited) else own
         self.last: ReadyModel | None = None
@@ -183,7 +196,7 @@ class Limited:
         with own_forward(model) as forward:
             return ReadyModel(
                 model,
-                forward,
+                of_stored(model, forward, self.scale),
                 args,
                 kwargs,
                 self.memory_limit,

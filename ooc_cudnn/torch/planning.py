@@ -13,6 +13,7 @@ from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.capture import fakes_for
 from ooc_cudnn.torch.limit import own_forward
+from ooc_cudnn.torch.stored import check_scale, of_stored
 from perfmodel import MachineModel
 
 
@@ -23,6 +24,7 @@ def plan(
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "pinned",
     with_gradients: bool = True,
+    scale: float | None = None,
 ) -> NetworkPlan:
     """Plan a training step of a model (or forward alone): no data, no memory and no card needed.
 
@@ -41,6 +43,8 @@ def plan(
         Where the arguments will be: "device", "pinned", "pageable" or "disk".
     with_gradients : bool
         Whether there is a backward; else as under ``torch.no_grad()``.
+    scale : float, optional
+        As for `limit`.
 
     Returns
     -------
@@ -66,10 +70,11 @@ def plan(
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not shapes:
         raise TypeError("the shape of an argument is needed, as in plan(model, (1, 3, 224, 224))")
+    check_scale(scale)
     with own_forward(model) as forward:
         ready = ReadyModel(
             model,
-            forward,
+            of_stored(model, forward, scale),
             fakes_for(model, shapes),
             {},
             memory_limit,

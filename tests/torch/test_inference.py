@@ -129,6 +129,50 @@ def test_stored_images_cross_as_integers():
         close(found, model(torch.from_numpy(image)), "result", tolerance=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("stored", "own"), [("uint8", "float32"), ("uint16", "float16"), ("uint16", "float64")]
+)
+def test_stored_images_are_scaled_on_the_card_for_a_model_of_floats(stored, own):
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 3, 3).to(getattr(torch, own))
+    most = np.iinfo(stored).max
+    image = np.random.default_rng(0).integers(most // 2, most + 1, (2, 2, 9, 9)).astype(stored)
+    image[0, 0, 0, 0] = most  # more than a float16 can be
+    plain = torch.from_numpy((image / most).astype(own))
+    scale, tolerance = 1 / most, {"float16": 4e-3, "float32": 1e-5, "float64": 1e-11}[own]
+    expected = model(plain)
+    expected.sum().backward()
+    gradient, model.weight.grad = model.weight.grad, None
+    found = ooc.infer(model, image, memory_limit=LIMIT, scale=scale)
+    close(found, expected.detach(), "inferred", tolerance=tolerance)
+    ooc.limit(model, LIMIT, scale=scale, strict=True)  # PyTorch computes nothing of it
+    found = model(torch.from_numpy(image))
+    close(found, expected, "result", tolerance=tolerance)
+    found.sum().backward()
+    close(model.weight.grad, gradient, "gradient", tolerance=tolerance)
+    lowered = model.forward.last.lowered
+    assert [lowered.network.graph.tensors[name].dtype for name in lowered.inputs] == [stored]
+    close(model(plain), expected, "of floats", tolerance=tolerance)
+
+
+def test_a_scale_is_one_finite_number(model):
+    with pytest.raises(TypeError, match="scale must be a number, not str"):
+        ooc.limit(model, LIMIT, scale="1/255")
+    assert "forward" not in vars(model)
+    with pytest.raises(ValueError, match="scale must be finite, not inf"):
+        ooc.infer(model, np.ones((1, 2, 8, 8), "uint8"), scale=float("inf"))
+
+
+def test_a_plan_of_stored_images_counts_their_bytes():
+    model, stored = nn.Conv2d(2, 3, 3), torch.empty((1, 2, 64, 64), dtype=torch.uint8)
+    taken = [
+        ooc.plan(model, image, memory_limit="1MiB", machine="h200", scale=1 / 255).bytes_in
+        for image in (stored, stored.float())
+    ]
+    less = taken[1] - taken[0]  # but for a mean and two scales
+    assert 3 * stored.numel() - 32 <= less <= 3 * stored.numel()
+
+
 def test_an_out_that_does_not_fit_is_refused(model):
     x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
     with pytest.raises(ValueError, match="must have shape"):
