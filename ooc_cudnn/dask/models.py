@@ -46,7 +46,7 @@ def infer(model: Any, *inputs: Any) -> da.Array:
     from ooc_cudnn.torch.capture import device_of, fake_like
     from ooc_cudnn.torch.errors import UnsupportedModelError
     from ooc_cudnn.torch.limit import own_forward
-    from ooc_cudnn.torch.lower import Held
+    from ooc_cudnn.torch.lower import LoweredValue
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]
     with torch.no_grad(), own_forward(model) as forward:
@@ -62,7 +62,7 @@ def infer(model: Any, *inputs: Any) -> da.Array:
         lowered, lasting = ready.lowered, ready.lasting()
     name = type(model).__name__
     results = lowered.results
-    if len(results) != 1 or not isinstance(results[0], Held) or lowered.after:
+    if len(results) != 1 or not isinstance(results[0], LoweredValue) or lowered.after:
         raise UnsupportedModelError(
             f"{name} does not end in one map of the network's: give a part of it that does"
         )

@@ -34,11 +34,11 @@ from ooc_cudnn.torch.function import (
     tensor_of,
 )
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.handing import Handing
-from ooc_cudnn.torch.lower import Given, Held, Lowered, lowered
+from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
+from ooc_cudnn.torch.wrapping import Wrapping
 
 
 class ReadyModel:
@@ -119,7 +119,7 @@ class ReadyModel:
         for step in (self.pausing, self.forward):
             if step is not None:  # PyTorch's tensors on the card count, too
                 step.counts_given = True
-        self._parts, self._handing = Parts(model), Handing()
+        self._parts, self._wrapping = Parts(model), Wrapping()
         #: Running statistics that the network holds in a wider type.
         self._held_as = {
             name: dtype
@@ -232,7 +232,13 @@ class ReadyModel:
         with without_autocast():
             found = run_before(self.graph, to.before, self._known(tensors))
         (held, *others) = to.results or (None,)
-        if not isinstance(held, Held) or not held.is_plain or others or to.after or to.drawn:
+        if (
+            not isinstance(held, LoweredValue)
+            or not held.is_plain
+            or others
+            or to.after
+            or to.drawn
+        ):
             return False
         if self.forward is None or self.forward.changed:
             return False
@@ -240,7 +246,7 @@ class ReadyModel:
         with at(self.device):
             device = get_device(current().device)
             inputs = {name: arrays[name] for name in to.inputs}
-            _, lasting = handed(arrays, to.inputs, self._handing)
+            _, lasting = handed(arrays, to.inputs, self._wrapping)
             step = self.forward.phases
             for own in (to.network.parameters, to.network.running):  # constants of operations
                 lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
@@ -298,12 +304,19 @@ class ReadyModel:
             wanted = [name for name in net.wanted if name in arrays]
             tracked = [arrays.pop(name) for name in wanted]
             request = Request(
-                self.pausing, wanted, arrays, to.inputs, self.device, self._handing, changing, seeds
+                self.pausing,
+                wanted,
+                arrays,
+                to.inputs,
+                self.device,
+                self._wrapping,
+                changing,
+                seeds,
             )
             made = differentiable_outputs(request, tracked)
         elif self.forward is not None:
             arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
-            inputs, lasting = handed(arrays, to.inputs, self._handing)
+            inputs, lasting = handed(arrays, to.inputs, self._wrapping)
             written = results_there(self.forward.outputs, self.device)
             if out is not None:
                 written = {self.forward.outputs[0].name: out}
@@ -327,7 +340,7 @@ class ReadyModel:
     @staticmethod
     def _result(each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
         """What the model returns, made of the network's outputs, which gradients go through."""
-        if not isinstance(each, Held):
+        if not isinstance(each, LoweredValue):
             return found[each] if isinstance(each, Value) else each
         made = outputs[each.tensor.name]
         if not each.axes:  # a loss: one number, of float64
@@ -350,10 +363,10 @@ def labelled(lowered: Lowered, dtype: str) -> Lowered:
         If its result is no map of scores.
     """
     (held, *others) = lowered.results or (None,)
-    if others or lowered.after or not isinstance(held, Held) or not held.is_plain:
+    if others or lowered.after or not isinstance(held, LoweredValue) or not held.is_plain:
         raise TypeError("labels are made of one result, a map of scores (n, classes, ...)")
     labels = lowered.network.argmax(held.tensor, dtype=dtype)
-    return replace(lowered, outputs=(labels,), results=(Held.of(labels),))
+    return replace(lowered, outputs=(labels,), results=(LoweredValue.of(labels),))
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -21,7 +21,7 @@ from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there, packed_there, results_there
-from ooc_cudnn.torch.handing import Handing
+from ooc_cudnn.torch.wrapping import Wrapping
 
 
 class Request:
@@ -39,7 +39,7 @@ class Request:
         statistics.
     device : torch.device
         Where outputs are to be.
-    handing : Handing
+    wrapping : Wrapping
     changing : collection of str
         Of all names those whose tensors the step may change: they are nobody else's.
     seeds : mapping
@@ -53,13 +53,13 @@ class Request:
         others: Mapping[str, Any],
         inputs: Collection[str],
         device: torch.device,
-        handing: Handing,
+        wrapping: Wrapping,
         changing: Collection[str],
         seeds: Mapping[str, int],
     ) -> None:
         self.seeds = seeds
         self.step, self.names, self.others = step, tuple(names), dict(others)
-        self.device, self.handing, self.changing = device, handing, frozenset(changing)
+        self.device, self.wrapping, self.changing = device, wrapping, frozenset(changing)
         self.inputs = frozenset(inputs)
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
@@ -70,7 +70,7 @@ class Request:
         self.others |= {name: state_of(seed, self.device) for name, seed in self.seeds.items()}
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
         out = results_there(self.step.outputs, self.device)
-        inputs, lasting = handed(arrays, self.inputs, self.handing)
+        inputs, lasting = handed(arrays, self.inputs, self.wrapping)
         making = making_there(self.device, self.changing)
         return self.step.run(inputs, out, lasting, making)
 
@@ -274,7 +274,7 @@ def _apart(gradients: Sequence[Any], devices: Sequence[torch.device]) -> list[to
 
 
 def handed(
-    arrays: Mapping[str, Any], inputs: Collection[str], handing: Handing
+    arrays: Mapping[str, Any], inputs: Collection[str], wrapping: Wrapping
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs, and parameters and running statistics, as a step takes them.
 
@@ -285,7 +285,7 @@ def handed(
     for name, array in arrays.items():
         is_input, is_tensor = name in inputs, isinstance(array, torch.Tensor)
         lasts = is_tensor and (array.is_cuda or not is_input)
-        given[not is_input][name] = handing(name, array, device) if lasts else array
+        given[not is_input][name] = wrapping(name, array, device) if lasts else array
     return given
 
 

@@ -18,12 +18,12 @@ from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.over_ranks import Ranks
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
+from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
-from ooc_cudnn.torch.held import Held
-from ooc_cudnn.torch.put_off import FOLLOWS, PutOff, draws
+from ooc_cudnn.torch.lowered_value import LoweredValue
 
 R = TypeVar("R", bound=Callable[..., Any])
-RULES: dict[str, Callable[..., Held | tuple[Held | None, ...]]] = {}
+RULES: dict[str, Callable[..., LoweredValue | tuple[LoweredValue | None, ...]]] = {}
 
 
 def rule(*names: str) -> Callable[[R], R]:
@@ -85,7 +85,8 @@ class Lowered:
     outputs : tuple of Tensor
         Of the network, each once.
     results : tuple
-        Of each output of the model: a `Held` of one of them, a value that is given, or a constant.
+        Of each output of the model: a `LoweredValue` of one of them, a value that is given, or a
+        constant.
     inputs, parameters, running : mapping
         Name in the network to what it is given.
     drawn : tuple of str
@@ -110,7 +111,7 @@ class Lowered:
     before: tuple[Operation, ...]
     after: tuple[Operation, ...]
     why_after: str
-    handed: Mapping[Value, Held]
+    handed: Mapping[Value, LoweredValue]
 
     @property
     def given(self) -> Mapping[str, Given]:
@@ -171,20 +172,20 @@ class Lowering:
         self.running: dict[str, Given] = {}
         self.drawn: list[str] = []
         self.before: list[Operation] = []
-        self._held: dict[Value, Held] = {}
+        self._held: dict[Value, LoweredValue] = {}
         self._given: dict[tuple[Given, str], Tensor] = {}
         self._module = ""
         #: What PyTorch will compute within the network.
-        self.put_off = PutOff(self, self._held)
+        self.fallbacks = Fallbacks(self, self._held)
 
     def lowered(self) -> Lowered:
         """Lower everything."""
         for operation in self.graph.operations:
             self._lower(operation)
         for each in self.graph.outputs:
-            if isinstance(each, Value) and each in self.put_off:
+            if isinstance(each, Value) and each in self.fallbacks:
                 self._settle(each)
-        self.after.sort(key=self.put_off.place)
+        self.after.sort(key=self.fallbacks.place)
         results, outputs = [], dict[str, Tensor]()
         handed = {
             value: self._held[value]
@@ -198,7 +199,7 @@ class Lowering:
             found = each
             if isinstance(each, Value) and (each in self._held or each.kind == "input"):
                 found = self._held.get(each, each)
-            if isinstance(found, Held):
+            if isinstance(found, LoweredValue):
                 if found.tensor.name not in self.net.graph.nodes:  # given, in another order
                     raise UnsupportedModelError("an output is an input of the model, rearranged")
                 outputs.setdefault(found.tensor.name, found.tensor)
@@ -215,12 +216,12 @@ class Lowering:
             tuple(name for name in self.drawn if name in read),
             tuple(self.before),
             tuple(self.after),
-            self.put_off.reason(self.after),
+            self.fallbacks.reason(self.after),
             handed,
         )
 
     def _settle(self, value: Value) -> None:
-        """Have what is put off, and asked for, made in the network, or else behind it.
+        """Have what is deferred, and asked for, made in the network, or else behind it.
 
         What moves elements alone costs nothing there.
 
@@ -229,23 +230,23 @@ class Lowering:
         UnsupportedOperationError
             If a layer would be left to PyTorch, which knows no limit.
         """
-        if value not in self.put_off:
+        if value not in self.fallbacks:
             return
-        held = None if self.put_off.moves_alone(value) else self.put_off.make(value, whole=True)
+        held = None if self.fallbacks.moves_alone(value) else self.fallbacks.make(value, whole=True)
         if held is not None:
-            self.put_off.settle(value, held)
+            self.fallbacks.settle(value, held)
             return
-        operation = self.put_off.maker(value)
+        operation = self.fallbacks.maker(value)
         layered = any(read in self.differentiable for read in operation.reads)
-        if layered or operation.name in LAYERS or operation in self.put_off.drawn:
-            raise self.put_off.why(value)
+        if layered or operation.name in LAYERS or operation in self.fallbacks.drawn:
+            raise self.fallbacks.why(value)
         if operation not in self.after:
             self.after.append(operation)
             for read in operation.reads:
                 self._settle(read)
 
     def _lower(self, operation: Operation) -> None:
-        """Lower an operation by its rule; what has none is put off, and computed by PyTorch.
+        """Lower an operation by its rule; what has none is deferred, and computed by PyTorch.
 
         Raises
         ------
@@ -254,25 +255,25 @@ class Lowering:
         """
         self._module = operation.module or operation.name
         if not self._gathered(operation):
-            self._put_off(operation, FOLLOWS)
+            self._fall_back(operation, FOLLOWS)
             return
         lower = RULES.get(operation.name)
         if lower is None:
-            self._put_off(operation, "the library has no such operation")
+            self._fall_back(operation, "the library has no such operation")
             return
         try:
             found = self._by_rule(lower, operation, self._argument)
         except (Unlike, ValueError, TypeError) as error:
             laid = self._laid(operation)
             if not laid:
-                self._put_off(operation, str(error))
+                self._fall_back(operation, str(error))
                 return
             try:
                 found = self._by_rule(
                     lower, operation, lambda value: laid.get(value) or self._argument(value)
                 )
             except (Unlike, ValueError, TypeError) as error:
-                self._put_off(operation, str(error))
+                self._fall_back(operation, str(error))
                 return
         for value, held in zip(operation.results, found, strict=False):
             if value is not None and held is not None:
@@ -285,33 +286,33 @@ class Lowering:
 
     def _by_rule(
         self, lower: Callable[..., Any], operation: Operation, find: Callable[[Value], Any]
-    ) -> tuple[Held | None, ...]:
+    ) -> tuple[LoweredValue | None, ...]:
         found = lower(self, **replaced(dict(operation.arguments), find))
-        made = (found,) if isinstance(found, Held) else tuple(found)
+        made = (found,) if isinstance(found, LoweredValue) else tuple(found)
         for value, held in zip_longest(operation.results, made):
             if value is not None and held is None:  # indices of a pooling, say
                 raise Unlike("the model reads a result of it that the library does not make")
         return made
 
-    def _put_off(self, operation: Operation, why: str) -> None:
+    def _fall_back(self, operation: Operation, why: str) -> None:
         error = UnsupportedOperationError(operation.said, operation.where, why)
         shared = "batch_norm" in operation.name and operation.arguments.get("training")
         if self.strict or (shared and self.ranks() is not None):
             raise error
-        self.put_off.add(operation, error, _as_it_runs(operation))
+        self.fallbacks.add(operation, error, _as_it_runs(operation))
 
     def _gathered(self, operation: Operation) -> bool:
         """Whether all that an operation reads is in the network now, if it is one that asks.
 
-        Others that read what is put off are put off, too.
+        Others that read what is deferred are deferred, too.
         """
-        waiting = [read for read in dict.fromkeys(operation.reads) if read in self.put_off]
+        waiting = [read for read in dict.fromkeys(operation.reads) if read in self.fallbacks]
         if not waiting:
             return True
         name = operation.name
         if name in ("cat", "concat"):
             if not any(read in self._held for read in operation.reads) or not all(
-                read in self._held or read in self.put_off for read in operation.reads
+                read in self._held or read in self.fallbacks for read in operation.reads
             ):
                 return False  # nothing of it is there, or a part is none of the network's
         elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
@@ -319,13 +320,13 @@ class Lowering:
         channels, plain = _wanted(operation)
         for value in waiting:
             axis = None if channels is None else channels % len(value.shape)
-            held = self.put_off.make(value, axis, plain=plain, whole=plain)
+            held = self.fallbacks.make(value, axis, plain=plain, whole=plain)
             if held is None:
                 return False
-            self.put_off.settle(value, held)
+            self.fallbacks.settle(value, held)
         return True
 
-    def _laid(self, operation: Operation) -> dict[Value, Held]:
+    def _laid(self, operation: Operation) -> dict[Value, LoweredValue]:
         """What a layer reads that lies in another order than it takes, in that order."""
         if operation.name not in LAYERS:
             return {}
@@ -334,13 +335,13 @@ class Lowering:
             return {}
         channels, plain = _wanted(operation)
         axis = None if channels is None else channels % len(lead.shape)
-        held = self.put_off.make(lead, axis, plain=plain, whole=plain)
+        held = self.fallbacks.make(lead, axis, plain=plain, whole=plain)
         return {} if held is None or held is self._held[lead] else {lead: held}
 
     def _argument(self, value: Value) -> Any:
         """As rules take a value: held where it depends on inputs, else as it is."""
         if value.kind == "input" and value not in self._held:
-            self._held[value] = Held.of(self.given(value))
+            self._held[value] = LoweredValue.of(self.given(value))
         return self._held.get(value, value)
 
     # What rules are made with ------------------------------------------------------------------
@@ -366,7 +367,7 @@ class Lowering:
         Unlike
             If it is none.
         """
-        if not isinstance(x, Held):
+        if not isinstance(x, LoweredValue):
             raise Unlike("it does not read the inputs first")
         if not x.is_plain:
             raise Unlike("its axes were permuted before")

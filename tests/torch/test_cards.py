@@ -14,8 +14,8 @@ from ooc_cudnn.network import prepared
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
 from ooc_cudnn.torch.cards import InPyTorchsPool, empty_there
-from ooc_cudnn.torch.handing import Handing
 from ooc_cudnn.torch.parts import Parts
+from ooc_cudnn.torch.wrapping import Wrapping
 
 HERE = torch.device("cpu")
 
@@ -39,14 +39,14 @@ def test_results_lie_as_their_spec_says():
 
 
 def test_a_tensor_is_looked_at_again_where_it_has_moved():
-    device, handing = get_device("host"), Handing()
+    device, wrapping = get_device("host"), Wrapping()
     weight = nn.Parameter(torch.randn(4, 3, 3, 3))
-    first = handing("w", weight, device)
-    again = handing("w", weight, device)
+    first = wrapping("w", weight, device)
+    again = wrapping("w", weight, device)
     assert again.spec is first.spec
     assert again.pointer == weight.data_ptr()
     weight.data = torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
-    moved = handing("w", weight, device)
+    moved = wrapping("w", weight, device)
     assert moved.pointer == weight.data_ptr()
     assert moved.spec.order == "channels_last"
     assert (moved.array == weight.detach().numpy()).all()

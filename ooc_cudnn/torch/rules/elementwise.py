@@ -11,7 +11,7 @@ from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.images import STORED
 from ooc_cudnn.tensor import DTYPES
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
 _PLAIN = {
     "relu": "relu",
@@ -23,16 +23,16 @@ _PLAIN = {
 }
 
 
-def _activation(to: Lowering, x: Any, mode: str, coef: float | None = None) -> Held:
-    if not isinstance(x, Held):
+def _activation(to: Lowering, x: Any, mode: str, coef: float | None = None) -> LoweredValue:
+    if not isinstance(x, LoweredValue):
         raise Unlike("it does not read the inputs first")
     made = to.net.activation(x.tensor, mode, coef=coef, name=to.name("act"))
-    return Held(made, x.axes)
+    return LoweredValue(made, x.axes)
 
 
 def _enter(name: str, mode: str) -> None:
     @rule(name)
-    def activation(to: Lowering, self: Any) -> Held:
+    def activation(to: Lowering, self: Any) -> LoweredValue:
         return _activation(to, self, mode)
 
 
@@ -41,60 +41,62 @@ for _name, _mode in _PLAIN.items():
 
 
 @rule("relu6")
-def relu6(to: Lowering, self: Any) -> Held:
+def relu6(to: Lowering, self: Any) -> LoweredValue:
     return _activation(to, self, "clipped_relu", 6.0)
 
 
 @rule("hardtanh")
-def hardtanh(to: Lowering, self: Any, min_val: float, max_val: float) -> Held:
+def hardtanh(to: Lowering, self: Any, min_val: float, max_val: float) -> LoweredValue:
     if min_val != 0:
         raise Unlike(f"bounds {min_val} and {max_val}: the lower one is to be 0")
     return _activation(to, self, "clipped_relu", float(max_val))
 
 
 @rule("leaky_relu")
-def leaky_relu(to: Lowering, self: Any, negative_slope: float) -> Held:
+def leaky_relu(to: Lowering, self: Any, negative_slope: float) -> LoweredValue:
     return _activation(to, self, "leaky_relu", float(negative_slope))
 
 
 @rule("elu")
-def elu(to: Lowering, self: Any, alpha: float, scale: float, input_scale: float) -> Held:
+def elu(to: Lowering, self: Any, alpha: float, scale: float, input_scale: float) -> LoweredValue:
     if (scale, input_scale) != (1, 1):
         raise Unlike(f"scales {scale} and {input_scale}")
     return _activation(to, self, "elu", float(alpha))
 
 
 @rule("gelu")
-def gelu(to: Lowering, self: Any, approximate: str) -> Held:
+def gelu(to: Lowering, self: Any, approximate: str) -> LoweredValue:
     if approximate != "none":
         raise Unlike(f"approximate={approximate!r}")
     return _activation(to, self, "gelu")
 
 
 @rule("prelu")
-def prelu(to: Lowering, self: Any, weight: Any) -> Held:
-    if not isinstance(self, Held) or self.axes[1:2] != (1,):
+def prelu(to: Lowering, self: Any, weight: Any) -> LoweredValue:
+    if not isinstance(self, LoweredValue) or self.axes[1:2] != (1,):
         raise Unlike("its second axis is not that of channels")
     w = to.parameter(weight)
     per_channel = w.shape != (1,)
     made = to.net.prelu(self.tensor, per_channel=per_channel, w=w, name=to.name())
-    return Held(made, self.axes)
+    return LoweredValue(made, self.axes)
 
 
 @rule("dropout")
-def dropout(to: Lowering, p: float, train: bool, input: Any = None, self: Any = None) -> Held:
+def dropout(
+    to: Lowering, p: float, train: bool, input: Any = None, self: Any = None
+) -> LoweredValue:
     return _dropped(to, self if input is None else input, p, train, per_channel=False)
 
 
 @rule("feature_dropout")
 def feature_dropout(
     to: Lowering, p: float, train: bool, input: Any = None, self: Any = None
-) -> Held:
+) -> LoweredValue:
     return _dropped(to, self if input is None else input, p, train, per_channel=True)
 
 
-def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) -> Held:
-    if not isinstance(x, Held):
+def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) -> LoweredValue:
+    if not isinstance(x, LoweredValue):
         raise Unlike("it does not read the inputs first")
     if not train or p == 0:
         return x
@@ -103,70 +105,72 @@ def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) 
     name = to.name()
     made = to.net.dropout(x.tensor, float(p), per_channel=per_channel, name=name)
     to.drawn.append(f"{name}.state")
-    return Held(made, x.axes)
+    return LoweredValue(made, x.axes)
 
 
 @rule("alias", "clone", "contiguous", "lift_fresh_copy")
-def same(to: Lowering, self: Any, **how: Any) -> Held:
-    if not isinstance(self, Held):
+def same(to: Lowering, self: Any, **how: Any) -> LoweredValue:
+    if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
     return self
 
 
 @rule("to", "_to_copy")
-def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> Held:
-    if not isinstance(self, Held):
+def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> LoweredValue:
+    if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
     wanted = str(dtype).removeprefix("torch.")
     if dtype is None or wanted == self.tensor.dtype:
         return self
     if self.tensor.dtype in STORED and wanted in DTYPES:
-        return Held(to.net.image(self.tensor, dtype=wanted, name=to.name("image")), self.axes)
+        return LoweredValue(
+            to.net.image(self.tensor, dtype=wanted, name=to.name("image")), self.axes
+        )
     if self.tensor.is_floating and wanted in DTYPES:
         return _cast(to, self, wanted)
     raise Unlike(f"from {self.tensor.dtype} to {wanted}")
 
 
-def _cast(to: Lowering, x: Held, dtype: str) -> Held:
+def _cast(to: Lowering, x: LoweredValue, dtype: str) -> LoweredValue:
     if x.tensor.dtype == dtype:
         return x
-    return Held(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
+    return LoweredValue(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
 
 
 # Sums and products ----------------------------------------------------------------------------
 
 
 @rule("add")
-def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> Held:
+def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     if alpha != 1:
         other = _times(to, other, alpha)
     return _combined(to, "add", self, other)
 
 
 @rule("sub")
-def subtract(to: Lowering, self: Any, other: Any, alpha: float = 1) -> Held:
+def subtract(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     return _combined(to, "add", self, _times(to, other, -alpha))
 
 
 @rule("rsub")
-def subtract_from(to: Lowering, self: Any, other: Any, alpha: float = 1) -> Held:
+def subtract_from(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     return _combined(to, "add", _times(to, self, -alpha), other)
 
 
 @rule("mul")
-def multiply(to: Lowering, self: Any, other: Any) -> Held:
+def multiply(to: Lowering, self: Any, other: Any) -> LoweredValue:
     return _combined(to, "multiply", self, other)
 
 
 @rule("div")
-def divide(to: Lowering, self: Any, other: Any, rounding_mode: str | None = None) -> Held:
+def divide(to: Lowering, self: Any, other: Any, rounding_mode: str | None = None) -> LoweredValue:
     if rounding_mode is not None or not _is_number(other):
         raise Unlike("by what is no number, or rounded")
     return _combined(to, "multiply", self, 1 / float(other))
 
 
 @rule("neg")
-def negate(to: Lowering, self: Any) -> Held:
+def negate(to: Lowering, self: Any) -> LoweredValue:
     return _combined(to, "multiply", self, -1.0)
 
 
@@ -177,38 +181,40 @@ def _is_number(value: Any) -> bool:
 def _times(to: Lowering, x: Any, factor: float) -> Any:
     if _is_number(x):
         return x * factor
-    return _combined(to, "multiply", x, float(factor)) if isinstance(x, Held) else _unheld()
+    return _combined(to, "multiply", x, float(factor)) if isinstance(x, LoweredValue) else _unheld()
 
 
 def _unheld() -> Any:
     raise Unlike("a parameter that is scaled")
 
 
-def _combined(to: Lowering, what: str, one: Any, other: Any) -> Held:
+def _combined(to: Lowering, what: str, one: Any, other: Any) -> LoweredValue:
     """The sum or the product of a map and what is broadcast to it, in either order."""
-    if not isinstance(one, Held) or (isinstance(other, Held) and _size(other) > _size(one)):
+    if not isinstance(one, LoweredValue) or (
+        isinstance(other, LoweredValue) and _size(other) > _size(one)
+    ):
         one, other = other, one
-    if not isinstance(one, Held):
+    if not isinstance(one, LoweredValue):
         raise Unlike("it does not read the inputs first")
     build = to.net.add if what == "add" else to.net.multiply
     if _is_number(other):
-        return Held(build(one.tensor, float(other), name=to.name(what)), one.axes)
-    if isinstance(other, Held):
+        return LoweredValue(build(one.tensor, float(other), name=to.name(what)), one.axes)
+    if isinstance(other, LoweredValue):
         if len(other.axes) != len(one.axes) or other.axes != one.axes:
             raise Unlike(f"of {one.shape} and {other.shape}, permuted apart")
         wide = torch.promote_types(*(getattr(torch, e.tensor.dtype) for e in (one, other)))
         dtype = str(wide).removeprefix("torch.")
         one, other = _cast(to, one, dtype), _cast(to, other, dtype)
-        return Held(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
+        return LoweredValue(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
     assert isinstance(other, Value)
-    return Held(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)
+    return LoweredValue(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)
 
 
-def _size(held: Held) -> int:
+def _size(held: LoweredValue) -> int:
     return math.prod(held.shape)
 
 
-def _broadcast(to: Lowering, one: Held, other: Value) -> Tensor:
+def _broadcast(to: Lowering, one: LoweredValue, other: Value) -> Tensor:
     """What is given, as it lies along the axes of a map."""
     if other.dtype != getattr(torch, one.tensor.dtype):
         raise Unlike(f"of {one.tensor.dtype} and {other.dtype}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
 #: ATen's numbers of what is done with the losses of all elements.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -18,7 +18,7 @@ def _reduced(reduction: int) -> str:
 
 
 def _target(target: Any) -> Tensor:
-    if not isinstance(target, Held) or not target.is_plain:
+    if not isinstance(target, LoweredValue) or not target.is_plain:
         raise Unlike("the target is to be an argument, as it is")
     return target.tensor
 
@@ -32,7 +32,7 @@ def cross_entropy(
     reduction: int,
     ignore_index: int,
     label_smoothing: float,
-) -> Held:
+) -> LoweredValue:
     weights = None if weight is None else to.given(weight)
     loss = to.net.softmax_cross_entropy(
         to.plain(self),
@@ -43,13 +43,13 @@ def cross_entropy(
         reduction=_reduced(reduction),
         name=to.name("loss"),
     )
-    return Held(loss, ())
+    return LoweredValue(loss, ())
 
 
 @rule("binary_cross_entropy_with_logits")
 def sigmoid_cross_entropy(
     to: Lowering, self: Any, target: Any, weight: Any, pos_weight: Any, reduction: int
-) -> Held:
+) -> LoweredValue:
     weights = {"weight": weight, "positive_weight": pos_weight}
     loss = to.net.sigmoid_cross_entropy(
         to.plain(self),
@@ -58,12 +58,12 @@ def sigmoid_cross_entropy(
         name=to.name("loss"),
         **{name: to.given(each) for name, each in weights.items() if each is not None},
     )
-    return Held(loss, ())
+    return LoweredValue(loss, ())
 
 
 @rule("mse_loss")
-def mean_squared_error(to: Lowering, self: Any, target: Any, reduction: int) -> Held:
+def mean_squared_error(to: Lowering, self: Any, target: Any, reduction: int) -> LoweredValue:
     loss = to.net.mean_squared_error(
         to.plain(self), _target(target), reduction=_reduced(reduction), name=to.name("loss")
     )
-    return Held(loss, ())
+    return LoweredValue(loss, ())

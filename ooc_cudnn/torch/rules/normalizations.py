@@ -10,7 +10,7 @@ import torch
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import ACCUMULATOR
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
 #: What sums are held wider than.
 HALVES = frozenset(name for name, wide in ACCUMULATOR.items() if name != wide)
@@ -28,7 +28,7 @@ def batch_normalization(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Held:
+) -> LoweredValue:
     x, name = to.plain(input), to.name()
     lasting = {"running_mean": running_mean, "running_variance": running_var}
     if not training and to.training:
@@ -54,12 +54,12 @@ def batch_normalization(
         if isinstance(value, Value):
             to.now_lasting(value, f"{name}.{role}")
     _frozen(to, name, weight, bias)
-    return Held.of(made)
+    return LoweredValue.of(made)
 
 
 def _by_running_statistics(
     to: Lowering, x: Tensor, vectors: tuple[Value | None, ...], epsilon: float
-) -> Held:
+) -> LoweredValue:
     """One factor and one summand a channel, which PyTorch makes: so they have gradients."""
 
     def factor(mean: Any, variance: Any, weight: Any, bias: Any) -> Any:
@@ -75,7 +75,7 @@ def _by_running_statistics(
         to.given(to.made_before(each.__name__, each, *vectors), shape) for each in (factor, summand)
     )
     product = to.net.multiply(x, scale, name=to.name("scale"))
-    return Held.of(to.net.add(product, shift, name=to.name()))
+    return LoweredValue.of(to.net.add(product, shift, name=to.name()))
 
 
 def _vectors(to: Lowering, x: Tensor, weight: Any, bias: Any) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def group_normalization(
     bias: Any,
     eps: float,
     cudnn_enabled: bool,
-) -> Held:
+) -> LoweredValue:
     x, name = to.plain(input), to.name()
     vectors = _vectors(to, x, weight, bias)
     made = to.net.group_normalization(x, num_groups, epsilon=eps, name=name, **vectors)
     _frozen(to, name, weight, bias)
-    return Held.of(made)
+    return LoweredValue.of(made)
 
 
 @rule("instance_norm")
@@ -131,13 +131,13 @@ def instance_normalization(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Held:
+) -> LoweredValue:
     if running_mean is not None:
         raise Unlike("with running statistics")
     x, name = to.plain(input, least=3), to.name()
     made = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, x, weight, bias))
     _frozen(to, name, weight, bias)
-    return Held.of(made)
+    return LoweredValue.of(made)
 
 
 @rule("layer_norm")
@@ -149,16 +149,16 @@ def layer_normalization(
     bias: Any,
     eps: float,
     cudnn_enable: bool,
-) -> Held:
-    if not isinstance(input, Held) or len(normalized_shape) != 1 or input.axes[-1] != 1:
+) -> LoweredValue:
+    if not isinstance(input, LoweredValue) or len(normalized_shape) != 1 or input.axes[-1] != 1:
         raise Unlike(f"over {list(normalized_shape)}: over channels there is one")
     name = to.name()
     vectors = _vectors(to, input.tensor, weight, bias)
     made = to.net.layer_normalization(input.tensor, epsilon=eps, name=name, **vectors)
     _frozen(to, name, weight, bias)
-    return Held(made, input.axes)
+    return LoweredValue(made, input.axes)
 
 
 @rule("local_response_norm")
-def local_response(to: Lowering, **arguments: Any) -> Held:
+def local_response(to: Lowering, **arguments: Any) -> LoweredValue:
     raise Unlike("local response normalization")

@@ -6,44 +6,44 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
 
 @rule("cat", "concat")
-def concatenate(to: Lowering, tensors: Sequence[Any], dim: int) -> Held:
-    if not all(isinstance(each, Held) for each in tensors):
+def concatenate(to: Lowering, tensors: Sequence[Any], dim: int) -> LoweredValue:
+    if not all(isinstance(each, LoweredValue) for each in tensors):
         raise Unlike("of what does not read the inputs first")
     axes = tensors[0].axes
     if any(each.axes != axes for each in tensors) or axes[dim] != 1:
         raise Unlike(f"along axis {dim} of {tensors[0].shape}: along channels there is one")
     parts = [each.tensor for each in tensors]
-    return Held(to.net.concatenate(parts, name=to.name("cat")), axes)
+    return LoweredValue(to.net.concatenate(parts, name=to.name("cat")), axes)
 
 
 @rule("broadcast_tensors")
-def broadcast(to: Lowering, tensors: Sequence[Any]) -> tuple[Held, ...]:
+def broadcast(to: Lowering, tensors: Sequence[Any]) -> tuple[LoweredValue, ...]:
     shapes = {tuple(each.shape) for each in tensors}
-    if len(shapes) > 1 or not all(isinstance(each, Held) for each in tensors):
+    if len(shapes) > 1 or not all(isinstance(each, LoweredValue) for each in tensors):
         raise Unlike(f"of several shapes, {sorted(shapes)}")
     return tuple(tensors)
 
 
 @rule("permute")
-def permute(to: Lowering, self: Any, dims: Sequence[int]) -> Held:
-    if not isinstance(self, Held):
+def permute(to: Lowering, self: Any, dims: Sequence[int]) -> LoweredValue:
+    if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
-    return Held(self.tensor, tuple(self.axes[each] for each in dims))
+    return LoweredValue(self.tensor, tuple(self.axes[each] for each in dims))
 
 
 @rule("transpose")
-def transpose(to: Lowering, self: Any, dim0: int, dim1: int) -> Held:
+def transpose(to: Lowering, self: Any, dim0: int, dim1: int) -> LoweredValue:
     dims = list(range(len(self.axes)))
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(to, self, dims)
 
 
 @rule("flatten")
-def flatten(to: Lowering, self: Any, start_dim: int, end_dim: int) -> Held:
+def flatten(to: Lowering, self: Any, start_dim: int, end_dim: int) -> LoweredValue:
     count = len(self.shape)
     first, last = start_dim % count, end_dim % count
     shape = self.shape
@@ -55,7 +55,7 @@ def flatten(to: Lowering, self: Any, start_dim: int, end_dim: int) -> Held:
 @rule("reshape", "view")
 def reshape(
     to: Lowering, self: Any, shape: Sequence[int] | None = None, size: Sequence[int] | None = None
-) -> Held:
+) -> LoweredValue:
     wanted = list(size if shape is None else shape)  # type: ignore[arg-type]
     if -1 in wanted:
         at = wanted.index(-1)
@@ -64,7 +64,7 @@ def reshape(
 
 
 @rule("squeeze")
-def squeeze(to: Lowering, self: Any, dim: Any = None) -> Held:
+def squeeze(to: Lowering, self: Any, dim: Any = None) -> LoweredValue:
     count = len(self.shape)
     dims = range(count) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {each % count for each in dims}
@@ -73,20 +73,20 @@ def squeeze(to: Lowering, self: Any, dim: Any = None) -> Held:
 
 
 @rule("unsqueeze")
-def unsqueeze(to: Lowering, self: Any, dim: int) -> Held:
+def unsqueeze(to: Lowering, self: Any, dim: int) -> LoweredValue:
     shape = list(self.shape)
     shape.insert(dim % (len(shape) + 1), 1)
     return _reshaped(to, self, tuple(shape))
 
 
-def _reshaped(to: Lowering, x: Any, shape: tuple[int, ...]) -> Held:
+def _reshaped(to: Lowering, x: Any, shape: tuple[int, ...]) -> LoweredValue:
     """The same elements in another shape: all of an image on one axis, or other axes of 1."""
-    if not isinstance(x, Held):
+    if not isinstance(x, LoweredValue):
         raise Unlike("it does not read the inputs first")
     if shape == x.shape:
         return x
     if x.is_plain and len(shape) == 2 and shape[0] == x.shape[0]:
-        return Held.of(to.net.flatten(x.tensor, name=to.name("flatten")))
+        return LoweredValue.of(to.net.flatten(x.tensor, name=to.name("flatten")))
     raise Unlike(f"from {x.shape} to {shape}: an image is flattened, or nothing changes")
 
 
@@ -94,21 +94,21 @@ _MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trili
 
 
 @rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def nearest(to: Lowering, input: Any, output_size: Any, scale_factors: Any) -> Held:
+def nearest(to: Lowering, input: Any, output_size: Any, scale_factors: Any) -> LoweredValue:
     return _interpolated(to, input, output_size, scale_factors, "nearest", False)
 
 
 @rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 def linear(
     to: Lowering, input: Any, output_size: Any, align_corners: bool, scale_factors: Any
-) -> Held:
+) -> LoweredValue:
     return _interpolated(to, input, output_size, scale_factors, "linear", align_corners)
 
 
 def _interpolated(
     to: Lowering, x: Any, size: Any, factors: Any, mode: str, align_corners: bool
-) -> Held:
-    return Held.of(
+) -> LoweredValue:
+    return LoweredValue.of(
         to.net.interpolation(
             to.plain(x, least=3),
             None if size is None else tuple(size),
@@ -123,8 +123,8 @@ def _interpolated(
 @rule("pad", "constant_pad_nd")
 def pad(
     to: Lowering, self: Any, pad: Sequence[int], mode: str = "constant", value: float | None = 0
-) -> Held:
-    if isinstance(self, Held) and not any(pad):
+) -> LoweredValue:
+    if isinstance(self, LoweredValue) and not any(pad):
         return self
     x = to.plain(self, least=3)
     if mode != "constant" or len(pad) > 2 * (len(x.shape) - 2):
@@ -132,13 +132,13 @@ def pad(
     pairs = [(0, 0)] * (len(x.shape) - 2)
     for at in range(len(pad) // 2):
         pairs[-1 - at] = (pad[2 * at], pad[2 * at + 1])
-    return Held.of(to.net.pad(x, pairs, value=float(value or 0), name=to.name("pad")))
+    return LoweredValue.of(to.net.pad(x, pairs, value=float(value or 0), name=to.name("pad")))
 
 
 @rule("slice")
 def part(
     to: Lowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Held:
+) -> LoweredValue:
     extent = self.shape[dim]
     first = 0 if start is None else min(start % extent if start < 0 else start, extent)
     last = extent if end is None else min(end + extent if end < 0 else end, extent)
@@ -150,4 +150,4 @@ def part(
     spatial = self.tensor.shape[2:]
     starts, sizes = [0] * len(spatial), list(spatial)
     starts[axis - 2], sizes[axis - 2] = first, last - first
-    return Held(to.net.crop(self.tensor, starts, sizes, name=to.name("crop")), self.axes)
+    return LoweredValue(to.net.crop(self.tensor, starts, sizes, name=to.name("crop")), self.axes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.torch.lower import Held, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
 
 def per_axis(value: Any, axes: int) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def convolution(
     padding: Sequence[int] | str,
     dilation: Sequence[int],
     groups: int,
-) -> Held:
+) -> LoweredValue:
     x = to.plain(input, least=3)
     w = to.parameter(weight)
     axes = len(w.shape) - 2
@@ -39,7 +39,7 @@ def convolution(
     else:
         around = per_axis(padding, axes)
     b = to.optional(bias)
-    return Held.of(
+    return LoweredValue.of(
         to.net.convolution(
             x,
             w.shape[0],
@@ -73,10 +73,10 @@ def transposed(
     output_padding: Sequence[int],
     groups: int,
     dilation: Sequence[int],
-) -> Held:
+) -> LoweredValue:
     x, w, b = to.plain(input, least=3), to.parameter(weight), to.optional(bias)
     axes = len(w.shape) - 2
-    return Held.of(
+    return LoweredValue.of(
         to.net.transposed_convolution(
             x,
             w.shape[1] * groups,
@@ -95,8 +95,8 @@ def transposed(
 
 
 @rule("linear")
-def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> Held:
-    if not isinstance(input, Held):
+def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> LoweredValue:
+    if not isinstance(input, LoweredValue):
         raise Unlike("it does not read the inputs first")
     x, b = input.tensor, to.optional(bias)
     features, last = weight.shape[0], input.axes[-1]
@@ -106,13 +106,13 @@ def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> Held:
         made = to.net.linear(
             x, features, w=to.parameter(weight), b=b, bias=b is not None, name=to.name()
         )
-        return Held(made, input.axes)
+        return LoweredValue(made, input.axes)
     ones = (1,) * (len(x.shape) - 2)
     w = to.parameter(weight, (*weight.shape, *ones))
     made = to.net.convolution(
         x, features, window=ones, w=w, b=b, bias=b is not None, name=to.name()
     )
-    return Held(made, input.axes)
+    return LoweredValue(made, input.axes)
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d")
@@ -124,13 +124,13 @@ def max_pooling(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
-) -> Held:
+) -> LoweredValue:
     x = to.plain(self, least=3)
     axes = len(x.shape) - 2
     if set(per_axis(dilation, axes)) != {1}:
         raise Unlike(f"dilation {dilation} of a pooling")
     window = per_axis(kernel_size, axes)
-    return Held.of(
+    return LoweredValue.of(
         to.net.pooling(
             x,
             window=window,
@@ -143,7 +143,7 @@ def max_pooling(
 
 
 @rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
-def max_pooling_alone(to: Lowering, **arguments: Any) -> tuple[Held | None, ...]:
+def max_pooling_alone(to: Lowering, **arguments: Any) -> tuple[LoweredValue | None, ...]:
     return max_pooling(to, **arguments), None
 
 
@@ -157,13 +157,13 @@ def average_pooling(
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None = None,
-) -> Held:
+) -> LoweredValue:
     x = to.plain(self, least=3)
     axes = len(x.shape) - 2
     if divisor_override is not None:
         raise Unlike("divisor_override")
     window = per_axis(kernel_size, axes)
-    return Held.of(
+    return LoweredValue.of(
         to.net.pooling(
             x,
             window=window,
@@ -177,21 +177,23 @@ def average_pooling(
 
 
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> Held:
+def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> LoweredValue:
     x = to.plain(self, least=3)
     size = per_axis(output_size, len(x.shape) - 2)
     if math.prod(size) == 1:
-        return Held.of(to.net.global_average(x, name=to.name()))
-    return Held.of(to.net.adaptive_pooling(x, size, name=to.name()))
+        return LoweredValue.of(to.net.global_average(x, name=to.name()))
+    return LoweredValue.of(to.net.adaptive_pooling(x, size, name=to.name()))
 
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max(to: Lowering, self: Any, output_size: Sequence[int]) -> tuple[Held | None, ...]:
+def adaptive_max(
+    to: Lowering, self: Any, output_size: Sequence[int]
+) -> tuple[LoweredValue | None, ...]:
     x = to.plain(self, least=3)
     size = per_axis(output_size, len(x.shape) - 2)
     if math.prod(size) == 1:
-        return Held.of(to.net.global_max(x, name=to.name())), None
-    return Held.of(to.net.adaptive_pooling(x, size, mode="max", name=to.name())), None
+        return LoweredValue.of(to.net.global_max(x, name=to.name())), None
+    return LoweredValue.of(to.net.adaptive_pooling(x, size, mode="max", name=to.name())), None
 
 
 @rule("mean")
@@ -201,14 +203,14 @@ def mean(
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
     dtype: Any = None,
-) -> Held:
-    if not isinstance(self, Held) or dim is None or dtype is not None:
+) -> LoweredValue:
+    if not isinstance(self, LoweredValue) or dim is None or dtype is not None:
         raise Unlike("a mean over all axes, or in another dtype")
     axes = {self.axes[each] for each in dim}
     if len(self.tensor.shape) < 3 or axes != set(range(2, len(self.tensor.shape))):
         raise Unlike(f"a mean over axes {list(dim)} of {self.shape}: over all sites there is one")
     made = to.net.global_average(self.tensor, name=to.name("mean"))
     if keepdim:
-        return Held(made, self.axes)
+        return LoweredValue(made, self.axes)
     flat = to.net.flatten(made, name=to.name("mean"))
-    return Held(flat, tuple(axis for axis in self.axes if axis < 2))
+    return LoweredValue(flat, tuple(axis for axis in self.axes if axis < 2))

@@ -1,4 +1,4 @@
-"""Operations that PyTorch computes within the network: put off until a layer reads what they make.
+"""Operations that PyTorch computes within the network: deferred until a layer reads what they make.
 
 So those that follow each other are computed together, and what lies between them is never kept:
 attention's products, say, or a shuffle of channels. What several read is made once.
@@ -17,8 +17,8 @@ from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import ITEM_BYTES
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value
-from ooc_cudnn.torch.held import Held
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
+from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.region import Part, Region
 
 #: Why most of a region is computed by PyTorch.
@@ -45,8 +45,8 @@ class Building(Protocol):
         """A value that PyTorch makes of another one before each call."""
 
 
-class PutOff:
-    """What is put off.
+class Fallbacks:
+    """Operations of a model that PyTorch computes, deferred until what they make is read.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class PutOff:
         What each value is in the network, as far as that is known.
     """
 
-    def __init__(self, to: Building, held: dict[Value, Held]) -> None:
+    def __init__(self, to: Building, held: dict[Value, LoweredValue]) -> None:
         self._to, self._held = to, held
         self._makers: dict[Value, Operation] = {}
         self.errors: dict[Operation, UnsupportedOperationError] = {}
@@ -75,7 +75,7 @@ class PutOff:
         }
         #: Of what draws random numbers for what it does.
         self.drawn: dict[Operation, Value] = {}
-        self._made: dict[tuple[Value, tuple[int, ...]], Held] = {}
+        self._made: dict[tuple[Value, tuple[int, ...]], LoweredValue] = {}
 
     def __contains__(self, value: object) -> bool:
         return value in self._makers
@@ -97,7 +97,7 @@ class PutOff:
         self._makers.update({value: like for value in operation.results if value is not None})
 
     def maker(self, value: Value) -> Operation:
-        """The operation that makes what is put off."""
+        """The operation that makes what is deferred."""
         return self._makers[value]
 
     def place(self, operation: Operation) -> int:
@@ -119,12 +119,12 @@ class PutOff:
         return "" if first is None else f"{first.operation}: {first.why}"
 
     def moves_alone(self, value: Value) -> bool:
-        """Whether all that is put off for a value moves elements, and computes nothing."""
+        """Whether all that is deferred for a value moves elements, and computes nothing."""
         return all(operation.name in MOVES for operation in self._behind(value))
 
     def make(
         self, value: Value, channels: int | None = None, *, plain: bool = False, whole: bool = False
-    ) -> Held | None:
+    ) -> LoweredValue | None:
         """Make a value a tensor of the network, computed by PyTorch.
 
         Parameters
@@ -139,7 +139,7 @@ class PutOff:
 
         Returns
         -------
-        Held or None
+        LoweredValue or None
             None where it cannot be.
         """
         is_map = 2 <= len(value.shape) <= 5 and value.dtype.is_floating_point
@@ -173,7 +173,7 @@ class PutOff:
     # How a value comes about --------------------------------------------------------------------
 
     def _behind(self, value: Value) -> list[Operation]:
-        """All that is put off for a value, in order, and what expands what they share."""
+        """All that is deferred for a value, in order, and what expands what they share."""
         found: set[Operation] = set()
         wanted = [value]
         while wanted:
@@ -206,7 +206,7 @@ class PutOff:
                 if found is not None:
                     self.settle(each, found)
 
-    def settle(self, value: Value, held: Held) -> None:
+    def settle(self, value: Value, held: LoweredValue) -> None:
         """Note that a value is in the network now."""
         self._held[value] = held
         self._makers.pop(value, None)
@@ -257,7 +257,7 @@ class PutOff:
                 orders.append(None)
         return Part(tuple(operations), tuple(inputs), tuple(orders), value, order, axes)
 
-    def _node(self, part: Part) -> Held:
+    def _node(self, part: Part) -> LoweredValue:
         tensors = [self._tensor(value) for value in part.inputs]
         computation = Region(part, self.reason(part.operations))
         shape = tuple(part.result.shape[axis] for axis in part.order)
@@ -279,7 +279,7 @@ class PutOff:
         )
         if drawing:
             self._to.drawn.append(f"{name}.state")
-        return Held(made, tuple(part.order.index(axis) for axis in range(len(shape))))
+        return LoweredValue(made, tuple(part.order.index(axis) for axis in range(len(shape))))
 
     def _tensor(self, value: Value) -> Tensor:
         """What a node reads: held, or given, in a form that tensors have."""
@@ -325,7 +325,7 @@ def _order(count: int, images: int, channels: int | None) -> tuple[int, ...]:
     return (*first, *(axis for axis in range(count) if axis not in first))
 
 
-def _suits(held: Held, channels: int | None, *, plain: bool) -> bool:
+def _suits(held: LoweredValue, channels: int | None, *, plain: bool) -> bool:
     if plain:
         return held.is_plain
     return channels is None or held.axes[channels] == 1

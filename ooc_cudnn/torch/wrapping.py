@@ -10,8 +10,8 @@ from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
 
 
-class Handing:
-    """Hands parameters and buffers of a model to the engine, call after call.
+class Wrapping:
+    """Wraps parameters and buffers of a model for the engine, call after call.
 
     What it keeps are addresses and specs; it keeps no memory alive.
     """

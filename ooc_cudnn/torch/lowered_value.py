@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ooc_cudnn.network.tensors import Tensor
 
 
-class Held(NamedTuple):
+class LoweredValue(NamedTuple):
     """A value in the network.
 
     Attributes
@@ -21,7 +21,7 @@ class Held(NamedTuple):
     axes: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Held:
+    def of(cls, tensor: Tensor) -> LoweredValue:
         """A tensor as it is."""
         return cls(tensor, tuple(range(len(tensor.shape))))
 
