@@ -153,9 +153,9 @@ class Problem:
     def ours(self, order: str) -> Any:
         return getattr(ooc_cudnn, self.function)(**self.asked(self.of[order]))
 
-    def theirs(self, order: str, *, tf32: bool | None = None, wide: bool = False) -> Any:
+    def theirs(self, order: str, *, wide: bool = False) -> Any:
         torch, values = self.torch, self.of[order]
-        torch.backends.cudnn.allow_tf32 = self.precision != "strict" if tf32 is None else tf32
+        torch.backends.cudnn.allow_tf32 = self.precision != "strict"
         # the best in float64 would be searched for among some that take seconds
         torch.backends.cudnn.benchmark = not wide
         if wide:

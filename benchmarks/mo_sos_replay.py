@@ -48,16 +48,14 @@ def trained(name: str) -> tuple[Network, Tensor]:
     return padded_unet(batch, image)
 
 
-def padded_unet(
-    batch: int, image: int, channels: int = 3, width: int = 64
-) -> tuple[Network, Tensor]:
+def padded_unet(batch: int, image: int, width: int = 64) -> tuple[Network, Tensor]:
     """A U-Net whose convolutions pad, as those for the Data Science Bowl's images of 256 x 256.
 
     >>> padded_unet(2, 32, width=4)[1].shape
     (1,)
     """
     net = Network()
-    x = net.input("images", (batch, channels, image, image))
+    x = net.input("images", (batch, 3, image, image))
     labels = net.input("labels", (batch, image, image), "int64")
     kept = []
     for level in range(5):

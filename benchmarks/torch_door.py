@@ -99,11 +99,11 @@ CASES = {
         loss_inside=False, own=lambda: networks.networks.resnet50(768),
     ),
     "dynunet-256": Case(
-        lambda width: torch_models.dynunet(3, width), (1, 1, 256, 256, 256), 3, "12GiB",
+        torch_models.dynunet, (1, 1, 256, 256, 256), 3, "12GiB",
         (1, 1, 32, 32, 64), "24MiB", bound=1.15,
     ),
     "dynunet-512": Case(
-        lambda width: torch_models.dynunet(3, width), (1, 1, 512, 512, 512), 3, "40GiB",
+        torch_models.dynunet, (1, 1, 512, 512, 512), 3, "40GiB",
         (1, 1, 32, 32, 64), "24MiB", in_core=False,
     ),
     "unet-8192": Case(

@@ -121,9 +121,9 @@ def unet(classes: int = 2, width: float = 1.0) -> nn.Module:
     return UNet(2, (64, 128, 256, 512, 1024), 3, classes, width)
 
 
-def dynunet(classes: int = 3, width: float = 1.0) -> nn.Module:
+def dynunet(width: float = 1.0) -> nn.Module:
     """The 3-D U-Net of nnU-Net, 32 to 320 channels."""
-    return UNet(3, (32, 64, 128, 256, 320, 320), 1, classes, width)
+    return UNet(3, (32, 64, 128, 256, 320, 320), 1, 3, width)
 
 
 class ResBlock(nn.Module):
@@ -144,10 +144,10 @@ class ResBlock(nn.Module):
 class SegResNet(nn.Module):
     """SegResNet (Myronenko, 2018) as MONAI's defaults have it: 8 filters, trilinear upsampling."""
 
-    def __init__(self, inputs: int = 4, classes: int = 3, filters: int = 8) -> None:
+    def __init__(self, filters: int = 8) -> None:
         super().__init__()
         groups = min(8, filters)
-        self.first = nn.Conv3d(inputs, filters, 3, padding=1, bias=False)
+        self.first = nn.Conv3d(4, filters, 3, padding=1, bias=False)
         self.down, self.up, self.join = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for level, count in enumerate((1, 2, 2, 4)):
             channels = filters * 2**level
@@ -164,7 +164,7 @@ class SegResNet(nn.Module):
             )
             self.join.append(ResBlock(channels, groups))
         self.head = nn.Sequential(
-            nn.GroupNorm(groups, filters), nn.ReLU(inplace=True), nn.Conv3d(filters, classes, 1)
+            nn.GroupNorm(groups, filters), nn.ReLU(inplace=True), nn.Conv3d(filters, 3, 1)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks import common
 from benchmarks.common import Claim
@@ -159,11 +158,11 @@ ROWS = (
 )  # fmt: skip
 
 
-def scripts_table(folder: Path = common.RESULTS) -> str:
+def scripts_table() -> str:
     """Every claim with its value; what no record has is not measured yet."""
     rows = []
     for label, name, claim, form in ROWS:
-        there = (folder / f"{name}.json").exists()
-        value = claims(name, folder).get(claim) if there else None
+        there = (common.RESULTS / f"{name}.json").exists()
+        value = claims(name, common.RESULTS).get(claim) if there else None
         rows.append((label, NOT_MEASURED if value is None else form.format(value), f"`{name}`"))
     return markdown(("what", "measured", "by"), rows)

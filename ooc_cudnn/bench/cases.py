@@ -8,6 +8,7 @@ the limit is less than the data, so every case is out of core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,25 +39,21 @@ def _convolution(
     memory_limit: str,
     baselines: tuple[str, ...],
     precision: str = TF32,
-    c_y: int | None = None,
     pageable: bool = False,
     **more: Any,
 ) -> Case:
     """A case of the workload "convolution": shapes are (n, cX, height, width), cY as cX."""
-    sizes = {**_sizes(shape), "c_y": c_y or shape[1], "pageable": int(pageable)}
-    # As many channels more, or fewer, as in the full size; and room for three quarters of the data.
-    tiny_c_y = tiny[1] * sizes["c_y"] // shape[1]
-    feature_bytes = 4 * tiny[0] * (tiny[1] + tiny_c_y) * tiny[2] * tiny[3]
-    weight_bytes = 4 * 9 * tiny[1] * tiny_c_y
+    # Room for three quarters of the data.
+    tiny_bytes = 4 * math.prod(tiny) * 2 * 3 // 4 + 4 * 9 * tiny[1] ** 2
     return Case(
         name=f"{name}-{precision}",
         about=f"{about}, {'TF32' if precision == TF32 else 'strict float32'}",
         source=source,
         workload="convolution",
-        sizes=sizes,
-        tiny={**_sizes(tiny), "c_y": tiny_c_y},
+        sizes={**_sizes(shape), "c_y": shape[1], "pageable": int(pageable)},
+        tiny={**_sizes(tiny), "c_y": tiny[1]},
         memory_limit=memory_limit,
-        tiny_memory_limit=f"{feature_bytes * 3 // 4 + weight_bytes}B",
+        tiny_memory_limit=f"{tiny_bytes}B",
         baselines=baselines,
         allow_tf32=precision == TF32,
         **more,

@@ -43,20 +43,13 @@ class Builder:
             shape = tuple([stop - start for start, stop in region])
             self.buffers[name] = Buffer(shape, operand.dtype, orders.get(name, "channels_first"))
 
-    def scratch(
-        self,
-        name: str,
-        shape: Shape,
-        dtype: str,
-        order: str = "channels_first",
-        rows: tuple[int, int] | None = None,
-    ) -> str:
+    def scratch(self, name: str, shape: Shape, dtype: str, order: str = "channels_first") -> str:
         """Make an intermediate in the first free block; return its name."""
         number = 0
         while (block := f"scratch {number}") in self._busy:
             number += 1
         self._busy.add(block)
-        self.buffers[name] = Buffer(shape, dtype, order, block, rows)
+        self.buffers[name] = Buffer(shape, dtype, order, block)
         return name
 
     def release(self, *names: str) -> None:

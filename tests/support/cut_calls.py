@@ -13,8 +13,11 @@ from tests.support.splits import LAYOUTS, RINGS, some
 #: Of the largest element of a result; a sum over pieces may add as much again for each.
 UNIT = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22, "float64": 2**-50}
 
+#: How many splits of a call are run, for each dtype.
+SPLITS = 6
 
-def check_cut(make, case, *, splits=6, summed=False):
+
+def check_cut(make, case, *, summed=False):
     """Compare a call with what it must give, and its splits with each other, to the bit.
 
     Parameters
@@ -23,8 +26,6 @@ def check_cut(make, case, *, splits=6, summed=False):
         Of (dtype, alpha, beta) the call.
     case : callable
         Of a dtype the operands by name, as that type has them, and the result: float64.
-    splits : int
-        How many are run, for each dtype.
     summed : bool
         Whether pieces are added up: then splits may differ in the last bits.
     """
@@ -47,7 +48,7 @@ def check_cut(make, case, *, splits=6, summed=False):
             check_patches(call.along(row_axis), operands, result, exact, random)
             out = old.copy()
             forced = Forced(call.along(row_axis), {**arrays, result: out})
-            for split in some(list(legal_splits(forced.chain)), -(-splits // len(call.row_axes))):
+            for split in some(list(legal_splits(forced.chain)), -(-SPLITS // len(call.row_axes))):
                 (depth, whole), layout = next(ways)
                 out[...] = old
                 forced.run(split, depth=depth, whole=whole, layout=layout, overlap=False)
@@ -57,13 +58,13 @@ def check_cut(make, case, *, splits=6, summed=False):
         assert summed or len(found) == 1, f"{dtype}: splits differ"
 
 
-def check_patches(call, operands, result, exact, random, count=3):
+def check_patches(call, operands, result, exact, random):
     """What `verify` recomputes of random patches is that, too, and no smaller than it says."""
 
     def part(array, region):
         return array[tuple(slice(*each) for each in region)]
 
-    for _ in range(count):
+    for _ in range(3):
         piece = call.patch(random)
         made = call.expected(piece, lambda name, region: part(operands[name], region))
         value, size = made[result]

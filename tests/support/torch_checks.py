@@ -20,15 +20,15 @@ SHARES = (1 / 4, 1 / 20)
 class Result:
     """What a call of a model and its backward made."""
 
-    def __init__(self, model, args, seed=1):
-        torch.manual_seed(seed)
+    def __init__(self, model, args):
+        torch.manual_seed(1)
         inputs = [arg.detach().clone() for arg in args]
         for each in inputs:
             each.requires_grad_(each.dtype.is_floating_point)
         made = model(*inputs)
         self.outputs = [each for each in pytree.tree_leaves(made) if torch.is_tensor(each)]
         self.structure = pytree.tree_structure(made)
-        torch.manual_seed(seed)
+        torch.manual_seed(1)
         total = sum(
             (each * torch.randn(each.shape, dtype=each.dtype)).sum() for each in self.outputs
         )

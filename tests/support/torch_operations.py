@@ -13,10 +13,10 @@ MAP, LINE, VOLUME = (2, 4, 12, 10), (3, 4, 24), (1, 4, 6, 8, 7)
 class Apply(nn.Module):
     """What a function makes of maps, between two convolutions."""
 
-    def __init__(self, function, before=4, after=4, axes=2):
+    def __init__(self, function, after=4, axes=2):
         super().__init__()
         conv = getattr(nn, f"Conv{axes}d")
-        self.before, self.after = conv(before, before, 1), conv(after, 3, 1)
+        self.before, self.after = conv(4, 4, 1), conv(after, 3, 1)
         self.function = function
 
     def forward(self, *args):
@@ -25,9 +25,9 @@ class Apply(nn.Module):
         return self.after(self.function(self.before(first), *rest))
 
 
-def around(module, axes=2, after=4):
+def around(module, axes=2):
     """A module between two convolutions: it has a gradient of its input, and is given one."""
-    return Apply(module, after=after, axes=axes)
+    return Apply(module, axes=axes)
 
 
 def drawn_statistics(module):

@@ -68,9 +68,9 @@ def _driver_version(load: Load) -> str:
     return found.group() if found else ""
 
 
-def why_no_card(load: Load = ctypes.CDLL) -> str:
+def why_no_card() -> str:
     """Say why no card can be used at all: no driver, or none that it shows; empty if one can."""
-    facts = driver_facts(load)
+    facts = driver_facts(ctypes.CDLL)
     if not facts:
         return "there is no NVIDIA driver on this machine"
     if "status" in facts:
