@@ -11,7 +11,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 pytest.importorskip("torch")
 
 MODELS = "tests.support.torch_models"
-ASKED = ("--input", "64x3x64x64", "--limit", "24MiB", "--machine", "h200")
+ASKED = ("--input", "8x3x16x16", "--limit", "24MiB", "--machine", "h200")
 
 
 def run(capsys, *arguments):
