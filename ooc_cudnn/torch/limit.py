@@ -18,6 +18,7 @@ from ooc_cudnn.torch.capture import fake_like, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
+from ooc_cudnn.torch.region import kept_as_they_are
 from ooc_cudnn.torch.stored import check_scale, of_stored
 from ooc_cudnn.units import parse_limit
 
@@ -193,7 +194,7 @@ class Limited:
         fakes = dict(zip(places, fake_like(tensors, there), strict=True))
         filled = [fakes.get(at, leaf) for at, leaf in enumerate(leaves)]
         args, kwargs = pytree.tree_unflatten(filled, structure)
-        with own_forward(model) as forward:
+        with own_forward(model) as forward, kept_as_they_are():
             return ReadyModel(
                 model,
                 of_stored(model, forward, self.scale),

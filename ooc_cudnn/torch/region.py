@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
@@ -237,7 +238,7 @@ class Region(_Told):
         drawn: Drawn | None = None,
     ) -> Sequence[torch.Tensor | None]:
         leaves = [tensor.detach().requires_grad_(at in wanted) for at, tensor in enumerate(tensors)]
-        with torch.enable_grad():
+        with torch.enable_grad(), kept_as_they_are():
             y = self._run(leaves, self._images(dy), drawn)
         return torch.autograd.grad(
             y, [leaves[at] for at in wanted], dy.to(y.dtype), allow_unused=True
@@ -350,6 +351,11 @@ def tensor_on(array: Any) -> torch.Tensor:
         return torch.from_numpy(array.view(np.ndarray))
     found = torch.as_tensor(array, device="cuda")
     return found.view(torch.bfloat16) if array.dtype == "bfloat16" else found
+
+
+def kept_as_they_are() -> saved_tensors_hooks:
+    """What autograd keeps of ours is not what a caller's hooks are for: a checkpoint counts it."""
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 @contextlib.contextmanager

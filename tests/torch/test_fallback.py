@@ -1,11 +1,13 @@
 """What the library has not PyTorch computes within the network: some images at a time, exactly."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
@@ -297,3 +299,28 @@ def test_a_grid_that_depends_on_no_input_is_of_all_images():
     grid = torch.rand(2, 4, 4, 2, dtype=torch.float64)
     model = Around(lambda x, w: F.grid_sample(x * w, grid, align_corners=False)).double()
     check(model, torch.randn(2, 2, 4, 4, dtype=torch.float64), shares=())
+
+
+class Within(nn.Module):
+    """A model whose call is within something else."""
+
+    def __init__(self, model, around):
+        super().__init__()
+        self.model, self.around = model, around
+
+    def forward(self, x):
+        return self.around(self.model, x)
+
+
+def saved_on_the_cpu(model, x):
+    with torch.autograd.graph.save_on_cpu():
+        return model(x)
+
+
+@pytest.mark.parametrize("around", [partial(checkpoint, use_reentrant=False), saved_on_the_cpu])
+def test_a_first_call_shows_hooks_of_saved_tensors_no_more_than_a_later_one(around):
+    torch.manual_seed(0)
+    eager = Around(lambda x, w: torch.sort(x * w, 1).values).double()
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    under = ooc.limit(copy.deepcopy(eager), "1MiB")
+    same(Result(Within(under, around), [x]), Result(Within(eager, around), [x]))
