@@ -170,15 +170,14 @@ class Region(_Told):
             apart = [at for at in targets if at not in shared]
             beside = [given, *(targets[at] for at in apart)]
             for own, (part, *into), first in self._shares(tensors, beside, how.at_once):
-                found = self._gradients(own, part, tuple(targets), _from(how.drawn, first))
-                made = dict(zip(targets, found, strict=True))
+                drawn = _from(how.drawn, first)
+                made = dict(
+                    zip(targets, self._gradients(own, part, tuple(targets), drawn), strict=True)
+                )
                 for at, target in zip(apart, into, strict=True):
-                    _write(target, made[at], adds=how.adds)
+                    _write(target, made.pop(at), adds=how.adds)
                 for at in shared:
-                    more = made[at]
-                    if more is not None:
-                        wide = more.to(_WIDER.get(more.dtype, more.dtype))
-                        sums[at] = sums[at] + wide if at in sums else wide
+                    _sum(sums, at, made.pop(at))  # the next share has room only without these
             for at in shared:
                 _write(targets[at], sums.get(at), adds=how.adds)
 
@@ -293,6 +292,13 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 def _from(drawn: Drawn | None, first: int) -> Drawn | None:
     """The same, for images from a later one on."""
     return None if drawn is None else drawn._replace(first=drawn.first + first)
+
+
+def _sum(sums: dict[int, torch.Tensor], at: int, more: torch.Tensor | None) -> None:
+    """Add to a sum, of a wide type."""
+    if more is not None:
+        wide = more.to(_WIDER.get(more.dtype, more.dtype))
+        sums[at] = sums[at] + wide if at in sums else wide
 
 
 def _write(target: torch.Tensor, made: torch.Tensor | None, *, adds: bool) -> None:
