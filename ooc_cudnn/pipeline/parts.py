@@ -70,17 +70,7 @@ def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
     if any(start >= stop for start, stop in pairwise(ends)):
         raise ValueError(f"{program.name} cannot pause before items {list(pauses)}")
     parts = [_of(program, program.items[start:stop]) for start, stop in pairwise(ends)]
-    kept = []
-    for at in range(1, len(parts)):
-        before, after = (
-            {name for part in some for name in part.homes} for some in (parts[:at], parts[at:])
-        )
-        ranges = [
-            byte_range(home, tuple((0, extent) for extent in home.spec.shape))
-            for home in (program.homes[name] for name in before & after)
-            if home.offset is not None
-        ]
-        kept.append(tuple(_merged(ranges)))
+    kept = [tuple(_kept(program, pause)) for pause in pauses]
     return Parts(tuple(parts), tuple(kept))
 
 
@@ -93,6 +83,71 @@ def _of(program: Program, items: tuple[Item, ...]) -> Program:
         if name in names
     }
     return replace(program, items=items, homes=homes, pause=None)
+
+
+def _kept(program: Program, pause: int) -> list[tuple[int, int]]:
+    """Bytes that items behind a pause read of what those before it left.
+
+    By where they lie: tensors have several names, as views of other shapes.
+    """
+    there = {_span(program, n) for item in program.items[:pause] for n in touched(program, item)}
+    there.discard(None)
+    left = list(_merged(span for span in there if span))
+    found: list[tuple[int, int]] = []
+    written: list[tuple[int, int]] = []
+    for item in program.items[pause:]:
+        results = _written(item)
+        for name in touched(program, item):
+            span = _span(program, name)
+            # what is added to was there before
+            if span and (name not in results or (span in there and isinstance(item, Task))):
+                found += _outside(_within(span, left), written)
+        for name in results:
+            span = _span(program, name)
+            if span and span[1] - span[0] == program.homes[name].spec.nbytes:
+                written = list(_merged([*written, span]))
+    return list(_merged(found))
+
+
+def _written(item: Item) -> set[str]:
+    """The tensors that an item writes."""
+    if isinstance(item, Task):
+        results = item.request.chain.results
+        return {bind for name, bind in item.binds.items() if name in results}
+    return {item.target} if isinstance(item, Move) else set()
+
+
+def _span(program: Program, name: str) -> tuple[int, int] | None:
+    """The bytes of the block that a tensor lies in, if it does."""
+    home = program.homes[name]
+    if home.offset is None:
+        return None
+    return byte_range(home, tuple((0, extent) for extent in home.spec.shape))
+
+
+def _within(span: tuple[int, int], ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of a range is in some of others.
+
+    >>> _within((2, 9), [(0, 4), (6, 8), (9, 12)])
+    [(2, 4), (6, 8)]
+    """
+    cut = ((max(span[0], start), min(span[1], stop)) for start, stop in ranges)
+    return [(start, stop) for start, stop in cut if start < stop]
+
+
+def _outside(
+    spans: Iterable[tuple[int, int]], ranges: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """What of ranges is in none of others.
+
+    >>> _outside([(2, 9), (12, 16)], [(4, 6), (8, 14)])
+    [(2, 4), (6, 8), (14, 16)]
+    """
+    found = list(spans)
+    for start, stop in ranges:
+        parts = ((low, min(high, start), max(low, stop), high) for low, high in found)
+        found = [e for a, b, c, d in parts for e in ((a, b), (c, d)) if e[0] < e[1]]
+    return found
 
 
 def touched(program: Program, item: Item) -> Iterator[str]:

@@ -13,6 +13,8 @@ from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.residency import check_stays
 from ooc_cudnn.pipeline.parts import parts_of
+from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Home, Move, Program
+from ooc_cudnn.tensor import TensorSpec
 from tests.support.network_checks import assert_close
 
 SHAPE = (4, 3, 32, 32)
@@ -266,3 +268,17 @@ def test_a_part_has_something_to_do():
     program = net.pausing_step(y, memory_limit=LARGE, policy="keep").forward(x=x)._ready.program
     with pytest.raises(ValueError, match=r"cannot pause before items \[2, 2\]"):
         parts_of(program, [2, 2])
+
+
+def test_what_is_kept_at_a_pause_goes_by_bytes_and_not_by_names():
+    shapes = {"x": (2, 3), "y": (6,)}
+    homes = {name: Home(TensorSpec(shape, "float32", "pinned")) for name, shape in shapes.items()}
+    homes |= {
+        f"{name} there": Home(TensorSpec(shape, "float32", "device"), 0)
+        for name, shape in shapes.items()
+    }
+    items = (Move("in", COPY_IN, "x", "x there"), Move("out", COPY_OUT, "y there", "y"))
+    program = Program("a view of another shape", items, homes, 256)
+    assert parts_of(program, [1]).kept == (((0, 24),),)
+    again = (items[0], items[0], items[1])  # what is fetched anew need not stay
+    assert parts_of(Program("again", again, homes, 256), [1]).kept == ((),)

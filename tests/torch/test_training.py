@@ -220,3 +220,36 @@ def test_gradients_are_handed_out_while_others_are_made(pair, monkeypatch):
         close(one.grad, other.grad, name)
         close(one, other, name)
     close(*([*model.parameters()][-1].of_it for model in pair), "one of them alone")
+
+
+class Tied(nn.Module):
+    """One linear layer twice, between operations that the library has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 6, 3, padding=1), nn.Linear(6, 6)
+        self.bn, self.w = nn.BatchNorm2d(6), nn.Parameter(torch.randn(1, 6, 1, 1))
+
+    def forward(self, x):
+        h = nn.functional.relu(self.bn(self.conv(x)))
+        h = torch.sort(h * self.w, 1).values + h
+        made = self.linear(nn.functional.gelu(self.linear(h.mean((2, 3)))))
+        return made, h
+
+
+def test_others_may_compute_between_the_parts_of_backward(monkeypatch):
+    monkeypatch.setattr("ooc_cudnn.torch.call.bucket_bytes", lambda *_: 1)
+    torch.manual_seed(0)
+    eager = Tied().double()
+    under = ooc.limit(copy.deepcopy(eager), "64KiB")
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, 6, 6, dtype=torch.float64, generator=random)
+    other = torch.randn(64, 4, dtype=torch.float64, generator=random).numpy()
+    for model in (under, eager):
+        made, h = model(x)
+        for each in model.parameters():
+            each.register_hook(lambda _: ooc_cudnn.activation_forward(other).fill(0))
+        (made.square().sum() + h.sin().sum()).backward()
+    largest = max(float(each.grad.abs().max()) for each in eager.parameters())
+    for (name, one), same in zip(under.named_parameters(), eager.parameters(), strict=True):
+        close(one.grad, same.grad, name, least=largest)
