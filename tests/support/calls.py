@@ -82,9 +82,9 @@ def few_values(random, shape, dtype):
     return random.integers(-2, 3, shape).astype(DTYPES[dtype])
 
 
-def pooling_forward_call(case, mode):
+def pooling_forward_call(case, mode, x=None):
     random = np.random.default_rng(5)
-    x = draw(random, case.x, case.dtype)
+    x = draw(random, case.x, case.dtype) if x is None else x
     options = {**case.geometry, "mode": mode}
     result = bounded.pooling(Bounded.exact(x), case.dtype, **options)
     scale = {"alpha": case.alpha, "beta": case.beta}
@@ -94,9 +94,9 @@ def pooling_forward_call(case, mode):
     )
 
 
-def pooling_backward_call(case, mode):
+def pooling_backward_call(case, mode, x=None):
     random = np.random.default_rng(6)
-    x = few_values(random, case.x, case.dtype)
+    x = few_values(random, case.x, case.dtype) if x is None else x
     options = {**case.geometry, "mode": mode}
     y = bounded.pooling(Bounded.exact(x), case.dtype, **options).value.astype(x.dtype)
     dy = draw(random, y.shape, case.dtype)
