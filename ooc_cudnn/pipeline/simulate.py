@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.memory.blocks import rows_of
+from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
@@ -18,7 +19,6 @@ from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from perfmodel import MachineModel
-from perfmodel.rows import WHOLE
 
 
 def simulate(request: Request, plan: Plan) -> Trace:
@@ -99,15 +99,17 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
             if not step.copies:
                 assert isinstance(item, Task)
                 for launch in step.launches:
-                    cost.compute(item.request.machine, launch)
+                    cost.compute(item.request.machine, launch.operation.work())
                 cost.seconds *= item.slowness
             elif isinstance(item, Task):
                 request = item.request
                 spec, placement = request.specs[place.operand], request.crosses_as(place.operand)
-                on_host = placement != "device"
-                rows = rows_of(shape, spec.strides, spec.itemsize) if on_host else WHOLE
-                moved = math.prod(shape) * spec.itemsize
-                cost.copy(machine, step.copies, placement, moved, rows, others[step.item])
+                if placement == "device":
+                    cost.compute(machine, Relayout(shape, spec.dtype).work())
+                else:
+                    rows = rows_of(shape, spec.strides, spec.itemsize)
+                    moved = math.prod(shape) * spec.itemsize
+                    cost.copy(machine, step.copies, placement, moved, rows, others[step.item])
             else:
                 assert isinstance(item, Move)
                 spec = program.homes[item.ends[1]].spec

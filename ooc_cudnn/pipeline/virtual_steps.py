@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.operations.launches import Launch
-from perfmodel import MachineModel, Timeline, VirtualStep, replay
+from perfmodel import MachineModel, Timeline, VirtualStep, Work, replay
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.rows import Rows
 from perfmodel.staging import slabs_of
@@ -34,9 +33,8 @@ class StepCost:
         self.slabs = int(slabs_of(moved))
         self.host_bytes = 0 if placement == "device" else moved
 
-    def compute(self, machine: MachineModel, launch: Launch) -> None:
-        """Add a launch: what it takes on the device, and on the host."""
-        work = launch.operation.work()
+    def compute(self, machine: MachineModel, work: Work) -> None:
+        """Add a launch: what its work takes on the device, and on the host."""
         self.seconds += machine.compute.seconds(work)
         self.launching += machine.compute.launching_seconds(work, machine.launch_seconds)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
@@ -177,6 +178,19 @@ class Request:
                 transfer.copy_seconds(f"copy_{way}", placement, count, copies) for copies in (1, 2)
             )
             found[way, name] = CopyLine((2 * one - two) / count, two - one)
+        return found
+
+    @cached_property
+    def lines_inside(self) -> dict[str, CopyLine]:
+        """The same of copies inside the device: of what lies there to slots, and back."""
+        compute, found = self.machine.compute, {}
+        for name, spec in self.operands:
+            if spec.placement == "device":
+                none, all_of_it = (
+                    compute.seconds(Relayout(shape, spec.dtype).work())
+                    for shape in ((0,), spec.shape)
+                )
+                found[name] = CopyLine((all_of_it - none) / max(spec.nbytes, 1), none)
         return found
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.pieces import Pieces, Values, product
 from ooc_cudnn.pricing.request import Direction, Request
@@ -46,7 +47,7 @@ class Table(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The copies of one operand one way: how many, the bytes of one, the seconds of all.
+    """The copies of one operand one way: how many, the bytes of one, seconds of all on the link.
 
     `late` is what one of them is late by: nothing unless they are staged.
     """
@@ -69,6 +70,7 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
     copies = _copies(pieces, order, rings)
     number = pieces.number
     steps = number + sum((each.number for each in copies), NOTHING)
+    inside, launching = _inside(request, copies)
     copy_in, first_in = _copies_in(pieces, order, copies)
     copy_out, last_out = _copies_out(pieces, order, copies)
     one_slot = (rings.depth <= 1) | (number == 1)
@@ -76,24 +78,27 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
     beside = np.where(one_slot, 0.0, beside)
     turning, filing = _turning(request, copies)
     meeting_in, meeting_out = _meeting(copies)
-    waiting, before = _waiting(copies, copy_in, pieces.seconds)
+    compute = pieces.seconds + inside
+    waiting, before = _waiting(copies, copy_in, compute)
     stages = Stages(
         copy_in=copy_in,
-        compute=pieces.seconds + machine.lost_seconds(0.0, 0.0, steps * machine.step_seconds),
+        compute=compute + machine.lost_seconds(0.0, 0.0, steps * machine.step_seconds),
         copy_out=copy_out,
         first_in=np.minimum(first_in, copy_in),
         # a result leaves when its sum is whole
-        first_compute=pieces.first_seconds
+        first_compute=(pieces.first_seconds + inside / number)
         * product(pieces.counts[axis] for axis in request.chain.reduced),
-        last_compute=pieces.last_seconds,
+        last_compute=pieces.last_seconds + inside / number,
         last_out=last_out,
         setup=np.where(steps > 1, request.setup_seconds, machine.repeated_seconds),
         issue=machine.issue_seconds(
-            steps, pieces.launching, staged=_staged_steps(request, number, steps, copies)
+            steps,
+            pieces.launching + launching,
+            staged=_staged_steps(request, number, steps, copies),
         ),
         turning=turning,
         filing=filing,
-        lost=machine.lost_seconds(pieces.seconds, beside, 0.0),
+        lost=machine.lost_seconds(compute, beside, 0.0),
         one_slot=one_slot,
         waiting=waiting,
         before=before,
@@ -130,6 +135,23 @@ def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
             Copies(way, name, road[1], slots, number, copy_bytes, seconds, loaded, staged, late)
         )
     return found
+
+
+def _inside(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
+    """Seconds of all copies inside the device, which are in turn with what computes.
+
+    And those of the host to launch them.
+    """
+    machine = request.machine
+    compute = launching = NOTHING
+    for each in copies:
+        if each.name in request.lines_inside:
+            line, spec = request.lines_inside[each.name], request.specs[each.name]
+            compute = compute + each.number * (each.copy_bytes * line.per_byte + line.per_copy)
+            work = Relayout(spec.shape, spec.dtype).work()
+            taken = machine.compute.launching_seconds(work, machine.launch_seconds)
+            launching = launching + each.number * taken
+    return compute, launching
 
 
 def _copies_in(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[Values, Values]:
