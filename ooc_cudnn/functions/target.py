@@ -13,14 +13,15 @@ from ooc_cudnn.devices.engines import Option
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.splittable import ALONE, Splittable
+from ooc_cudnn.operations.wider import channels_of_wider, takes_wider
 from ooc_cudnn.pipeline.program import Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.pricing.search import LaunchOf
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.tensor import TensorSpec, packed_strides, same_strides
+from ooc_cudnn.tensor import ORDERS, TensorSpec, packed_strides, same_strides
 from perfmodel import MachineModel
 
 
@@ -159,12 +160,17 @@ def make_request(
     aligned : mapping
         Whether each operand starts on a 16-byte boundary.
     """
-    lead_order = specs[chain.lead].order or "channels_first"
-    in_place = []
+    lead_order = _order_of(specs[chain.lead]) or "channels_first"
+    orders = {name: _order_of(spec) or lead_order for name, spec in specs.items()}
+    in_place, wider = [], {}
     for name, spec in specs.items():
-        order = spec.order or "channels_first"
-        packed = same_strides(spec.shape, spec.strides, packed_strides(spec.shape, order))
-        if spec.placement == "device" and packed and aligned.get(name, True):
+        if spec.placement != "device" or not aligned.get(name, True):
+            continue
+        packed = packed_strides(spec.shape, orders[name])
+        channels = channels_of_wider(spec, orders[name])
+        if channels and _takes_wider(chain, name, layouts, orders):
+            wider[name] = channels
+        if name in wider or same_strides(spec.shape, spec.strides, packed):
             image_bytes = spec.strides[0] * spec.itemsize
             in_place.append((name, image_bytes % WIDEST_ACCESS_BYTES == 0))
     return Request(
@@ -172,7 +178,8 @@ def make_request(
         chain=chain,
         operands=tuple(specs.items()),
         in_place=tuple(in_place),
-        orders=tuple((name, spec.order or lead_order) for name, spec in specs.items()),
+        wider=tuple(wider.items()),
+        orders=tuple(orders.items()),
         machine=machine,
         memory_limit=memory_limit,
         # An order that needs no re-laying comes first: it is taken when the seconds are equal.
@@ -180,3 +187,26 @@ def make_request(
         overlap=overlap,
         row_axes=chain.row_axes,
     )
+
+
+def _order_of(spec: TensorSpec) -> str | None:
+    """The memory order in which slots have an operand; None for strides that fit neither order.
+
+    On the device some channels of a tensor are in its order.
+    """
+    if spec.placement == "device" and len(spec.shape) > 2 and spec.order is None:
+        found = (order for order in ORDERS if channels_of_wider(spec, order))
+        return next(found, None)
+    return spec.order
+
+
+def _takes_wider(
+    chain: Splittable, name: str, layouts: Sequence[str], orders: Mapping[str, str]
+) -> bool:
+    """Whether a call can be computed on some channels of a wider tensor where they lie."""
+    made = (
+        chain.launches(chain.whole_piece(sweep), layout=layout, orders=orders, accumulation=ALONE)
+        for layout in layouts
+        for sweep in range(chain.sweeps)
+    )
+    return all(takes_wider(name, *each) for each in made if name in each[1])

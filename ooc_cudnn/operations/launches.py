@@ -16,7 +16,7 @@ class Buffer(NamedTuple):
 
     `block` names the memory it lies in (its own name when left out): buffers of different times
     share a block. `rows` is (first row, all rows) where it is a range of rows of a taller tensor;
-    rows lie along `row_axis`.
+    rows lie along `row_axis`. `channels` are those of the tensor where it is some of a wider one.
     """
 
     shape: Shape
@@ -25,13 +25,15 @@ class Buffer(NamedTuple):
     block: str = ""
     rows: tuple[int, int] | None = None
     row_axis: int = ROW_AXIS
+    channels: int = 0
 
     @property
     def whole(self) -> Shape:
-        """Shape of the tensor whose rows it is, or its own."""
-        if self.rows is None:
-            return self.shape
-        return with_rows(self.shape, self.rows[1], self.row_axis)
+        """Shape of the tensor whose rows or channels it is, or its own."""
+        shape = self.shape
+        if self.rows is not None:
+            shape = with_rows(shape, self.rows[1], self.row_axis)
+        return (shape[0], self.channels, *shape[2:]) if self.channels else shape
 
     @property
     def nbytes(self) -> int:

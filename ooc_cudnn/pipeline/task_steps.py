@@ -60,9 +60,10 @@ class TaskSteps:
         for piece, accumulation in pieces(call, plan.split, plan.order):
             key = (call.launch_key(piece), accumulation)
             if key not in made:
-                made[key] = call.launches(
+                launches, buffers = call.launches(
                     piece, layout=plan.layout, orders=orders, accumulation=accumulation
                 )
+                made[key] = launches, self._as_they_lie(buffers)
             cut.append((piece, made[key]))
         largest: dict[str, int] = {}
         for _, buffers in made.values():
@@ -76,6 +77,15 @@ class TaskSteps:
             self._add(piece, launches, buffers)
         self._leave({})
         self._note()
+
+    def _as_they_lie(self, buffers: Mapping[str, Buffer]) -> Mapping[str, Buffer]:
+        """Buffers with the strides of operands that are computed on within wider tensors."""
+        wider = {
+            name: buffers[name]._replace(channels=channels)
+            for name, channels in self.task.request.wider
+            if name in buffers and name not in self.rings
+        }
+        return {**buffers, **wider} if wider else buffers
 
     # Within the task ----------------------------------------------------------------------------
 

@@ -105,8 +105,8 @@ class Pieces:
     def moved(self) -> dict[str, Any]:
         """Where an operand is brought to a slot, since it is not computed on where it lies.
 
-        Only what is packed is: cuDNN is slow, and beyond 2**31 elements wrong, on pieces whose rows
-        or channels are strided, so those are brought to a slot by a copy on the device.
+        For cuDNN only what is packed is: it is slow, and beyond 2**31 elements wrong, on pieces
+        whose rows or channels are strided. Those are brought to a slot by a copy on the device.
         """
         operands = self.request.chain.operands
         found: dict[str, Any] = dict.fromkeys(operands, True)

@@ -55,6 +55,7 @@ class Request:
 
     `in_place` names the operands that lie on the device as launches take them, packed and aligned;
     each with whether every image of it starts aligned, so that pieces of n are taken in place, too.
+    Those of them that are some channels of a wider tensor are in `wider`, with its channels.
     `orders` is the memory order (not that of the loops) of each operand, where it lies or in its
     slot; `layouts` are those in which windows may be computed, the preferred one first.
     `loop_order` is the one to take; empty where any legal one will do. `row_axes` are the spatial
@@ -65,6 +66,7 @@ class Request:
     chain: Splittable
     operands: tuple[tuple[str, TensorSpec], ...]
     in_place: tuple[tuple[str, bool], ...]
+    wider: tuple[tuple[str, int], ...]
     orders: tuple[tuple[str, str], ...]
     machine: MachineModel
     memory_limit: int
