@@ -32,7 +32,9 @@ SCRIPTS = (
     "layouts",
 )
 #: Cases of `benchmarks.networks`, a process each.
-NETWORKS = ("vgg16", "resnet50", "features", "unet_3d")
+NETWORKS = (
+    "vgg16", "resnet50", "features", "unet_3d", "googlenet", "densenet121", "unet", "unet_3d-128",
+)  # fmt: skip
 
 
 class Part(NamedTuple):

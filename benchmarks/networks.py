@@ -1,7 +1,8 @@
 """Whole training steps under a memory limit, against PyTorch on the same card.
 
 VGG-16 and ResNet-50 on batches that do not fit the limit, VGG-16's feature layers on one image, a
-3-D U-Net on one volume. Parameters lie on the device, within the limit, and so do gradients; images
+3-D U-Net on one volume; and GoogLeNet, DenseNet-121 and U-Nets under 0.4 of what keeping everything
+takes. Parameters lie on the device, within the limit, and so do gradients; images
 come from pinned memory in each step. PyTorch runs with `cudnn.benchmark`; so do we, by
 `TrainingStep.tune`, unless `--no-tune` is asked for. Before anything is timed, a small relative of
 each network is compared with PyTorch in float64, under a limit that it does not fit.
@@ -132,6 +133,35 @@ CASES = {
         {"100GiB": 11.0, "40GiB": 18.0},
         "1MiB",
         beside=lambda: networks.unet_3d(1, 256),
+    ),
+    # under 0.4 of the memory that keeping everything takes
+    "googlenet": Case(
+        lambda: networks.googlenet(128, dropout=0),
+        lambda: networks.googlenet(2, 128, width=1 / 16, dropout=0, **SMALL),
+        torch_networks.googlenet,
+        {"0.83GiB": 1.1},
+        "1MiB",
+    ),
+    "densenet121": Case(
+        lambda: networks.densenet121(128),
+        lambda: networks.densenet121(3, 64, width=1 / 16, **SMALL),
+        torch_networks.densenet121,
+        {"4.2GiB": 1.1},
+        "1MiB",
+    ),
+    "unet": Case(
+        lambda: networks.unet(8, dropout=0),
+        lambda: networks.unet(1, 188, width=1 / 16, dropout=0, **SMALL),
+        torch_networks.unet,
+        {"2.7GiB": 1.1},
+        "6MiB",
+    ),
+    "unet_3d-128": Case(
+        lambda: networks.unet_3d(2),
+        lambda: networks.unet_3d(2, 16, stages=4, width=1 / 16, **SMALL),
+        torch_networks.unet_3d,
+        {"3.8GiB": 1.1},
+        "1MiB",
     ),
 }
 

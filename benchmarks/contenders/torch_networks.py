@@ -45,9 +45,12 @@ class Tensors:
         return self.functional.linear(x.flatten(1), self[f"{name}.w"], self[f"{name}.b"])
 
     def normalised(self, x: Any, name: str, norm: str, **geometry: Any) -> Any:
-        """A convolution and batch norm by the statistics of the batch."""
-        x = self.convolution(x, name, **geometry)
-        scale, bias = self[f"{norm}.scale"], self[f"{norm}.bias"]
+        """A convolution and batch norm."""
+        return self.norm(self.convolution(x, name, **geometry), norm)
+
+    def norm(self, x: Any, name: str) -> Any:
+        """Batch norm by the statistics of the batch."""
+        scale, bias = self[f"{name}.scale"], self[f"{name}.bias"]
         return self.functional.batch_norm(x, None, None, scale, bias, training=True)
 
 
@@ -92,6 +95,84 @@ def resnet50(t: Tensors, images: Any, labels: Any, through: Callable[..., Any] =
         for at in range(count):
             x = through(block, x, f"layer{group}.{at}", 2 if group > 1 and at == 0 else 1, at)
     return t.functional.cross_entropy(t.linear(x.mean((2, 3)), "logits"), labels)
+
+
+def googlenet(t: Tensors, images: Any, labels: Any) -> Any:
+    """Without dropout; with the two further classifiers."""
+    functional, relu = t.functional, t.convolution_relu
+
+    def halved(x: Any) -> Any:
+        return functional.max_pool2d(x, 3, 2, ceil_mode=True)
+
+    def module(x: Any, name: str) -> Any:
+        name = f"inception_{name}"
+        branches = [
+            relu(x, f"{name}.1x1"),
+            relu(relu(x, f"{name}.3x3_reduce"), f"{name}.3x3", padding=1),
+            relu(relu(x, f"{name}.5x5_reduce"), f"{name}.5x5", padding=2),
+            relu(functional.max_pool2d(x, 3, 1, 1), f"{name}.pool_proj"),
+        ]
+        return t.torch.cat(branches, 1)
+
+    def side(x: Any, name: str) -> Any:
+        x = relu(functional.avg_pool2d(x, 5, 3), f"{name}.conv")
+        x = functional.relu(t.linear(x, f"{name}.fc"), inplace=True)
+        return functional.cross_entropy(t.linear(x, f"{name}.logits"), labels)
+
+    x = halved(relu(images, "conv1", stride=2, padding=3))
+    x = relu(functional.local_response_norm(x, 5), "conv2_reduce")
+    x = halved(functional.local_response_norm(relu(x, "conv2", padding=1), 5))
+    x = halved(module(module(x, "3a"), "3b"))
+    x = module(x, "4a")
+    first = side(x, "loss_4a")
+    for name in ("4b", "4c", "4d"):
+        x = module(x, name)
+    second = side(x, "loss_4d")
+    x = module(module(halved(module(x, "4e")), "5a"), "5b").mean((2, 3))
+    main = functional.cross_entropy(t.linear(x, "logits"), labels)
+    return main + 0.3 * first + 0.3 * second
+
+
+def densenet121(t: Tensors, images: Any, labels: Any) -> Any:
+    functional = t.functional
+
+    def rectified(x: Any, name: str) -> Any:
+        return functional.relu(t.norm(x, name), inplace=True)
+
+    x = t.convolution(images, "features.conv0", stride=2, padding=3)
+    x = functional.max_pool2d(rectified(x, "features.norm0"), 3, 2, 1)
+    for block, count in enumerate((6, 12, 24, 16), 1):
+        for at in range(1, count + 1):
+            name = f"features.denseblock{block}.denselayer{at}"
+            y = t.convolution(rectified(x, f"{name}.norm1"), f"{name}.conv1")
+            y = t.convolution(rectified(y, f"{name}.norm2"), f"{name}.conv2", padding=1)
+            x = t.torch.cat([x, y], 1)
+        if block < 4:
+            name = f"features.transition{block}"
+            x = t.convolution(rectified(x, f"{name}.norm"), f"{name}.conv")
+            x = functional.avg_pool2d(x, 2)
+    x = rectified(x, "features.norm5").mean((2, 3))
+    return functional.cross_entropy(t.linear(x, "logits"), labels)
+
+
+def unet(t: Tensors, images: Any, labels: Any) -> Any:
+    """Without dropout."""
+    functional = t.functional
+
+    def pair(x: Any, name: str) -> Any:
+        return t.convolution_relu(t.convolution_relu(x, f"{name}.conv1"), f"{name}.conv2")
+
+    x, kept = images, []
+    for level in range(5):
+        x = pair(functional.max_pool2d(x, 2) if level else x, f"down{level}")
+        kept.append(x)
+    for level in (3, 2, 1, 0):
+        up = f"up{level}.up"
+        x = functional.conv_transpose2d(x, t[f"{up}.w"], t[f"{up}.b"], stride=2)
+        border = (kept[level].shape[2] - x.shape[2]) // 2
+        side = kept[level][:, :, border:-border, border:-border]
+        x = pair(t.torch.cat([side, x], 1), f"up{level}")
+    return functional.cross_entropy(t.convolution(x, "logits"), labels)
 
 
 def unet_3d(t: Tensors, images: Any, labels: Any) -> Any:

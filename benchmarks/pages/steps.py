@@ -27,6 +27,10 @@ TRAINED = {
     "resnet50": "ResNet-50, 768 images",
     "features": "VGG-16's feature layers, one image of 16384 x 16384",
     "unet_3d": "3-D U-Net, one volume of 512 x 512 x 512",
+    "googlenet": "GoogLeNet, 128 images",
+    "densenet121": "DenseNet-121, 128 images",
+    "unet": "U-Net, 8 images of 572 x 572",
+    "unet_3d-128": "3-D U-Net, 2 volumes of 128 x 128 x 128",
 }
 #: Networks that README shows: those that PyTorch trains in core, too.
 SHORT = ("vgg16", "resnet50")
