@@ -37,7 +37,8 @@ def training_step(
     """Forward and backward: gradients of what is wanted, by name, from those of the outputs.
 
     The step's `seeds` name the tensors that hold the gradients of the outputs: ones for a loss. If
-    it `pauses`, they are given when the outputs are there, each as a tensor of its own.
+    it `pauses`, they are given when the outputs are there, each as a tensor of its own. An output
+    that nothing wanted leads to has none.
     """
     leaves = frozenset(wanted)
     return _step(graph, outputs, leaves, settings, is_training=True, pauses=pauses)
@@ -87,7 +88,8 @@ def _step(
                 backward.done_with(node.y)
         found = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
         gradients = {n: each.name for n, each in found.items() if each and n in leaves}
-        seeds = backward.seeds
+        pairs = zip(outputs, asked, strict=True)
+        seeds = {there.name: backward.seeds[y.name] for y, there in pairs if forward.wants(y)}
     return Step(
         dict(last.tensors),
         (*forward.phases, *(last.phases if is_training else ())),

@@ -107,7 +107,7 @@ class PausingStep(Prepared["ReadyParts"]):
     def _seeds(self, written: Mapping[str, Wrapped]) -> dict[str, Wrapped]:
         """How the gradients that will be given lie: packed, where the outputs are."""
         step, found = self._step, {}
-        for output, name in zip(step.outputs, step.seeds.values(), strict=True):
+        for output, name in step.seeds.items():
             where = written[output].spec.placement if output in written else "pageable"
             spec = TensorSpec(step.tensors[name].shape, step.tensors[name].dtype, where)
             found[name] = Wrapped(None, spec, 0)
@@ -201,7 +201,7 @@ class Paused:
         Parameters
         ----------
         seeds : sequence of array
-            The gradient of each output, in order; any placement, any strides.
+            The gradient of each output that has one, in order; any placement, any strides.
 
         Raises
         ------
@@ -264,8 +264,8 @@ class Paused:
     def _take(self, seeds: Collection[Any]) -> None:
         """Accept gradients of the outputs, where and as the plan has them."""
         step, homes = self._ready.planned.step, self._ready.program.homes
-        if len(seeds) != len(step.outputs):
-            raise TypeError(f"there are {len(step.outputs)} outputs, not {len(seeds)}")
+        if len(seeds) != len(step.seeds):
+            raise TypeError(f"there are {len(step.seeds)} outputs, not {len(seeds)}")
         for name, seed in zip(step.seeds.values(), seeds, strict=True):
             found = wrap(seed, self._ready.device, name=name)
             check_given(step.tensors[name], found)

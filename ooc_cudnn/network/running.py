@@ -188,13 +188,13 @@ class Runnable:
         Raises
         ------
         ValueError
-            If an output is given and not made, or no gradient depends on it.
+            If an output is given and not made, or none depends on anything that has a gradient.
         """
         make = partial(self.pausing_phases, *outputs)
         step = make()
-        without = [each.name for each in outputs if each.name not in step.seeds]
-        if without:
-            raise ValueError(f"{without[0]} depends on nothing that has a gradient")
+        if not step.seeds:
+            said = ", ".join(step.outputs)
+            raise ValueError(f"{said} depends on nothing that has a gradient")
         check_asked(policy, 1)
         return PausingStep(self, make, memory_limit, {"policy": policy}, None)
 

@@ -108,10 +108,11 @@ class ReadyModel:
         net, outputs = self.lowered.network, self.lowered.outputs
         self.pausing: PausingStep | None = None
         self.forward: ForwardStep | None = None
-        asking = [
-            y for y in outputs if net.wanted and y.name in net.pausing_phases(y).seeds
-        ]  # fmt: skip
-        if asking:
+        #: Of each output what has a gradient that depends on that of the output.
+        self._reached = [
+            frozenset(net.pausing_phases(y).gradients if net.wanted else ()) for y in outputs
+        ]
+        if any(self._reached):
             self.pausing = net.pausing_step(*outputs, memory_limit=memory_limit)
             self.pausing.pause_bytes = bucket_bytes(model, statistics)
         elif outputs:
@@ -312,6 +313,7 @@ class ReadyModel:
                 self._wrapping,
                 changing,
                 seeds,
+                self._reached,
             )
             made = differentiable_outputs(request, tracked)
         elif self.forward is not None:

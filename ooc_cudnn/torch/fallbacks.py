@@ -110,7 +110,11 @@ class Fallbacks:
             if operation in self.drawn and self.drawn[operation] is not value:
                 said = "it draws random numbers, which several parts of the model read"
                 return UnsupportedOperationError(operation.said, operation.where, said)
-        return self.errors[self._makers[value]]
+        error = self.errors[self._makers[value]]
+        if 0 in value.shape:
+            said = f"its result of shape {value.shape} has no elements: skip such a batch"
+            return UnsupportedOperationError(error.operation, error.where, said)
+        return error
 
     def reason(self, operations: Sequence[Operation]) -> str:
         """Why PyTorch computes operations together: what is said of the first that needs it."""

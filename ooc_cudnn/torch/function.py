@@ -44,6 +44,8 @@ class Request:
         Of all names those whose tensors the step may change: they are nobody else's.
     seeds : mapping
         Of each state of a dropout in the network the seed, from which every forward begins.
+    reached : sequence of collection of str
+        Of each output, in order, the names whose gradients depend on that of the output.
     """
 
     def __init__(
@@ -56,8 +58,9 @@ class Request:
         wrapping: Wrapping,
         changing: Collection[str],
         seeds: Mapping[str, int],
+        reached: Sequence[Collection[str]],
     ) -> None:
-        self.seeds = seeds
+        self.seeds, self.reached = seeds, reached
         self.step, self.names, self.others = step, tuple(names), dict(others)
         self.device, self.wrapping, self.changing = device, wrapping, frozenset(changing)
         self.inputs = frozenset(inputs)
@@ -114,14 +117,27 @@ class Run:
         self._differentiable = {name for group in self.groups for name in group}
         self._versions = request.versions()
         self._made: dict[str, Any] = {}
+        #: The names that have gradients in this backward: as in PyTorch, others have none, not 0.
+        self._reached = set[str]()
         #: With create_graph, what gradients depend on.
         self.read: tuple[torch.Tensor, ...] = ()
 
-    def begin(self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        """Begin backward; a second time (retain_graph) after forward, which kept nothing for it."""
-        self._context.run(self._begin, tensors, gradients)
+    def begin(
+        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Begin backward; a second time (retain_graph) after forward, which kept nothing for it.
 
-    def _begin(self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        Outputs that a loss does not depend on have None for a gradient.
+        """
+        given = zip(self.request.reached, gradients, strict=True)
+        self._reached = {n for names, each in given if each is not None for n in names}
+        self._made = {}
+        if self._reached:
+            self._context.run(self._begin, tensors, gradients)
+
+    def _begin(
+        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
         request = self.request
         request.check_unchanged(self._versions)
         with as_in_forward(self._settings), at(request.device):
@@ -129,7 +145,12 @@ class Run:
             if paused is None or paused.has_begun:
                 paused = request.forward(tensors)
             self._paused = None  # nor is it there after an error
-            seeds = [packed_there(each, request.device) for each in gradients]
+            outputs = map(tensor_of, self.outputs)
+            seeds = [
+                packed_there(torch.zeros_like(y) if each is None else each, request.device)
+                for y, each, names in zip(outputs, gradients, request.reached, strict=True)
+                if names
+            ]
             self._made = paused.begin_backward(seeds)
             self._paused = paused
 
@@ -137,9 +158,12 @@ class Run:
         self, names: Sequence[str], devices: Sequence[torch.device]
     ) -> list[torch.Tensor | None]:
         """Go on until the gradients of some names are there; return them, each on its device."""
+        if not self._reached:
+            return [None] * len(names)
         # autograd may be on a thread of its own, which knows no block that the caller is in
         self._context.run(self._go_on, self._differentiable.intersection(names))
-        found = _apart([self._made.pop(name, None) for name in names], devices)
+        made = {name: self._made.pop(name, None) for name in names}
+        found = _apart([made[n] if n in self._reached else None for n in names], devices)
         if self._paused is not None and self._paused.is_over:
             self._paused = None
         return found
@@ -213,14 +237,18 @@ class Call(torch.autograd.Function):
         # tensors of their own: what has a graph must not be held by what the graph holds
         outputs = tuple(tensor_of(each).detach() for each in run.outputs)
         ctx.save_for_backward(*tensors, *outputs)
+        ctx.set_materialize_grads(False)
+        reached = zip(outputs, run.request.reached, strict=True)
+        ctx.mark_non_differentiable(*(each for each, names in reached if not names))
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Run the first part of backward."""
         run = ctx.run
         tensors = ctx.saved_tensors[: len(run.request.names)]  # raises if one was changed since
-        run.read = (*tensors, *gradients) if torch.is_grad_enabled() else ()
+        read = (*tensors, *(each for each in gradients if each is not None))
+        run.read = read if torch.is_grad_enabled() else ()
         with torch.no_grad():
             run.begin(tensors, gradients)
             found = run.gradients(ctx.names, ctx.devices)

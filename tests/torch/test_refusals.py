@@ -276,3 +276,9 @@ def test_hooks_that_compute_are_part_of_the_model():
     largest = max(float(each.abs().max()) for each in gradients.values())
     for name, each in model.named_parameters():
         close(each.grad, gradients[name], name, least=largest)
+
+
+def test_a_batch_without_images_is_refused_for_what_it_is():
+    model = ooc.limit(nn.Conv2d(3, 4, 3), LIMIT)
+    with pytest.raises(ooc.UnsupportedOperationError, match=r"\(0, 4, 14, 14\) has no elements"):
+        model(torch.empty(0, *SHAPE[1:]))

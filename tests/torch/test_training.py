@@ -253,3 +253,34 @@ def test_others_may_compute_between_the_parts_of_backward(monkeypatch):
     largest = max(float(each.grad.abs().max()) for each in eager.parameters())
     for (name, one), same in zip(under.named_parameters(), eager.parameters(), strict=True):
         close(one.grad, same.grad, name, least=largest)
+
+
+class Ends(nn.Module):
+    """Two heads, and what nothing that has a gradient leads to."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.one, self.other = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        h = torch.relu(self.body(x))
+        return self.one(h), self.other(h), x * 2
+
+
+def test_what_a_loss_does_not_depend_on_has_no_gradient(monkeypatch):
+    monkeypatch.setattr("ooc_cudnn.torch.call.bucket_bytes", lambda *_: 1)
+    torch.manual_seed(0)
+    eager = Ends().double()
+    model = ooc.limit(copy.deepcopy(eager), "4MiB")
+    x, _ = batch(dtype=torch.float64)
+    for each in (model, eager):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1, weight_decay=0.5)
+        one, other, scaled = each(x)
+        assert torch.equal(scaled, 2 * x)
+        assert (one.requires_grad, other.requires_grad, scaled.requires_grad) == (True, True, False)
+        one.square().sum().backward(retain_graph=True)
+        assert each.other.weight.grad is None
+        optimizer.step()  # decays what has a gradient alone
+        optimizer.zero_grad()
+    for (name, found), expected in zip(model.named_parameters(), eager.parameters(), strict=True):
+        close(found, expected, name)
