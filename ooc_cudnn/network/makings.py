@@ -106,7 +106,7 @@ class Makings:
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))
         self._loss = machine.losses.get("copies", 0.0)
         stays = results_of(step) | set(step.seeds.values())
-        stays |= {step.place(name).base for name in compared(step)}
+        stays |= {step.base(name) for name in compared(step)}
         self.items = {
             base: item
             for base in self.uses
@@ -321,7 +321,7 @@ class Makings:
 
 
 def _bases(step: Step, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(step.place(name).base for name in names))
+    return tuple(dict.fromkeys(step.base(name) for name in names))
 
 
 def _versions(accesses: Iterable[tuple[int, bool]]) -> Iterator[Version]:

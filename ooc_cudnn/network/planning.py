@@ -502,7 +502,7 @@ def _shares(step: Step, terms: Terms) -> bool:
     That is weights, and their gradients, which add up.
     """
     shared = {
-        step.place(phase.binds[operand]).base
+        step.base(phase.binds[operand])
         for phase in step.phases
         for operand, (_, _, axes) in phase.call.operands.items()
         if "n" not in axes
