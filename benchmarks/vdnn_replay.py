@@ -96,7 +96,7 @@ def _replay(
     tasks = list(placed.program.tasks)
     begins, busy, seconds = _times(placed.program)
     held = np.array([task.plan.device_bytes for task in tasks])
-    of_weights, away = {step.place(name).base for name in step.gradients.values()}, 0
+    of_weights, away = {step.base(name) for name in step.gradients.values()}, 0
     for base, stays in placed.residency.items():
         away += step.tensors[base].nbytes if len(stays) > 1 else 0
         for stay in stays if base not in of_weights else ():

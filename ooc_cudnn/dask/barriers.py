@@ -39,7 +39,7 @@ def first_barrier(step: Step, arrays: Mapping[str, da.Array]) -> Barrier | None:
         return None
     for phase in step.phases:
         if is_reduced(phase.call):
-            return Barrier(phase, step.place(phase.binds["x"]).base)
+            return Barrier(phase, step.base(phase.binds["x"]))
     return None
 
 
@@ -93,9 +93,9 @@ def up_to(step: Step, output: str) -> Step:
     """The phases that an output needs, and no others."""
     needed, phases = {output}, list[Phase]()
     for phase in reversed(step.phases):
-        if needed & {step.place(name).base for name in phase.writes}:
+        if needed & {step.base(name) for name in phase.writes}:
             phases.append(phase)
-            needed |= {step.place(name).base for name in phase.binds.values()}
+            needed |= {step.base(name) for name in phase.binds.values()}
     phases.reverse()
     return replace(step, phases=tuple(phases), outputs=(output,), forward_count=len(phases))
 
@@ -110,8 +110,7 @@ def behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
     phases = tuple(
         phase
         for phase in step.phases
-        if phase is not barrier.phase
-        and not names & {step.place(name).base for name in phase.writes}
+        if phase is not barrier.phase and not names & {step.base(name) for name in phase.writes}
     )
     left = replace(step, tensors=tensors, phases=phases, forward_count=len(phases))
     (output,) = step.outputs
@@ -120,5 +119,5 @@ def behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
 
 def read_by(step: Step, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Of arrays by name those that a step reads."""
-    read = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
+    read = {step.base(name) for phase in step.phases for name in phase.binds.values()}
     return {name: array for name, array in arrays.items() if name in read}

@@ -80,7 +80,7 @@ def forward(network: Network, /, *outputs: Tensor, **inputs: Any) -> Any:
 
 def _output(network: Network, output: Tensor, inputs: Mapping[str, Any]) -> da.Array:
     step = network.forward_phases(output)
-    found = {step.place(name).base for phase in step.phases for name in phase.binds.values()}
+    found = {step.base(name) for phase in step.phases for name in phase.binds.values()}
     kinds = {name: step.tensors[name].kind for name in found}
     wanted = [name for name in network.graph.tensors if kinds.get(name) == "input"]
     said = wrong_names(wanted, inputs)
@@ -161,7 +161,7 @@ def _behind(
     region = step.place(phase.binds["x"]).region
     x = known[base][tuple(slice(*each) for each in region)]
     for result, array in reduced(phase.call, x).items():
-        there = step.tensors[step.place(phase.binds[result]).base]
+        there = step.tensors[step.base(phase.binds[result])]
         known[there.name] = array.reshape(there.shape)
     if step.outputs[0] in known:
         return known[step.outputs[0]]

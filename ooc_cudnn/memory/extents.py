@@ -7,6 +7,7 @@ promised is the peak with addresses, not the sum of what lives at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,48 +65,67 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
         [(extent.first, -extent.nbytes) for extent in extents],
     ]
     orders = [sorted(range(len(extents)), key=each.__getitem__) for each in keys]
-    found = min((_first_fit(extents, order) for order in orders), key=lambda p: p.peak_bytes)
+    fit = _FirstFit(extents)
+    found = min(map(fit.placed, orders), key=lambda p: p.peak_bytes)
     if enough_bytes is None or not enough_bytes < found.peak_bytes <= NEAR * enough_bytes:
         return found
     for order in orders[:2]:
-        found = min(found, _moved_up(extents, order, enough_bytes), key=lambda p: p.peak_bytes)
+        found = min(found, _moved_up(fit, extents, order, enough_bytes), key=lambda p: p.peak_bytes)
         if found.peak_bytes <= enough_bytes:
             break
     return found
 
 
-def _moved_up(extents: Sequence[Extent], order: Sequence[int], enough_bytes: int) -> Placed:
+def _moved_up(
+    fit: _FirstFit, extents: Sequence[Extent], order: Sequence[int], enough_bytes: int
+) -> Placed:
     """Place extents in an order in which those that reached too far came earlier and earlier."""
     is_small = [extent.nbytes < SMALL * enough_bytes for extent in extents]
     large = [index for index in order if not is_small[index]]
     small = sorted((i for i in order if is_small[i]), key=lambda i: -extents[i].nbytes)
     for _ in range(MOST_ROUNDS):
-        placed = _first_fit(extents, large)
+        placed = fit.placed(large)
         if placed.peak_bytes <= enough_bytes:
             break  # none of them would move, whatever the small ones take
         reach = [placed.offsets[index] + aligned(extents[index].nbytes) for index in large]
         places = [at - (PLACES + 0.5) * (reach[at] > enough_bytes) for at in range(len(large))]
         large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
-    return _first_fit(extents, [*large, *small])
+    return fit.placed([*large, *small])
 
 
-def _first_fit(extents: Sequence[Extent], order: Sequence[int]) -> Placed:
-    """Place extents in an order, each at the lowest offset where nothing lives meanwhile."""
-    first, last, start, stop = (np.zeros(len(extents), np.int64) for _ in range(4))
-    offsets, peak = [0] * len(extents), 0
-    for count, index in enumerate(order):
-        extent = extents[index]
-        met = (first[:count] <= extent.last) & (last[:count] >= extent.first)
-        starts, stops = start[:count][met], stop[:count][met]
-        nearest = np.argsort(starts, kind="stable")
-        starts = starts[nearest]
+class _FirstFit:
+    """Extents placed in an order, each at the lowest offset where nothing lives meanwhile.
+
+    Where another order begins as the one before, what is placed alike stays.
+    """
+
+    def __init__(self, extents: Sequence[Extent]) -> None:
+        self._extents = extents
+        self._order: Sequence[int] = ()
+        self._first, self._last, self._start, self._stop = np.zeros((4, len(extents)), np.int64)
+
+    def placed(self, order: Sequence[int]) -> Placed:
+        """Place the extents of an order; the offset of any other is 0."""
+        pairs = zip(order, self._order, strict=False)
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        for count, index in enumerate(order[alike:], alike):
+            extent = self._extents[index]
+            offset = self._lowest(extent, count)
+            self._first[count], self._last[count] = extent.first, extent.last
+            self._start[count], self._stop[count] = offset, offset + aligned(extent.nbytes)
+        self._order = order
+        offsets = [0] * len(self._extents)
+        for index, offset in zip(order, self._start.tolist(), strict=False):
+            offsets[index] = offset
+        return Placed(tuple(offsets), int(self._stop[: len(order)].max(initial=0)))
+
+    def _lowest(self, extent: Extent, count: int) -> int:
+        """The lowest offset of an extent beside the first `count` that are placed."""
+        met = (self._first[:count] <= extent.last) & (self._last[:count] >= extent.first)
+        starts, stops = self._start[:count][met], self._stop[:count][met]
+        nearest = starts.argsort()
         # where a gap begins: after all that starts before it
-        begins = np.maximum.accumulate(np.concatenate(([0], stops[nearest])))
-        nbytes = aligned(extent.nbytes)
-        gaps = np.append(starts, np.iinfo(np.int64).max) - begins
-        offset = int(begins[np.argmax(gaps >= nbytes)])
-        offsets[index] = offset
-        first[count], last[count] = extent.first, extent.last
-        start[count], stop[count] = offset, offset + nbytes
-        peak = max(peak, offset + nbytes)
-    return Placed(tuple(offsets), peak)
+        begins = np.zeros(len(starts) + 1, np.int64)
+        np.maximum.accumulate(stops[nearest], out=begins[1:])
+        free = np.flatnonzero(starts[nearest] - begins[:-1] >= aligned(extent.nbytes))
+        return int(begins[free[0] if len(free) else -1])

@@ -83,7 +83,7 @@ def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
         shape = (old.shape[0], last - first, *old.shape[2:])
         tensors[name] = replace(old, name=name, shape=shape)
     for name, tensor in step.tensors.items():
-        if name == joined or step.place(name).base != joined:
+        if name == joined or step.base(name) != joined:
             continue
         region = step.place(name).region
         if region[1] not in parts:

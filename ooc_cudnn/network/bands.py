@@ -190,7 +190,7 @@ def whole_maps(step: Step) -> frozenset[str]:
     def rows_before(name: str) -> int:
         """Rows of the nearest map before that backward reads, too."""
         maker = step.phases[uses[name].written[0]]
-        lead = step.place(maker.binds[maker.call.lead]).base
+        lead = step.base(maker.binds[maker.call.lead])
         if lead in beside and lead != name:
             return rows_before(lead)
         return height(step.tensors[lead].shape)

@@ -142,7 +142,7 @@ class _Blocks:
 
     def _need(self, name: str, region: Region) -> None:
         """Add to what is needed of the tensor that another one lies in."""
-        base = self.step.place(name).base
+        base = self.step.base(name)
         if self.step.tensors[base].kind in LASTING:
             region = whole(self.step.tensors[base].shape)
         else:
@@ -161,7 +161,7 @@ class _Blocks:
     ) -> Iterator[tuple[str, str]]:
         """Each operand's tensor: what is needed of it, or a view of the part that is touched."""
         for operand, name in phase.binds.items():
-            base = self.step.place(name).base
+            base = self.step.base(name)
             shape = call.operands[operand].shape
             held = self.needed.get(base)
             if held is None:  # a result that nobody reads

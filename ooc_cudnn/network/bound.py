@@ -7,7 +7,7 @@ whenever they like. Those that go down the rows in bands are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from ooc_cudnn.network.outline import Outline, outlined
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.program import Link, solved
+from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
 from perfmodel import MachineModel
 
@@ -108,14 +109,23 @@ def _bound(
 
 def priced(machine: MachineModel) -> Callable[[Phase], float]:
     """Seconds of a phase in one piece; those that are alike are priced once."""
-    known: dict[Splittable, float] = {}
+    known: dict[Hashable, float] = {}
 
     def seconds_of(phase: Phase) -> float:
-        if phase.call not in known:
-            known[phase.call] = compute_seconds(phase, machine)
-        return known[phase.call]
+        kind = _kind(phase.call)
+        if kind not in known:
+            known[kind] = compute_seconds(phase, machine)
+        return known[kind]
 
     return seconds_of
+
+
+def _kind(call: Splittable) -> Hashable:
+    """What the seconds of a call depend on: not on the very images or rows of a part of one."""
+    if not isinstance(call, PartOf):
+        return call
+    pieces = map(call.whole_piece, range(call.sweeps))
+    return call.inner, call.extents, *map(call.row_key, pieces)
 
 
 def _issued(phases: Iterable[Phase], machine: MachineModel) -> list[float]:

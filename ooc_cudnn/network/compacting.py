@@ -88,7 +88,7 @@ def _told_by_indices(step: Step) -> Step:
         if maker is None or step.phases[maker].binds["x"] != relu.binds["y"]:
             continue
         until = step.phases[number:at]
-        if any(step.place(dx).base == step.place(n).base for p in until for n in p.binds.values()):
+        if any(step.base(dx) == step.base(n) for p in until for n in p.binds.values()):
             continue  # the gradient of the pooling makes dx where it stands, and not of itself
         pooling = step.phases[maker]
         phases[maker] = replace(pooling, call=replace(pooling.call, positive=True))  # type: ignore[call-arg]
@@ -103,13 +103,13 @@ def _told_by_indices(step: Step) -> Step:
 def _with_masks(step: Step) -> Step:
     """Save bits in place of what only the gradient of an activation would read."""
     tensors, phases = dict(step.tensors), list(step.phases)
-    kept, uses = {step.place(name).base for name in step.outputs}, _Uses(step)
+    kept, uses = {step.base(name) for name in step.outputs}, _Uses(step)
     for at, phase in enumerate(step.phases):
         activation = _alone(phase, Activation)
         if activation is None or phase.is_backward or activation.mode not in PASSES:
             continue
         y = phase.binds["y"]
-        if step.place(y).base in kept:
+        if step.base(y) in kept:
             continue
         gradient = uses.only_reader(y, ActivationGradient, "y", backward=True)
         if gradient is None:

@@ -45,7 +45,7 @@ def crossing(
         bytes_out += nbytes * sum(stay.leaves is not None for stay in found)
     for at, phase in enumerate(step.phases):
         for name in {*phase.reads, *phase.writes}:
-            base = step.place(name).base
+            base = step.base(name)
             if base in on_device or any(s.first <= at <= s.last for s in stays.get(base, ())):
                 continue
             bytes_in += step.tensors[name].nbytes * (name in phase.reads)

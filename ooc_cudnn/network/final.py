@@ -33,11 +33,11 @@ def when_final(
         last |= dict.fromkeys(touched(program, item), index)
     ends: dict[str, int] = {}  # of each tensor that holds gradients
     for name, gradient in step.gradients.items():
-        base, of = step.place(gradient).base, step.place(name).base
+        base, of = step.base(gradient), step.base(name)
         ends[base] = max(ends.get(base, program.pause or 0), last.get(base, 0), last.get(of, 0))
     names: dict[str, list[str]] = {base: [] for base in ends}
     for name, gradient in step.gradients.items():
-        names[step.place(gradient).base].append(name)
+        names[step.base(gradient)].append(name)
     found: list[tuple[int, tuple[str, ...]]] = []
     group: list[str] = []
     held, end = 0, len(program.items)

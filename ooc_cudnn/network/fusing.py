@@ -15,13 +15,13 @@ from ooc_cudnn.operations.chain import Chain
 def fused(step: Step) -> Step:
     """Rewrite a step with chains as long as can be."""
     uses = step.uses
-    wanted = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
+    wanted = {step.base(name) for name in (*step.outputs, *step.gradients.values())}
     phases: list[Phase | None] = list(step.phases)
     for at, later in enumerate(step.phases):
         if not isinstance(later.call, Chain):
             continue
         between = later.binds["x"]
-        used = uses[step.place(between).base].phases
+        used = uses[step.base(between)].phases
         earlier = phases[used[0]]
         if (
             len(used) == 2
@@ -29,12 +29,12 @@ def fused(step: Step) -> Step:
             and earlier is not None
             and isinstance(earlier.call, Chain)
             and earlier.is_backward == later.is_backward
-            and earlier.binds["y"] == between == step.place(between).base
+            and earlier.binds["y"] == between == step.base(between)
             and between not in wanted
             and (earlier.call.alpha, earlier.call.beta) == (1, 0)
             and earlier.call.row_axis == later.call.row_axis
             # read once, whether as itself or as a view of it
-            and [step.place(name).base for name in later.binds.values()].count(between) == 1
+            and [step.base(name) for name in later.binds.values()].count(between) == 1
         ):
             phases[used[0]], phases[at] = None, _joined(earlier, earlier.call, later, later.call)
     return replace(step, phases=tuple(phase for phase in phases if phase is not None))

@@ -99,7 +99,7 @@ def _of_two_parts(step: Step) -> Step:
     """
     makers, tensors = Makers(step), dict(step.tensors)
     phases: list[Phase | None] = list(step.phases)
-    asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
+    asked = {step.base(name) for name in (*step.outputs, *step.gradients.values())}
     for at, phase in enumerate(step.phases):
         before = makers.activation(phase, at, phases) if is_plain_sums(phase) else None
         if before is None:

@@ -28,7 +28,7 @@ def gradients_there(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, Te
         return {}
     sharing: dict[str, list[str]] = {}
     for name, gradient in step.gradients.items():
-        sharing.setdefault(step.place(gradient).base, []).append(name)
+        sharing.setdefault(step.base(gradient), []).append(name)
     found = {}
     for base, names in sharing.items():
         specs = [given[name] for name in names if name in given]
@@ -44,7 +44,7 @@ def gradients_there(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, Te
 
 def gradients_of(step: Step, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Of the tensors of a step those that hold gradients and lie on the device by themselves."""
-    bases = dict.fromkeys(step.place(name).base for name in step.gradients.values())
+    bases = dict.fromkeys(step.base(name) for name in step.gradients.values())
     there = {base: specs[base] for base in bases if base in specs}
     return {base: spec for base, spec in there.items() if spec.placement == "device"}
 

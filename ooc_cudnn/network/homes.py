@@ -50,9 +50,8 @@ class Homes:
         self.between: dict[str, TensorSpec] = {}
         self._step, self._stays, self.spans = step, stays, spans
         self._given, self._order, self._misaligned = given, order, misaligned
-        self._places = {each: step.place(each) for each in step.tensors}
         self._of_parameters = {
-            self._places[gradient].base
+            step.base(gradient)
             for name, gradient in step.gradients.items()
             if step.tensors[name].kind == "parameter"
         }
@@ -65,7 +64,7 @@ class Homes:
 
     def home_of(self, name: str, at: int) -> str:
         """The program's name for a tensor in a phase: where it is then."""
-        base = self._places[name].base
+        base = self._step.base(name)
         index = self._stay(base, at)
         return self.on_host(name) if index is None else self.on_device(name, index)
 
@@ -73,7 +72,7 @@ class Homes:
         """The program's name for a tensor on the host: its own."""
         if name in self.found:
             return name
-        tensor, (base, region) = self._step.tensors[name], self._places[name]
+        tensor, (base, region) = self._step.tensors[name], self._step.place(name)
         if base != name:
             spec = self.found[self.on_host(base)].spec
             order = self._order_of(self._step.tensors[base])
@@ -102,7 +101,7 @@ class Homes:
         """The program's name for a tensor during one of its stays on the device."""
         there = f"{name} on the device" + f" ({index + 1})" * bool(index)
         if there not in self.found:
-            tensor, (base, region) = self._step.tensors[name], self._places[name]
+            tensor, (base, region) = self._step.tensors[name], self._step.place(name)
             whole = self._step.tensors[base]
             order = self._order_of(whole)
             packed = packed_strides(whole.shape, order)

@@ -36,7 +36,7 @@ _PAIR = ("dy", "dx")
 def in_place(step: Step) -> Step:
     """Rewrite a step with fewer gradients."""
     uses = step.uses
-    asked = {step.place(name).base for name in (*step.outputs, *step.gradients.values())}
+    asked = {step.base(name) for name in (*step.outputs, *step.gradients.values())}
     asked |= set(step.seeds.values())
     names: dict[str, str] = {}
     phases = list[Phase]()

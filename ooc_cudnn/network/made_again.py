@@ -90,7 +90,7 @@ def made_again(
     part = step
     if micro_batches > 1:
         shared = {name for name, each in step.tensors.items() if each.kind in GIVEN}
-        shared |= {step.place(name).base for name in step.gradients.values()}
+        shared |= {step.base(name) for name in step.gradients.values()}
         room -= sum(step.tensors[name].nbytes for name in shared - always)
         always |= shared
         parts = parts_of(step, micro_batches)

@@ -37,8 +37,10 @@ class Item(NamedTuple):
         What it takes over the link; None where it cannot come from there.
     made_by : tuple of int
         The phases of forward that make it and may run again; none where they may not.
-    parents, beside : tuple of str
-        What those phases read; and what they write beside it, which nobody reads.
+    parents : tuple of str
+        What those phases read.
+    beside : int
+        Bytes of what they write beside it, which nobody reads.
     seconds : float
         That they take.
     working : float
@@ -48,7 +50,7 @@ class Item(NamedTuple):
     copy: Copy | None
     made_by: tuple[int, ...] = ()
     parents: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    beside: int = 0
     seconds: float = 0.0
     working: float = 0.0
 
@@ -106,7 +108,7 @@ class Makings:
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))
         self._loss = machine.losses.get("copies", 0.0)
         stays = results_of(step) | set(step.seeds.values())
-        stays |= {step.place(name).base for name in compared(step)}
+        stays |= {step.base(name) for name in compared(step)}
         self.items = {
             base: item
             for base in self.uses
@@ -132,14 +134,14 @@ class Makings:
         ]
         self.accesses: dict[str, list[tuple[int, bool]]] = {}
         self.versions: dict[str, list[Version]] = {}
+        self._unread: dict[str, list[Again]] = {}
+        self._lives = _Lives([(base, self.nbytes[base]) for base in changing])
         self._follow(changing)
-        fixed = [
-            (self.slot(used.phases[0]), self.slot(used.phases[-1]), self.nbytes[base])
-            for base, used in self.uses.items()
-            if base not in self.versions
-        ]
-        self._fixed = np.array(fixed, np.int64).reshape(-1, 3)
-        self._versions_bytes = [self.nbytes[base] for base in self.versions]
+        #: Of what events change nothing of: the bytes that come in a phase, and go after it.
+        self._come, self._gone = np.zeros((2, len(step.phases)), np.int64)
+        for base in self.uses.keys() - self.versions.keys():
+            self._come[self.uses[base].phases[0]] += self.nbytes[base]
+            self._gone[self.uses[base].phases[-1]] += self.nbytes[base]
         self._phase_slots = np.array([self.slot(at) for at in range(len(step.phases))])
 
     def _item(self, base: str, seconds_of: Callable[[Phase], float]) -> Item | None:
@@ -161,7 +163,7 @@ class Makings:
             copy,
             made_by,
             tuple(each for each in reads if each != base),
-            tuple(each for each in writes if each != base),
+            sum(self.nbytes[each] for each in writes if each != base),
             sum(map(seconds_of, makers)),
             max(self._working[at] for at in made_by),
         )
@@ -254,18 +256,17 @@ class Makings:
                 last = min(left, later[0].first - 1) if later else left
                 first = first._replace(last=max(first.last, last))
             self.versions[name] = [first, *later]
+            ends = dict[int, int](self.versions[name])
+            self._unread[name] = [
+                event
+                for event in self._of.get(name, ())
+                if ends.get(start := self.start_of(event), start) == start
+            ]
+            self._lives.note(name, self.versions[name])
 
     def unread(self) -> list[Again]:
         """Events whose tensor nobody reads."""
-        ends = {
-            name: {version.first: version.last for version in self.versions[name]}
-            for name in {event.name for event in self.events}
-        }
-        return [
-            event
-            for event in self.events
-            if ends[event.name].get(start := self.start_of(event), start) == start
-        ]
+        return [*chain.from_iterable(self._unread.values())]
 
     def is_there(self, name: str, slot: int) -> bool:
         """Whether some version of a tensor lives in a slot."""
@@ -291,19 +292,16 @@ class Makings:
         made = [(at, self.items[event.name]) for at, event in starts if event.is_made]
         slots = np.sort(np.append(self._phase_slots, [at for at, _ in starts]))
         slots = slots[np.append(True, slots[1:] > slots[:-1])]
-        lives = [
-            (first, last, nbytes)
-            for nbytes, versions in zip(self._versions_bytes, self.versions.values(), strict=True)
-            for first, last in versions
-        ]
-        lives += [(at, at, self.nbytes[name]) for at, item in made for name in item.beside]
-        changing = np.fromiter(chain.from_iterable(lives), np.int64, 3 * len(lives))
-        first, last, nbytes = np.concatenate([changing.reshape(-1, 3), self._fixed]).T
+        first, last, nbytes = self._lives.all()
         come = np.bincount(slots.searchsorted(first), nbytes, len(slots) + 1)
         gone = np.bincount(slots.searchsorted(last) + 1, nbytes, len(slots) + 1)
+        phases = slots.searchsorted(self._phase_slots)
+        come[phases] += self._come
+        gone[phases + 1] += self._gone
         held = np.cumsum(come - gone)[:-1]
-        held[slots.searchsorted(self._phase_slots)] += self._working
+        held[phases] += self._working
         at = slots.searchsorted([at for at, _ in made])
+        held += np.bincount(at, [item.beside for _, item in made], len(slots))
         return slots, held + np.bincount(at, [item.working for _, item in made], len(slots))
 
     def in_order(self) -> tuple[Again, ...]:
@@ -320,8 +318,32 @@ class Makings:
         return self._left
 
 
+class _Lives:
+    """The versions of tensors, as arrays: a row for each tensor, as long as the most versions."""
+
+    def __init__(self, nbytes: Sequence[tuple[str, int]]) -> None:
+        self._rows = {name: row for row, (name, _) in enumerate(nbytes)}
+        self._nbytes = np.array([each for _, each in nbytes], np.int64)
+        self._first, self._last = np.zeros((2, len(nbytes), 1), np.int64)
+        self._counts = np.zeros(len(nbytes), np.int64)
+
+    def note(self, name: str, versions: Sequence[Version]) -> None:
+        """Take in the versions of a tensor."""
+        row, count = self._rows[name], len(versions)
+        if count > self._first.shape[1]:
+            wider = (0, 0), (0, count)
+            self._first, self._last = np.pad(self._first, wider), np.pad(self._last, wider)
+        self._first[row, :count], self._last[row, :count] = zip(*versions, strict=True)
+        self._counts[row] = count
+
+    def all(self) -> tuple[Any, Any, Any]:
+        """The first slot, the last slot and the bytes of every version."""
+        there = np.arange(self._first.shape[1]) < self._counts[:, None]
+        return self._first[there], self._last[there], self._nbytes.repeat(self._counts)
+
+
 def _bases(step: Step, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(step.place(name).base for name in names))
+    return tuple(dict.fromkeys(step.base(name) for name in names))
 
 
 def _versions(accesses: Iterable[tuple[int, bool]]) -> Iterator[Version]:

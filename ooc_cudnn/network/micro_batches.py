@@ -120,7 +120,7 @@ class OfImages:
         self._whole: set[str] = set()
 
     def _base(self, name: str) -> str:
-        return self.step.place(name).base
+        return self.step.base(name)
 
     def _own(self, phase: Phase) -> set[str]:
         """The operands that have an axis of images: a part reads or makes those of its images.

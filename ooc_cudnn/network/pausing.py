@@ -130,7 +130,7 @@ class ReadyParts(Ready):
         self.parts = parts_of(program, (program.pause, *(end for end, _ in final[:-1])))
         self.executors = [Executor(each) for each in self.parts.programs]
         #: The tensors that hold gradients.
-        self.bases = frozenset(step.place(name).base for name in step.gradients.values())
+        self.bases = frozenset(step.base(name) for name in step.gradients.values())
 
     def forward(
         self,
@@ -256,7 +256,7 @@ class Paused:
         group = ready.groups[at - 1]
         found = {name: ready.of(self._made, step.gradients[name]) for name in group}
         for name in group:  # whoever gets them may be their only owner
-            self._made.pop(step.place(step.gradients[name]).base, None)
+            self._made.pop(step.base(step.gradients[name]), None)
         if self.is_over:
             self._own = {}
         return found

@@ -105,15 +105,27 @@ class Step:
             found = self._places[name] = place_of(name, self.tensors)
         return found
 
+    def base(self, name: str) -> str:
+        """The tensor that is no view, in which a tensor lies."""
+        found = self._bases.get(name)
+        if found is None:
+            of = self.tensors[name].of
+            found = self._bases[name] = self.base(of) if of else name
+        return found
+
     @cached_property
     def _places(self) -> dict[str, Place]:
+        return {}
+
+    @cached_property
+    def _bases(self) -> dict[str, str]:
         return {}
 
     @cached_property
     def touched(self) -> frozenset[str]:
         """What is no view, and is bound in some phase, or a view of it is."""
         bound = {name for phase in self.phases for name in phase.binds.values()}
-        return frozenset(self.place(name).base for name in bound)
+        return frozenset(self.base(name) for name in bound)
 
     @cached_property
     def uses(self) -> Mapping[str, Uses]:
@@ -121,7 +133,7 @@ class Step:
         touched: dict[str, list[int]] = {}
         written: dict[str, list[int]] = {}
         for at, phase in enumerate(self.phases):
-            reads, writes = ([self.place(n).base for n in of] for of in (phase.reads, phase.writes))
+            reads, writes = ([self.base(n) for n in of] for of in (phase.reads, phase.writes))
             for base in dict.fromkeys((*reads, *writes)):
                 touched.setdefault(base, []).append(at)
             for base in dict.fromkeys(writes):

@@ -121,7 +121,7 @@ def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]
 def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
     """Row of `CLASSES`, first and last phase, and bytes of each stay on the device."""
     step = made.step
-    of_weights = {step.place(name).base for name in step.gradients.values()}
+    of_weights = {step.base(name) for name in step.gradients.values()}
     for base, stays in made.placed.residency.items():
         tensor = step.tensors[base]
         if tensor.kind in ("parameter", "running") or base in of_weights:

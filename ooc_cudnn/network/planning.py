@@ -16,6 +16,7 @@ from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
+from ooc_cudnn.network.deciding import Deciding
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
@@ -25,7 +26,6 @@ from ooc_cudnn.network.made_again import ALL, INPUTS, coming_back, made_again
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
-from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, most_held, place_step
 from ooc_cudnn.network.plan import NetworkPlan
@@ -80,8 +80,6 @@ WAITING_A_LITTLE = 1.05
 WORTH_TIME = 1.05
 #: Of the memory that is free, what copies may have longer; addresses may want the rest.
 FOR_COPIES = (1.0, 0.0)
-#: Where tasks find too little room, further decisions are tried in so many steps at most.
-MOST_STEPS = 16
 #: Micro-batches that are tried: the next number is worth it while it may be faster.
 MICRO_BATCHES = sorted({count << doubled for count in (2, 3) for doubled in range(8)})
 
@@ -141,11 +139,11 @@ def plan_step(
     if policy == "best":
         rest = (*BEST_OF, *VDNN) if waits else VDNN
     for each in rest:  # what is too large is streamed, call by call
-        taken = _as_taken(given, each)
-        parts = micro_batches or 1
+        taken = _as_taken(given, each) if each in VDNN else step
+        deciding = Deciding(taken, terms, each, micro_batches or 1)
         for share in SHARES_HELD:
             try:
-                fastest.take(_planned(name, taken, terms, each, parts, fastest, share=share))
+                fastest.take(deciding.planned(name, fastest, share=share))
             except PlanInfeasibleError:
                 if fastest.best is None and fastest.least is None:
                     raise
@@ -311,7 +309,7 @@ def _by_shares(
     """Plans that remake a share of what can be remade, and of the rest let leave what must."""
     for share in SHARES_REMADE:
         some = Policy(keep, partial(mixed, share=share))
-        made = _planned(name, step, terms, "mixed", asked or 1, fastest, some)
+        made = Deciding(step, terms, "mixed", asked or 1, some).planned(name, fastest)
         if made is not None:
             yield made
 
@@ -367,7 +365,7 @@ def _by_halves_of_parts(
     images, least = images_of(step), float("inf")
     try:
         for parts in (count for count in MICRO_BATCHES if count <= images):
-            made = _planned(name, step, terms, "remake", parts, fastest, again)
+            made = Deciding(step, terms, "remake", parts, again).planned(name, fastest)
             if made is not None:
                 yield made
             seconds = float("inf") if made is None else made.plan.seconds
@@ -504,7 +502,7 @@ def _shares(step: Step, terms: Terms) -> bool:
     That is weights, and their gradients, which add up.
     """
     shared = {
-        step.place(phase.binds[operand]).base
+        step.base(phase.binds[operand])
         for phase in step.phases
         for operand, (_, _, axes) in phase.call.operands.items()
         if "n" not in axes
@@ -516,74 +514,10 @@ def _shares(step: Step, terms: Terms) -> bool:
 
 
 def _planned(
-    name: str,
-    step: Step,
-    terms: Terms,
-    policy: str,
-    parts: int,
-    fastest: Fastest,
-    made: Policy | None = None,
-    *,
-    share: float = 0.0,
+    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
 ) -> PlannedStep | None:
-    """Plan a step by one policy; None where it does not fit as the policy has it.
-
-    Nor is what was tried already planned again, or what cannot be faster than others.
-    """
-    made = made or POLICIES[policy]
-    terms = replace(terms, synchronous=made.synchronous)
-    decisions = made.decisions(step, terms.target.machine)
-    step = in_place(summed(step))
-    at = _first_that_fits(step, decisions, made, parts, terms.target.room_bytes)
-    while True:
-        tried = parts, decisions[at], made.residing, share
-        rewritten, stays = _as_decided(step, decisions[at], made, parts)
-        if tried in fastest.tried or not fastest.may_be(rewritten, stays):
-            return None
-        last = at == len(decisions) - 1
-        placed = place_step(
-            name,
-            rewritten,
-            stays,
-            terms,
-            may_stream=last and share > 0,
-            share=share or 1.0,
-            is_worth=fastest.may_be,
-        )
-        if placed is not None:
-            fastest.tried.add(tried)
-            how = How(parts, remade=tuple(sorted(decisions[at].remade)))
-            figures = predicted(name, policy, rewritten, placed, how, terms)
-            return PlannedStep(figures, rewritten, placed)
-        if last:
-            return None
-        # what tasks need beside the tensors was not counted
-        at = min(at + max(1, len(decisions) // MOST_STEPS), len(decisions) - 1)
-
-
-def _as_decided(
-    step: Step, decision: Decision, policy: Policy, parts: int
-) -> tuple[Step, Residency]:
-    """A step, with its gradients in place, with what is remade; and where its tensors are."""
-    rewritten = micro_batched(remade(step, decision.remade), parts)
-    if decision.offloaded:
-        return rewritten, leaving(rewritten, decision.offloaded)
-    return rewritten, policy.residing(rewritten)
-
-
-def _first_that_fits(
-    step: Step, decisions: Sequence[Decision], policy: Policy, parts: int, room_bytes: int
-) -> int:
-    """The first decision whose tensors fit, by halving; the last one if none does."""
-    low, high = 0, len(decisions) - 1
-    middle = 0  # where all fits, nothing else is looked at
-    while low < high:
-        if most_held(*_as_decided(step, decisions[middle], policy, parts)) <= room_bytes:
-            high = middle
-        else:
-            low = middle + 1
-        middle = (low + high) // 2
-    return low
+    """Plan a step by one policy; None where it does not fit as the policy has it, or is no use."""
+    return Deciding(step, terms, policy, parts).planned(name, fastest)
 
 
 def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
@@ -597,6 +531,7 @@ def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
         if fastest.take(_planned(name, step, terms, policy, parts, fastest)):
             break
     else:
-        fastest.take(_planned(name, step, terms, "vdnn_all", parts, fastest, share=1.0))
+        streamed = Deciding(step, terms, "vdnn_all", parts)
+        fastest.take(streamed.planned(name, fastest, share=1.0))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))

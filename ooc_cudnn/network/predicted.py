@@ -105,9 +105,7 @@ _AGAIN = re.compile(rf"( \(\d+\))?{REMADE}$")
 
 def _fates(step: Step, residency: Residency, terms: Terms) -> Iterator[Fate]:
     """What becomes of each tensor that is no view; what is made twice counts once."""
-    touched = {
-        step.place(name).base for phase in step.phases for name in (*phase.reads, *phase.writes)
-    }
+    touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
     there = gradients_of(step, terms.given)
     again = {_AGAIN.sub("", _PART.sub("", name)) for name in touched if REMADE in name}
     for name, tensor in step.tensors.items():

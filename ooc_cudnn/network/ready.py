@@ -166,7 +166,7 @@ class Ready:
             base: (spec.nbytes, []) for base, spec in self._gradients.items()
         }
         for name, array in gradients.items():
-            base = step.place(step.gradients[name]).base
+            base = step.base(step.gradients[name])
             if base in found:
                 found[base][1].append(array)
         return found

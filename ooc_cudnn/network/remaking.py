@@ -54,7 +54,7 @@ def repeatable(step: Step) -> frozenset[str]:
         if phase.is_backward or not is_repeatable(step, phase):
             continue
         for name in phase.writes:
-            if step.place(name).base == name and uses[name].written == (at,):
+            if step.base(name) == name and uses[name].written == (at,):
                 found.add(name)
     return frozenset(found)
 
@@ -74,7 +74,7 @@ def is_repeatable(step: Step, phase: Phase) -> bool:
 
 def makes_maps_alone(step: Step, phase: Phase) -> bool:
     """Whether a phase writes nothing that lives between steps, and no statistics."""
-    return all(step.tensors[step.place(name).base].kind == "map" for name in phase.writes)
+    return all(step.tensors[step.base(name)].kind == "map" for name in phase.writes)
 
 
 def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step:
@@ -139,7 +139,7 @@ class Remaking:
                     self._repeat(self.before.phases[at])
                 phase = self._rebound(phase)
             self.phases.append(phase)
-            near = {self.before.place(name).base for name in following.reads} if following else ()
+            near = {self.before.base(name) for name in following.reads} if following else ()
             for base in self.anew.difference(near):
                 self.made.pop(base, None)
         return replace(self.before, tensors=self.tensors, phases=tuple(self.phases))
@@ -149,7 +149,7 @@ class Remaking:
         found, looked_at = set[int](), [phase]
         while looked_at:
             for read in looked_at.pop().reads:
-                base = self.before.place(read).base
+                base = self.before.base(read)
                 if base in self.wanted - self.made.keys() and self.makers[base] not in found:
                     found.add(self.makers[base])
                     looked_at.append(self.before.phases[self.makers[base]])

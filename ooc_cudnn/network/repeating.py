@@ -50,7 +50,7 @@ def makers_of(step: Step, name: str) -> tuple[int, ...]:
     return tuple(
         at
         for at, phase in enumerate(step.phases)
-        if not phase.is_backward and name in (step.place(each).base for each in phase.writes)
+        if not phase.is_backward and name in (step.base(each) for each in phase.writes)
     )
 
 
@@ -80,7 +80,7 @@ class _Repeating(Remaking):
 
     def _make(self, map_name: str) -> None:
         makers = [self.before.phases[at] for at in makers_of(self.before, map_name)]
-        results = (self.before.place(name).base for maker in makers for name in maker.writes)
+        results = (self.before.base(name) for maker in makers for name in maker.writes)
         as_it_was = dict(self.made)
         for result in dict.fromkeys(results):
             self.times[result] += 1
@@ -101,5 +101,5 @@ class _Repeating(Remaking):
 
 def results_beside(step: Step, makers: Iterable[Phase], name: str) -> list[str]:
     """What phases write beside a map."""
-    bases = (step.place(each).base for maker in makers for each in maker.writes)
+    bases = (step.base(each) for maker in makers for each in maker.writes)
     return [base for base in dict.fromkeys(bases) if base != name]

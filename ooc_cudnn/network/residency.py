@@ -42,12 +42,12 @@ Residency = Mapping[str, tuple[Stay, ...]]
 def results_of(step: Step) -> set[str]:
     """Names of what must be on the host in the end: outputs, gradients, running statistics."""
     names = {*step.outputs, *step.gradients.values()}
-    return {*(step.place(name).base for name in names), *changed_by(step)}
+    return {*(step.base(name) for name in names), *changed_by(step)}
 
 
 def changed_by(step: Step) -> tuple[str, ...]:
     """What is handed in and changed by a step: running statistics."""
-    written = (step.place(name).base for phase in step.phases for name in phase.writes)
+    written = (step.base(name) for phase in step.phases for name in phase.writes)
     return tuple(name for name in dict.fromkeys(written) if step.tensors[name].kind in GIVEN)
 
 

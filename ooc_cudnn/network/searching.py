@@ -9,7 +9,7 @@ is faster. Nothing here depends on a clock.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -135,13 +135,13 @@ class _Search:
                 if start <= slot or event in self.of.events:
                     continue
                 meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
-                events = self._with_parents(event, slots, held)
+                events = self._with_parents(event, among, held)
                 if not any(each in forbidden for each in events):
                     seconds = sum(map(self.of.seconds_of, events))
                     found.append(_Candidate((seconds / nbytes, seconds / meanwhile), name, events))
         return found
 
-    def _with_parents(self, wanted: Again, slots: Any, held: Any) -> tuple[Again, ...]:
+    def _with_parents(self, wanted: Again, among: Sequence[int], held: Any) -> tuple[Again, ...]:
         """An event, and those of parents that are not held so far and would not fit."""
         found, looked_at = dict[Again, None](), [wanted]
         while looked_at:
@@ -151,12 +151,14 @@ class _Search:
             found[event] = None
             slot = self.of.slot(event.before, event.name)
             for parent in self.of.items[event.name].parents if event.is_made else ():
-                if parent not in self.of.versions or self.of.is_there(parent, slot):
+                if parent not in self.of.items or self.of.is_there(parent, slot):
                     continue
                 last = max(v.last for v in self.of.versions[parent] if v.last < slot)
-                first, stop = np.searchsorted(slots, (last + 1, slot))
-                needed = held[first : stop + 1].max(initial=0) + self.of.nbytes[parent]
-                if parent in self.of.items and first < stop and needed > self.of.room:
+                first, stop = bisect_left(among, last + 1), bisect_left(among, slot)
+                if first == stop:
+                    continue
+                needed = held[first : stop + 1].max() + self.of.nbytes[parent]
+                if needed > self.of.room:
                     looked_at += self.of.ways(event.before, parent)[:1]
         return tuple(found)
 

@@ -48,7 +48,7 @@ def through_normalizations(step: Step) -> Step:
             phases[between.data] = replace(data, call=call, binds={**data.binds, **further})
         phases[between.activation] = None
         gone.add(phase.binds["dy"])
-    tensors = {n: tensor for n, tensor in step.tensors.items() if step.place(n).base not in gone}
+    tensors = {n: tensor for n, tensor in step.tensors.items() if step.base(n) not in gone}
     left, forward = tuple(phase for phase in phases if phase is not None), step.forward_count
     return replace(step, tensors=tensors, phases=left, forward_count=forward)
 
@@ -66,7 +66,7 @@ class _Between:
 
     def __init__(self, step: Step) -> None:
         self.step, self.uses, self.makers = step, step.uses, Makers(step)
-        self.asked = {step.place(n).base for n in (*step.outputs, *step.gradients.values())}
+        self.asked = {step.base(n) for n in (*step.outputs, *step.gradients.values())}
         #: The forward phase of one operation that makes a map.
         self.forward = {
             phase.binds["y"]: (at, phase.call.operations[0])
@@ -100,7 +100,7 @@ class _Between:
             for at in others
         ):
             return None
-        of_y = self.uses[step.place(phases[maker].binds["dy"]).base]
+        of_y = self.uses[step.base(phases[maker].binds["dy"])]
         if any(maker < at <= max(sums, *others) for at in of_y.written):
             return None
         return _Found(made_x[0], maker, others[0] if others else None)

@@ -74,7 +74,7 @@ def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
         if isinstance(phase.call, readers) and not _is_classifier(phase):
             of_node = (each.binds for each in step.phases if each.node == phase.node)
             x = next((binds["x"] for binds in (phase.binds, *of_node) if "x" in binds), "")
-            return step.place(x).base if x else ""
+            return step.base(x) if x else ""
     return ""
 
 

@@ -68,6 +68,9 @@ class PartOf(Splittable):
     @cached_property
     def inner(self) -> Splittable:
         """The call, told what this one is told."""
+        told = self.alpha, self.beta, self.row_axis
+        if told == (self.call.alpha, self.call.beta, self.call.row_axis):
+            return self.call  # with all that it knows of itself
         return replace(self.call, alpha=self.alpha, beta=self.beta, row_axis=self.row_axis)
 
     @cached_property

@@ -164,7 +164,7 @@ class Splittable(Scaled, ABC):
 
     def along(self, row_axis: int) -> Self:
         """Return the same call with rows that lie along another axis."""
-        return replace(self, row_axis=row_axis)
+        return self if row_axis == self.row_axis else replace(self, row_axis=row_axis)
 
     def may_cut(self, axis: str) -> bool:
         """Whether an axis may be cut at all."""

@@ -132,7 +132,7 @@ class Drawn:
         phases = self.net.training_phases(self.loss)
         sharing = {}
         for name, gradient in phases.gradients.items():
-            sharing.setdefault(phases.place(gradient).base, set()).add(name)
+            sharing.setdefault(phases.base(gradient), set()).add(name)
         for names in sharing.values():
             found = {ooc_cudnn.placement(step.gradients[name]) for name in names}
             assert found == {"device" if names <= there else "pinned"}, f"{names} are in {found}"

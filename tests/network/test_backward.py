@@ -171,9 +171,9 @@ def test_concatenation_is_a_view_of_one_buffer(net):
     step = check_network(net, y, twin)
     copies = [phase.name for phase in step.phases if "copy" in phase.name]
     assert copies == ["concatenate_1 copy of x"]  # an input is where it is
-    assert step.place("activation_1").base == "concatenate_2"
+    assert step.base("activation_1") == "concatenate_2"
     assert step.place("activation_1").region[1] == (4, 8)
-    assert step.place("first.gradient").base == "concatenate_2.gradient"
+    assert step.base("first.gradient") == "concatenate_2.gradient"
 
 
 def test_what_has_its_place_in_one_concatenation_is_copied_to_another(net):

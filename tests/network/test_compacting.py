@@ -38,7 +38,7 @@ def calls(step, kind):
 
 
 def read_in_backward(step):
-    return {step.place(n).base for phase in step.phases if phase.is_backward for n in phase.reads}
+    return {step.base(n) for phase in step.phases if phase.is_backward for n in phase.reads}
 
 
 def conv(t, name, x, **geometry):

@@ -20,8 +20,8 @@ def test_nobody_reads_what_nobody_has_written():
         step = net.gradient_phases(output)
         there = {n for n, t in step.tensors.items() if t.kind in ("input", "parameter", "running")}
         there |= set(step.seeds.values())
-        bases = {step.place(name).base for name in there}
+        bases = {step.base(name) for name in there}
         for phase in step.phases:
-            unwritten = {step.place(name).base for name in phase.reads} - bases
+            unwritten = {step.base(name) for name in phase.reads} - bases
             assert unwritten == set(), (seed, phase.name)
-            bases |= {step.place(name).base for name in phase.writes}
+            bases |= {step.base(name) for name in phase.writes}

@@ -137,7 +137,7 @@ def test_dropout(per_channel):
     assert (kept[0] != kept[1]).any()  # other numbers in each step
     inference = net.forward_phases(net.activation(y))
     assert [phase.node for phase in inference.phases] == ["activation_1"]
-    assert inference.place("drop").base == "x"
+    assert inference.base("drop") == "x"
     with pytest.raises(ValueError, match=r"dropout_1: p must be from 0 to 1, not 1\.5"):
         net.dropout(x, 1.5)
 

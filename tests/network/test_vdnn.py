@@ -50,7 +50,7 @@ def test_a_fetch_is_at_most_one_convolution_ahead(vgg):
 
 
 def _reads(step, at, name):
-    return name in {step.place(each).base for each in step.phases[at].reads}
+    return name in {step.base(each) for each in step.phases[at].reads}
 
 
 @pytest.mark.parametrize("policy", ["vdnn_all", "vdnn_conv"])

@@ -72,8 +72,8 @@ def test_what_is_dense_is_one_buffer():
     step = net.training_phases(loss)
     assert [phase.name for phase in step.phases if "copy" in phase.name] == []
     last = "features.denseblock1.denselayer6"
-    assert step.place("features.denseblock1.denselayer1.conv2").base == last
-    assert step.place("features.pool0").base == last
+    assert step.base("features.denseblock1.denselayer1.conv2") == last
+    assert step.base("features.pool0") == last
 
 
 @pytest.mark.parametrize("name", ["googlenet", "resnet50", "unet_3d"])

@@ -54,7 +54,7 @@ class _Posing:
         self, step: Step, choosing: Choosing, budget_bytes: int, given: frozenset[str]
     ) -> None:
         self.step, self.choosing, self.budget = step, choosing, budget_bytes
-        self.uses, self.bases = step.uses, {n: step.place(n).base for n in step.tensors}
+        self.uses, self.bases = step.uses, {n: step.base(n) for n in step.tensors}
         self.compared, self.images = compared(step), images_of(step)
         managed = self._managed()
         #: Numbers of the managed maps, in the order in which they are made.

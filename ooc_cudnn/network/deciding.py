@@ -1,0 +1,104 @@
+"""Plans by one policy: its first decision for a step that fits, or one of those after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.micro_batches import micro_batched
+from ooc_cudnn.network.offloading import leaving
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Terms, most_held, place_step
+from ooc_cudnn.network.policies import POLICIES, Policy
+from ooc_cudnn.network.predicted import How, predicted
+from ooc_cudnn.network.remaking import remade
+from ooc_cudnn.network.residency import Residency
+
+#: Where tasks find too little room, further decisions are tried in so many steps at most.
+MOST_STEPS = 16
+
+
+class Deciding:
+    """What a policy decides for a step, in so many micro-batches.
+
+    Parameters
+    ----------
+    policy : str
+        What plans say that they are by.
+    parts : int
+        Micro-batches.
+    made : Policy, optional
+        That of this name when left out.
+    """
+
+    def __init__(
+        self, step: Step, terms: Terms, policy: str, parts: int, made: Policy | None = None
+    ) -> None:
+        self.policy, self.parts, self.made = policy, parts, made or POLICIES[policy]
+        self.terms = replace(terms, synchronous=self.made.synchronous)
+        self.decisions = self.made.decisions(step, terms.target.machine)
+        self._step = in_place(summed(step))
+        self._known = dict[int, tuple[Step, Residency]]()
+        self._first = self._first_that_fits()
+
+    def planned(self, name: str, fastest: Fastest, *, share: float = 0.0) -> PlannedStep | None:
+        """Plan the step; None where it does not fit as the policy has it.
+
+        Nor is what was tried already planned again, or what cannot be faster than others. With a
+        share of memory that tensors may hold, what is too large for the last decision is streamed.
+        """
+        at, last = self._first, len(self.decisions) - 1
+        room_bytes = self.terms.target.room_bytes
+        may_stream, share = share > 0, share or 1.0
+        while True:
+            rewritten, stays = self._as_decided(at)
+            fits = most_held(rewritten, stays) <= share * room_bytes
+            # what fits in a share of memory is placed as in all of it
+            tried = self.parts, self.decisions[at], self.made.residing, 1.0 if fits else share
+            if tried in fastest.tried or not fastest.may_be(rewritten, stays):
+                return None
+            placed = place_step(
+                name,
+                rewritten,
+                stays,
+                self.terms,
+                may_stream=may_stream and at == last,
+                share=share,
+                is_worth=fastest.may_be,
+            )
+            if placed is not None:
+                fastest.tried.add(tried)
+                how = How(self.parts, remade=tuple(sorted(self.decisions[at].remade)))
+                figures = predicted(name, self.policy, rewritten, placed, how, self.terms)
+                return PlannedStep(figures, rewritten, placed)
+            if at == last:
+                return None
+            # what tasks need beside the tensors was not counted
+            at = min(at + max(1, len(self.decisions) // MOST_STEPS), last)
+
+    def _as_decided(self, at: int) -> tuple[Step, Residency]:
+        """The step, with what is remade; and where its tensors are."""
+        if at not in self._known:
+            decision = self.decisions[at]
+            rewritten = micro_batched(remade(self._step, decision.remade), self.parts)
+            if decision.offloaded:
+                stays = leaving(rewritten, decision.offloaded)
+            else:
+                stays = self.made.residing(rewritten)
+            self._known[at] = rewritten, stays
+        return self._known[at]
+
+    def _first_that_fits(self) -> int:
+        """The first decision whose tensors fit, by halving; the last one if none does."""
+        room_bytes = self.terms.target.room_bytes
+        low, high = 0, len(self.decisions) - 1
+        middle = 0  # where all fits, nothing else is looked at
+        while low < high:
+            if most_held(*self._as_decided(middle)) <= room_bytes:
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return low
