@@ -82,6 +82,12 @@ class Fastest:
         self.best = made
         return True
 
+    def is_near(self, made: PlannedStep | None, times: float) -> bool:
+        """Whether there is such a plan, and it takes at most so many times the fastest."""
+        if made is None or self.best is None:
+            return made is not None
+        return made.plan.seconds <= times * self.best.plan.seconds
+
     def found(self) -> PlannedStep:
         """The fastest.
 

@@ -58,6 +58,8 @@ SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 SHARES_SPILLED = (0.25, 0.75, 1.0)
 #: Of memory, what tensors may hold where what is too large is streamed: pieces want the rest.
 SHARES_HELD = (1.0, 0.75, 0.5)
+#: A smaller share is tried where that before took no more than so many times the fastest plan.
+WORTH_LESS = 1.5
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
 #: Slabs are so small that memory holds this many of the largest map, but no more than are many.
@@ -143,10 +145,14 @@ def plan_step(
         deciding = Deciding(taken, terms, each, micro_batches or 1)
         for share in SHARES_HELD:
             try:
-                fastest.take(deciding.planned(name, fastest, share=share))
+                streamed = deciding.planned(name, fastest, share=share)
             except PlanInfeasibleError:
                 if fastest.best is None and fastest.least is None:
                     raise
+                continue
+            fastest.take(streamed)
+            if not fastest.is_near(streamed, WORTH_LESS):
+                break
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
