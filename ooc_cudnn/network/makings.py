@@ -298,7 +298,7 @@ class Makings:
         phases = slots.searchsorted(self._phase_slots)
         come[phases] += self._come
         gone[phases + 1] += self._gone
-        held = np.cumsum(come - gone)[:-1]
+        held = np.cumsum(come - gone, dtype=float)[:-1]
         held[phases] += self._working
         at = slots.searchsorted([at for at, _ in made])
         held += np.bincount(at, [item.beside for _, item in made], len(slots))
