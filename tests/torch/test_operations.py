@@ -17,7 +17,7 @@ ROUNDED = {"Hardsigmoid()": 1e-7}
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_pytorchs(name):
+def test_an_operation_is_pytorchs(name, few_plans):
     make, shape = OPERATIONS[name]
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
