@@ -12,6 +12,7 @@ from ooc_cudnn import networks
 from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.crossings import begun_by, left_by
+from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.residency import check_stays
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from perfmodel import shipped
@@ -49,7 +50,7 @@ def test_stays_are_longer_where_there_is_room(seed, policy):
     decided = planning.POLICIES[policy].decisions(step, shipped("h200"))[-1]
     stays = dict(planning.POLICIES[policy].residing(step))
     if decided.offloaded:
-        stays = dict(planning.leaving(step, decided.offloaded))
+        stays = dict(leaving(step, decided.offloaded))
     before, seconds = held(step, stays), [1e-6] * len(step.phases)
     for room in (int(before.max()), 2 * int(before.max())):
         longer = with_time_to_copy(step, stays, shipped("h200"), seconds, room)
