@@ -9,6 +9,7 @@ more memory than it was allowed.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 
@@ -186,13 +187,16 @@ def main(argv):
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--tall", action="store_true", help="tall images, in bands and spilled")
     parser.add_argument("--count", type=int, default=300, help="how many seeds")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="draw no more after that")
     chosen = parser.parse_args(argv)
-    wrong = steps = 0
-    begin = time.process_time()
+    wrong = steps = drawn = 0
+    begin, until = time.process_time(), time.monotonic() + chosen.seconds
     machine = "host" if chosen.device == "host" else None
     with ooc_cudnn.settings(device=chosen.device, machine=machine, progress=False):
         for seed in range(chosen.first, chosen.first + chosen.count):
-            tried = []
+            if time.monotonic() > until:
+                break
+            drawn, tried = drawn + 1, []
             try:
                 for each in (Tall if chosen.tall else Drawn)(seed).check_all():
                     tried.append(each)  # what it was at, where it fails
@@ -201,9 +205,7 @@ def main(argv):
                 print(f"seed {seed}, {tried[-1:]}: {type(error).__name__}: {error}", flush=True)
             steps += len(tried)
     seconds = time.process_time() - begin
-    print(
-        f"{chosen.count} networks, {steps} steps, {wrong} wrong, {seconds:.0f} s of the processor"
-    )
+    print(f"{drawn} networks, {steps} steps, {wrong} wrong, {seconds:.0f} s of the processor")
     return int(wrong > 0)
 
 
