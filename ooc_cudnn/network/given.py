@@ -13,6 +13,7 @@ from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.tensor import TensorSpec
 
 #: Nothing is given in place of what the network holds.
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -58,6 +59,19 @@ def arrays_given(
             found[name] = array if is_wrapped else wrap(array, device, name=name)
             check_given(step.tensors[name], found[name])
     return found
+
+
+def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, Wrapped]:
+    """What is given as a step holds it: what it changes it has in arrays of its own.
+
+    On the host these are pinned, whatever the given ones are: else each copy would be staged.
+    """
+    held = dict(given)
+    for name in changed:
+        spec = given[name].spec
+        if spec.placement != "device":
+            held[name] = Wrapped(None, TensorSpec(spec.shape, spec.dtype, "pinned"), 0)
+    return held
 
 
 def wrong_names(wanted: Iterable[str], given: Iterable[str]) -> str:

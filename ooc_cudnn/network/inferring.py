@@ -44,7 +44,7 @@ class ForwardStep(Prepared[ReadyStep]):
         step, device = self._step, get_device(current().device)
         taken = arrays_given(self._network, step, inputs, device, lasting)
         taken |= results_given(step, taken, out, device)
-        ready = self._prepared(device, taken)
+        ready = self._prepared(device, taken, making.changing)
         self.plan = ready.planned.plan
         wait = making is PLAIN or not ready.is_all_there
         made = ready.run(taken, making, wait=wait)

@@ -95,7 +95,7 @@ class PausingStep(Prepared["ReadyParts"]):
         given = arrays_given(self._network, step, inputs, device, lasting)
         written = results_given(step, given, out, device)
         given |= written
-        ready = self._prepared(device, {**given, **self._seeds(written)})
+        ready = self._prepared(device, {**given, **self._seeds(written)}, making.changing)
         self.plan = ready.planned.plan
         return ready.forward(given, out, making)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.given import Holder
+from ooc_cudnn.network.given import Holder, as_held
 from ooc_cudnn.network.gradients import SETS, Kept, gradients_there
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.plan import NetworkPlan
@@ -124,7 +124,11 @@ class Prepared(ABC, Generic[R]):
             return 0
         return sum(e.spec.nbytes for e in given.values() if e.spec.placement == "device")
 
-    def _prepared(self, device: Device, given: Mapping[str, Wrapped]) -> R:
+    def _prepared(
+        self, device: Device, given: Mapping[str, Wrapped], changing: Collection[str] = ()
+    ) -> R:
+        """What runs on arrays that lie so; those `changing` are changed where they are."""
+        given = as_held(given, (name for name in self.changed if name not in changing))
         specs = tuple((name, each.spec) for name, each in given.items())
         key = current(), device.name, specs, misaligned_of(given)
         if self._last_ready is not None and self._last_ready[0] == key:

@@ -14,6 +14,7 @@ from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.gradients import bytes_there, gradients_of
@@ -98,11 +99,27 @@ class Ready:
         made = {
             name: self._made(spec, making) for name, spec in self._results.items() if name in names
         }
-        for name in self._changed:
-            if name in names and name not in making.changing:
-                made[name] = self._made(given[name].spec)
-                made[name][...] = given[name].array
+        own = [name for name in self._changed if name in names and name not in making.changing]
+        for name, array in self._changed_made(own):
+            array[...] = given[name].array
+            made[name] = array
         return made
+
+    def _changed_made(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Arrays for what a step changes; those on the host in one block of pinned memory."""
+        specs = {name: self.program.homes[name].spec for name in names}
+        pinned = {name: spec for name, spec in specs.items() if spec.placement != "device"}
+        total = sum(aligned(spec.nbytes) for spec in pinned.values())
+        if total:
+            block = allocate(self.device, total, current().host_memory_limit)
+        start = 0
+        for name, spec in specs.items():
+            if name not in pinned:
+                yield name, self._made(spec)
+                continue
+            array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
+            yield name, array.reshape(spec.shape)
+            start += aligned(spec.nbytes)
 
     def _sources(
         self, own: Mapping[str, Any], given: Mapping[str, Wrapped], made: Mapping[str, Any]

@@ -15,7 +15,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.given import Holder, arrays_given
+from ooc_cudnn.network.given import Holder, arrays_given, as_held
 from ooc_cudnn.network.gradients import Kept
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
@@ -138,7 +138,7 @@ class TrainingStep(Prepared[ReadyStep]):
 
         return measure_engines(
             device,
-            lambda: self._planned(given, ask=False),
+            lambda: self._planned(as_held(given, self.changed), ask=False),
             plan,
             every=every,
             seconds=seconds,
