@@ -149,8 +149,8 @@ class Resampling(Placed):
             x = np.moveaxis(x, 2 + axis, 0)
             rows = np.split(found.weights, np.cumsum(found.stops - found.starts)[:-1])
             y = np.full((len(found.starts), *x.shape[1:]), -np.inf if self.is_max else 0.0)
-            for o, weights in enumerate(rows):
-                part = x[found.starts[o] - read[0] : found.stops[o] - read[0]]
+            for o in range(len(y)):  # of no rows, the weights are split into one part still
+                weights, part = rows[o], x[found.starts[o] - read[0] : found.stops[o] - read[0]]
                 if len(part):
                     y[o] = part.max(0) if self.is_max else np.tensordot(weights, part, 1)
             x = np.moveaxis(y, 0, 2 + axis)

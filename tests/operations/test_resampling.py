@@ -187,3 +187,10 @@ def test_nan_is_the_largest_of_its_window():
 def test_arguments_that_do_not_fit(make, why):
     with pytest.raises(ValueError, match=why):
         make()
+
+
+def test_no_rows_are_asked_of_it_where_what_follows_reads_padding_alone():
+    """Verifying a patch of such rows was an error."""
+    crop = padded((2, 3, 9, 8), ((2, 1), (-1, 0)))
+    nothing = replace(crop, makes=((4, 4), crop.makes[1]), reads=((2, 2), crop.reads[1]))
+    assert nothing.reference(np.ones(nothing.input_shape)).shape == (2, 3, 0, 7)
