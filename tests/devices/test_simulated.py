@@ -9,6 +9,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.plan import plan, plan_request
 from ooc_cudnn.memory.arena import Arena
+from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed, simulate
@@ -148,7 +149,8 @@ class TestOperands:
             handle = StepCost()
             device.copy_in(view, array, handle)
             seconds.append(handle.seconds)
-        assert seconds == pytest.approx([2 * 1024e-9, 3 * 1024e-9, 1024e-9, 0.0])
+        inside = model.compute.seconds(Relayout((256,), "float32").work())
+        assert seconds == pytest.approx([2 * 1024e-9, 3 * 1024e-9, 1024e-9, inside])
         device.pin(plain.ctypes.data, plain.nbytes)
         assert device._placement(plain[8:]) == "pinned"
         device.unpin(plain.ctypes.data)

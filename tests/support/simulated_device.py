@@ -19,6 +19,7 @@ from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.files import bases
 from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel
@@ -164,18 +165,22 @@ class SimulatedDevice:
         return array
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
-        self.copy("copy_in", source, stream)
+        self.copy("copy_in", source, destination, stream)
 
     def copy_out(
         self, destination: HostArray | DeviceView, source: DeviceView, stream: Any
     ) -> None:
-        self.copy("copy_out", destination, stream)
+        self.copy("copy_out", destination, source, stream)
 
-    def copy(self, direction: str, outside: HostArray | DeviceView, cost: StepCost) -> None:
-        """Say what a copy takes."""
-        item = outside.item_bytes if isinstance(outside, DeviceView) else outside.itemsize
-        placement, moved = self._placement(outside), outside.size * item
-        cost.copy(self.machine, direction, placement, moved, _lying(outside))
+    def copy(
+        self, direction: str, outside: HostArray | DeviceView, view: DeviceView, cost: StepCost
+    ) -> None:
+        """Say what a copy between a view and what is outside of it takes."""
+        placement, moved = self._placement(outside), view.size * view.item_bytes
+        if placement == "device":
+            cost.compute(self.machine, Relayout(view.shape, view.dtype).work())
+        else:
+            cost.copy(self.machine, direction, placement, moved, _lying(outside))
 
     # Computing ---------------------------------------------------------------------------------
 
@@ -197,7 +202,7 @@ class SimulatedDevice:
         workspace: tuple[int, int],
         stream: Any,
     ) -> None:
-        stream.compute(self.machine, launch)
+        stream.compute(self.machine, launch.operation.work())
 
     def hold(self, seconds: float, stream: Any) -> None:
         pass  # its clock knows nothing of the host
