@@ -8,7 +8,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 NVCC   ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# What is imported is compiled then; all of it takes longer than to install it.
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 # cuda13 serves drivers of CUDA 13 and later with cards of Turing (7.5) and later, cuda12 older ones.
 CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,noheader; } 2>/dev/null \
@@ -78,10 +79,9 @@ ifeq ($(NVCC),)
 else
 	@set -e; mkdir -p build/kernels; \
 	for arch in $$($(NVCC) --list-gpu-code | sort -t_ -k2n | sed -n '1p;$$p') sm_90; do \
-		for source in $(wildcard kernels/*.cu); do \
-			$(NVCC) -std=c++17 -Werror all-warnings -arch=$$arch -cubin $$source \
-				-o build/kernels/$$(basename $$source .cu).$$arch.cubin; \
-		done; \
+		printf '%s\n' $(basename $(notdir $(wildcard kernels/*.cu))) | xargs -P $$(nproc) -I NAME \
+			$(NVCC) -std=c++17 -Werror all-warnings -arch=$$arch -cubin kernels/NAME.cu \
+				-o build/kernels/NAME.$$arch.cubin; \
 		echo "kernels: $(words $(wildcard kernels/*.cu)) compiled for $$arch"; \
 	done
 endif

@@ -6,7 +6,7 @@ import ooc_cudnn
 from tests.fuzz.networks import Drawn, main
 
 
-@pytest.mark.parametrize("seed", [6, 24, 30])
+@pytest.mark.parametrize("seed", [6, 30])
 def test_steps_are_right_under_every_limit(seed):
     with ooc_cudnn.settings(device="host", machine="host"):
         assert len(list(Drawn(seed).check_all())) >= 3

@@ -11,6 +11,8 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import Result
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 LIMIT = "1MiB"
 
 

@@ -17,6 +17,8 @@ from ooc_cudnn.torch.region import Region, _Bytes, tensor_on
 from tests.support.torch_checks import Result, check, close, same
 from tests.support.torchvision_models import models
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 
 @pytest.fixture(autouse=True)
 def on_the_host():

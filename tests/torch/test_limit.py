@@ -17,6 +17,8 @@ from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import TOLERANCE, close
 from tests.support.torch_models import classifier, residual
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
 
 

@@ -14,6 +14,8 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from tests.support.torch_checks import close
 from tests.support.torch_models import classifier, residual
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
 
 

@@ -17,6 +17,8 @@ from tests.support.points import Pressed
 from tests.support.torch_checks import close
 from tests.support.torch_models import residual
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 SHAPE, LIMIT, STEPS = (4, 3, 16, 16), "100KiB", 20
 
 
