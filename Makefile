@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 NVCC   ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 BIN    := $(VENV)/bin
-# What is imported is compiled then; all of it takes longer than to install it.
+# Python compiles a module when it is imported first. To compile all of them takes longer than to install them.
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 # cuda13 serves drivers of CUDA 13 and later with cards of Turing (7.5) and later, cuda12 older ones.

@@ -13,7 +13,7 @@ from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 #: Nothing is given in place of what the network holds.
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -69,7 +69,8 @@ def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, W
     held = dict(given)
     for name in changed:
         spec = given[name].spec
-        if spec.placement != "device":
+        is_pinned = spec.placement == "pinned" and spec.strides == packed_strides(spec.shape)
+        if spec.placement != "device" and not is_pinned:
             held[name] = Wrapped(None, TensorSpec(spec.shape, spec.dtype, "pinned"), 0)
     return held
 

@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
-from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.alignment import aligned
@@ -81,10 +81,7 @@ class Ready:
             purpose=f"what {program.name} keeps on the host",
         )
         for name, start in program.pinned.items():
-            spec = program.between[name]
-            array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
-            steps = tuple(stride * spec.itemsize for stride in spec.strides)
-            yield name, as_strided(array, spec.shape, steps)
+            yield name, _within(block, start, program.between[name])
 
     def _made(self, spec: TensorSpec, making: Making = PLAIN) -> Any:
         if making.on_device is not None and spec.placement == "device":
@@ -117,8 +114,7 @@ class Ready:
             if name not in pinned:
                 yield name, self._made(spec)
                 continue
-            array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
-            yield name, array.reshape(spec.shape)
+            yield name, _within(block, start, spec)
             start += aligned(spec.nbytes)
 
     def _sources(
@@ -232,3 +228,9 @@ def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
 def number(array: Any) -> float:
     """A loss, as a Python number."""
     return float(np.asarray(array).reshape(-1)[0])
+
+
+def _within(block: HostArray, start: int, spec: TensorSpec) -> HostArray:
+    """An array of a spec that begins at a byte of a block."""
+    array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
+    return as_strided(array, spec.shape, tuple(step * spec.itemsize for step in spec.strides))
