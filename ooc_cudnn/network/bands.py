@@ -125,8 +125,7 @@ class _Band:
         if len(banded) < len(results):
             if banded and phase.call.beta:
                 raise ValueError(f"{phase.name} adds to whole tensors and to bands at once")
-            count = phase.call.extents.h_y
-            wanted.append((count * self.band // self.bands, count * (self.band + 1) // self.bands))
+            wanted.append(self._share(phase.call.extents.h_y))
         wanted = [rows for rows in wanted if rows[0] < rows[1]]
         if not wanted:
             return None
@@ -134,6 +133,13 @@ class _Band:
         for name in banded:
             self._need(name, rows)
         return rows
+
+    def _share(self, count: int) -> Range:
+        """The band's rows of so many: the first band has some, so that each sum begins in it.
+
+        Phases that add to one sum then do so in the order of the step: the first of them writes it.
+        """
+        return -(-count * self.band // self.bands), -(-count * (self.band + 1) // self.bands)
 
     def _need(self, name: str, rows: Range) -> None:
         first, last = rows

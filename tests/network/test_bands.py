@@ -24,9 +24,22 @@ def gradients_that_are_shared():
     return net, net.mean_squared_error(y, net.input("target", y.shape, "float64"))
 
 
-@pytest.mark.parametrize("bands", [2, 5])
-def test_no_band_adds_to_rows_that_a_later_one_reads(bands):
-    net, loss = gradients_that_are_shared()
+def filters_that_are_shared():
+    """Filters of a map of 10 rows are those of 5, which are the first to write their gradient."""
+    net = ooc_cudnn.Network(seed=4)
+    x = net.input("x", (2, 2, 10, 5), "float64")
+    small = net.convolution(x, 2, window=3, stride=2, padding=1)
+    tall = net.convolution(x, 2, window=1, name="shared")
+    w, b = net.graph.tensors["shared.w"], net.graph.tensors["shared.b"]
+    small = net.convolution(small, 2, window=1, w=w, b=b)
+    y = net.add(net.linear(net.convolution(tall, 1, window=1), 3), net.linear(small, 3))
+    return net, net.mean_squared_error(y, net.input("target", y.shape, "float64"))
+
+
+@pytest.mark.parametrize("bands", [2, 5, 7])
+@pytest.mark.parametrize("drawn", [gradients_that_are_shared, filters_that_are_shared])
+def test_what_is_added_to_is_right_in_bands(drawn, bands):
+    net, loss = drawn()
     random = np.random.default_rng(0)
     shapes = {name: net.graph.tensors[name].shape for name in ("x", "target")}
     inputs = {name: random.standard_normal(shape) for name, shape in shapes.items()}
