@@ -167,7 +167,7 @@ CASES = {
 
 
 def drawn(net: Network) -> dict[str, Any]:
-    """Inputs in pinned memory: normal numbers, and labels that are one of three classes."""
+    """Inputs in pinned memory: normal numbers, and labels that are one of two classes."""
     found = {}
     for name in ("images", "labels"):
         tensor = net.graph.tensors[name]
@@ -177,7 +177,7 @@ def drawn(net: Network) -> dict[str, Any]:
         elif tensor.is_floating:
             array[...] = np.random.default_rng(1).standard_normal(tensor.shape)
         else:
-            array[...] = np.random.default_rng(2).integers(0, 3, tensor.shape, np.int8)
+            array[...] = np.random.default_rng(2).integers(0, 2, tensor.shape, np.int8)
     return found
 
 

@@ -56,6 +56,17 @@ class Run(Protocol):
     def cancel(self) -> None:
         """Drop what has not started, wait for what has, release everything."""
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether one that does the same at the same addresses can be (`Device.record`)."""
+
+
+class Recorded(Protocol):
+    """A run that the device goes through by itself, at the addresses that it was recorded at."""
+
+    def launch(self, *, wait: bool) -> None:
+        """Run it again; `wait` is as for `Run.finish`."""
+
 
 class Device(Source, Protocol):
     """What computes: `cuda` or `host`."""
@@ -139,6 +150,12 @@ class Device(Source, Protocol):
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
         """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""
+
+    def record(self, issue: Callable[[Run], None], *, overlap: bool) -> Recorded | None:
+        """Record the run that `issue` submits the steps of; nothing is run yet.
+
+        Returns None where a step cannot be recorded.
+        """
 
 
 @contextmanager

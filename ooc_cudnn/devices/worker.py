@@ -59,6 +59,9 @@ class WorkerRun:
         Called first on each thread.
     """
 
+    #: Threads are told of each step.
+    may_be_recorded = False
+
     def __init__(
         self,
         *,

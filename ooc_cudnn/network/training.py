@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn import interrupts
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
@@ -27,7 +28,6 @@ from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import warn
-from ooc_cudnn.tensor import numpy_dtype
 
 
 class TrainingStep(Prepared[ReadyStep]):
@@ -63,6 +63,7 @@ class TrainingStep(Prepared[ReadyStep]):
     ) -> None:
         super().__init__(network, make, memory_limit, asked, plan)
         self.gradients = dict[str, Any]()
+        self._seeds = dict[str, tuple[Device, Any]]()
         self._last: PlannedStep | None = None  # what was called last; what is ready may be another
 
     def __call__(self, /, **inputs: Any) -> float:
@@ -175,9 +176,19 @@ class TrainingStep(Prepared[ReadyStep]):
         step = self._step
         given = arrays_given(self._network, step, inputs, device)
         for output, name in step.seeds.items():
-            seed = np.ones(step.tensors[name].shape, numpy_dtype(step.tensors[output].dtype))
-            given[name] = wrap(seed, device, name=name)
+            given[name] = wrap(self._seed(device, name, output), device, name=name)
         return given
+
+    def _seed(self, device: Device, name: str, output: str) -> Any:
+        """The gradient of an output in pinned memory: one for all runs on a device."""
+        known = self._seeds.get(name)
+        if known is None or known[0] is not device:
+            tensors = self._step.tensors
+            shape, dtype = tensors[name].shape, tensors[output].dtype
+            array = empty_in(device, "pinned", shape, dtype, "channels_first")
+            array[...] = 1
+            known = self._seeds[name] = device, array
+        return known[1]
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
         return ReadyStep(planned, device)

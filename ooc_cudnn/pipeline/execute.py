@@ -20,6 +20,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.bound_steps import BoundSteps
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.repeated import RepeatedRuns, may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, traced
@@ -79,6 +80,10 @@ class Executor:
         self._views: list[Views | None] = []
         self._views_base = -1
         self._bound_steps: BoundSteps | None = None
+        recorded = self.schedule.pieces <= self._ahead and may_be_recorded(
+            program, len(self.schedule.steps)
+        )
+        self._repeated = RepeatedRuns(program) if recorded else None
 
     def run(
         self,
@@ -120,13 +125,44 @@ class Executor:
             least = min(task.plan.memory_limit for task in self.program.tasks)
             limit_bytes = least + device.arena.array_bytes
         base = self._begins(self._reserve(device, limit_bytes) if block is None else block)
-        how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
         work = device.arena.at_work(self.program.device_bytes)
-        with interrupts.deferred(), work, running(device, **how) as run:
-            with self._bound_to(device, arrays, base) as bound:
+        with interrupts.deferred(), work, self._bound_to(device, arrays, base) as bound:
+            if not (timed or staged or on_piece):
+                self._run_again(device, bound, arrays, base, wait=wait)
+                return None
+            how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
+            with running(device, **how) as run:
                 events = self._issue(device, run, bound, timed, on_piece)
-            run.finish(wait=wait or timed)
+                run.finish(wait=wait or timed)
         return self._trace(events) if timed else None
+
+    def _run_again(
+        self,
+        device: Device,
+        bound: BoundSteps,
+        arrays: Mapping[str, Source],
+        base: int,
+        *,
+        wait: bool,
+    ) -> None:
+        """Run every step where nobody watches: by itself, or all as they are recorded."""
+        repeated = self._repeated
+        where = None if repeated is None else repeated.addresses(device, arrays, base)
+
+        def issue(run: Run) -> None:
+            self._issue(device, run, bound, timed=False, on_piece=None)
+
+        if repeated is not None and where is not None:
+            recorded = repeated.of(device, where, issue)
+            if recorded is not None:
+                recorded.launch(wait=wait)
+                return
+        with running(device, overlap=self.program.overlap, staged=False, timed=False) as run:
+            issue(run)
+            may_be_recorded = run.may_be_recorded
+            run.finish(wait=wait)
+        if repeated is not None and where is not None:
+            repeated.ran(where, may_be_recorded=may_be_recorded)
 
     def is_bound(self, addresses: tuple[int, ...]) -> bool:
         """Whether it was launched on operands at these addresses, in the chain's order."""

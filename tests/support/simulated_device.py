@@ -237,6 +237,8 @@ class SimulatedEvent:
 class SimulatedRun:
     """One call on the virtual clock."""
 
+    may_be_recorded = False
+
     def __init__(self, machine: MachineModel, *, overlap: bool, staged: bool = False) -> None:
         self.call = VirtualCall(machine, overlap=overlap, staged=staged)
         self.intervals: tuple[tuple[float, float], ...] = ()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.devices.base import HostArray
+from ooc_cudnn.devices.base import HostArray, Run
 from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
+from ooc_cudnn.devices.cuda.recorded import CudaGraph
 from ooc_cudnn.devices.cuda.run import CudaRun, StagedCudaRun, follow_last_run, identity_of
 from ooc_cudnn.devices.cuda.staging import Staging, begun
 from ooc_cudnn.devices.engine_files import tables_of
@@ -31,6 +32,7 @@ from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.operations.launches import Buffer, Launch
 from ooc_cudnn.settings import current
+from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import numpy_dtype
 
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
@@ -289,6 +291,16 @@ class CudaDevice:
             self.staging  # noqa: B018  # made here: the settings are the calling thread's
         kind = StagedCudaRun if staged and overlap else CudaRun
         return kind(self, compute, overlap=overlap, timed=timed)
+
+    def record(self, issue: Callable[[Run], None], *, overlap: bool) -> CudaGraph | None:
+        """Record a CUDA graph, on streams of its own."""
+        self.use()
+        streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+        try:
+            return CudaGraph(self, streams, issue, overlap=overlap)
+        except self.runtime.CUDARuntimeError as error:
+            warn_once(f"a program is issued step by step, for it cannot be recorded: {error}")
+            return None
 
 
 def _touch(array: HostArray) -> None:

@@ -40,6 +40,15 @@ def follow_last_run(device: Card, stream: Any) -> None:
         device.runtime.streamWaitEvent(stream.ptr, last[1])
 
 
+def mark_last_run(device: Card, stream: Any) -> None:
+    """Say that what a stream was given last is the end of the last run on a device."""
+    event = device.last_compute[1] if device.last_compute is not None else None
+    if event is None:
+        event = device.runtime.eventCreateWithFlags(_UNTIMED)
+    device.runtime.eventRecord(event, stream.ptr)
+    device.last_compute = (identity_of(stream), event)
+
+
 class _Events:
     """CUDA events lent by a device to one run, given back at its end."""
 
@@ -107,7 +116,7 @@ class CudaEvent:
     __slots__ = ("leaving", "run", "start", "stop")
 
     def __init__(
-        self, run: CudaRun, start: int | None, stop: int, leaving: int | None = None
+        self, run: Streams, start: int | None, stop: int, leaving: int | None = None
     ) -> None:
         self.run, self.start, self.stop, self.leaving = run, start, stop, leaving
 
@@ -117,20 +126,26 @@ class CudaEvent:
         return self.run.interval(self.start, self.stop)
 
 
-class _Streams:
+class Streams:
     """What both kinds of run share: the streams, joined to the caller's before and after."""
 
     def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
         self.device, self.timed, self.overlap = device, timed, overlap
         self.events = _Events(device, timed)
         self.runtime = self.events.runtime
-        copy_in, copy_out = device.copy_streams if overlap else (compute, compute)
+        copy_in, copy_out = self._copy_streams() if overlap else (compute, compute)
         self.handles = {"copy_in": copy_in, "compute": compute, "copy_out": copy_out}
-        follow_last_run(device, compute)
+        self._follow_last_run()
         # before anything is computed: a copy that comes late in the run waits for no more
         self.begin = self.events.record(compute) if timed or overlap else None
         self._joined: set[str] = {"compute"} if overlap else set(STREAMS)
         self._intervals: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def _copy_streams(self) -> tuple[Any, ...]:
+        return self.device.copy_streams
+
+    def _follow_last_run(self) -> None:
+        follow_last_run(self.device, self.handles["compute"])
 
     def stream(self, name: str) -> Any:
         """Return a stream, ordered behind the caller's work when it is first used."""
@@ -143,18 +158,19 @@ class _Streams:
 
     def join(self, *, wait: bool) -> None:
         """Order the caller's stream behind the copies, and with `wait` the host behind all."""
+        compute = self.join_copies()
+        mark_last_run(self.device, compute)
+        if wait:
+            self.runtime.streamSynchronize(compute.ptr)
+
+    def join_copies(self) -> Any:
+        """Order the caller's stream, which is returned, behind the copies."""
         compute = self.handles["compute"]
         copies = [self.handles[n] for n in ("copy_in", "copy_out") if n in self._joined]
         for handle in copies:
             if handle is not compute:
                 self.runtime.streamWaitEvent(compute.ptr, self.events.record(handle))
-        event = self.device.last_compute[1] if self.device.last_compute is not None else None
-        if event is None:
-            event = self.runtime.eventCreateWithFlags(_UNTIMED)
-        self.runtime.eventRecord(event, compute.ptr)
-        self.device.last_compute = (identity_of(compute), event)
-        if wait:
-            self.runtime.streamSynchronize(compute.ptr)
+        return compute
 
     def interval(self, start: int | None, stop: int) -> tuple[float, float]:
         """Seconds of two events since the run began; read once, before they are lent again."""
@@ -169,7 +185,7 @@ class _Streams:
         return self._intervals[start, stop]
 
 
-class CudaRun(_Streams):
+class CudaRun(Streams):
     """Steps issued on the caller's thread.
 
     What little is staged comes in on the caller's time. What leaves is on its stream when the step
@@ -181,6 +197,11 @@ class CudaRun(_Streams):
         self._made: list[CudaEvent] = []
         self._futures: list[Future[None]] = []
         self._leaving = _Leaving(self.runtime)
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether no copy went by way of other memory."""
+        return not self._futures
 
     def submit(
         self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool
@@ -252,7 +273,7 @@ class StagedCudaRun(WorkerRun):
     """A thread in front of each stream."""
 
     def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
-        self.streams = _Streams(device, compute, overlap=overlap, timed=timed)
+        self.streams = Streams(device, compute, overlap=overlap, timed=timed)
         for name in STREAMS:
             self.streams.stream(name)
         self._futures: list[Future[None]] = []

@@ -206,6 +206,9 @@ class HostDevice:
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
         return WorkerRun(overlap=overlap)
 
+    def record(self, issue: Callable[[Any], None], *, overlap: bool) -> None:
+        """Threads are told of each step."""
+
 
 class HostDeviceArray(np.ndarray[Any, Any]):
     """A NumPy array that lives in the host device's memory: its placement is "device"."""

@@ -17,6 +17,8 @@ class Device:
         self.events = [], []
         self.copy_streams = Stream(1), Stream(3)
         self.last_compute = None
+        if "cupy" in sys.modules:
+            self.runtime = sys.modules["cupy"].cuda.runtime
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""Runs that are repeated: their steps are recorded once, as a CUDA graph, and launched as one.
+
+To issue a step takes the host about as long as a small kernel takes the card. A graph has the same
+steps on the same three streams, ordered by the same events, and the card goes through them alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ooc_cudnn.devices.cuda.card import Card
+from ooc_cudnn.devices.cuda.run import (
+    Action,
+    CudaEvent,
+    Streams,
+    follow_last_run,
+    mark_last_run,
+)
+from ooc_cudnn.errors import InternalError
+
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: other threads may allocate meanwhile
+
+
+class CudaGraph:
+    """A run at fixed addresses.
+
+    Parameters
+    ----------
+    device : Card
+    streams : sequence of three streams
+        What steps are recorded on: for computing, and for copies in and out. Nobody else uses them.
+    issue : callable
+        Issues the steps on the run that it is given. Each was run before: what is compiled, loaded
+        or allocated at first use is no step.
+    overlap : bool
+
+    Raises
+    ------
+    CUDARuntimeError
+        If a step cannot be recorded.
+    """
+
+    def __init__(
+        self, device: Card, streams: Sequence[Any], issue: Callable[[Any], None], *,
+        overlap: bool,
+    ) -> None:  # fmt: skip
+        self._device, self._runtime = device, device.runtime
+        runtime, compute = device.runtime, streams[0]
+        runtime.streamBeginCapture(compute.ptr, _THREAD_LOCAL)
+        try:
+            run = _Recording(device, streams, overlap=overlap)
+            issue(run)
+            run.join_copies()
+        finally:
+            graph = runtime.streamEndCapture(compute.ptr)
+        run.events.give_back()
+        try:
+            self._graph = runtime.graphInstantiate(graph)
+        finally:
+            runtime.graphDestroy(graph)
+        weakref.finalize(self, runtime.graphExecDestroy, self._graph)
+
+    def launch(self, *, wait: bool) -> None:
+        """Run it on the caller's stream, behind the last run; with `wait` the host waits for it."""
+        import cupy
+
+        self._device.use()
+        stream = cupy.cuda.get_current_stream()
+        follow_last_run(self._device, stream)
+        self._runtime.graphLaunch(self._graph, stream.ptr)
+        mark_last_run(self._device, stream)
+        if wait:
+            self._runtime.streamSynchronize(stream.ptr)
+
+
+class _Recording(Streams):
+    """A run whose steps are recorded: it is behind no other one, and nobody waits for it."""
+
+    def __init__(self, device: Card, streams: Sequence[Any], *, overlap: bool) -> None:
+        self._recorded_on = streams
+        super().__init__(device, streams[0], overlap=overlap, timed=False)
+
+    def _copy_streams(self) -> tuple[Any, ...]:
+        return tuple(self._recorded_on[1:])
+
+    def _follow_last_run(self) -> None:
+        pass
+
+    def submit(
+        self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool
+    ) -> CudaEvent | None:
+        """Record a step."""
+        handle = self.stream(stream)
+        for event in waits if self.overlap else ():
+            self.runtime.streamWaitEvent(handle.ptr, event.stop)
+        if action(handle) is not None:
+            raise InternalError("a copy is staged, which no graph can do")
+        return CudaEvent(self, None, self.events.record(handle)) if signals else None
