@@ -177,6 +177,17 @@ class MachineModel(Record):
         count = self.identity.get("device_bytes")
         return None if count is None else int(count)
 
+    @property
+    def is_of_gpu(self) -> bool:
+        """Return whether the device is a GPU: not the host itself.
+
+        Examples
+        --------
+        >>> shipped("h200").is_of_gpu, shipped("host").is_of_gpu
+        (True, False)
+        """
+        return self.identity.get("gpu", "none") != "none"
+
     def setup_seconds(self, operands: int = FEWEST_OPERANDS) -> float:
         """Return for how long the device has nothing to do: until the first step is issued.
 

@@ -129,5 +129,6 @@ def _kind(call: Splittable) -> Hashable:
 
 
 def _issued(phases: Iterable[Phase], machine: MachineModel) -> list[float]:
-    """When the host can have issued each phase, if each is one launch."""
-    return list(accumulate(machine.step_seconds for _ in phases))
+    """When the host can have issued each phase, if each is one launch; a GPU may record them."""
+    each = 0.0 if machine.is_of_gpu else machine.step_seconds
+    return list(accumulate(each for _ in phases))

@@ -6,7 +6,6 @@ run one after the other.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.bound_steps import BoundSteps
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, Move, Program, Task, program_of
@@ -27,12 +27,6 @@ from ooc_cudnn.pipeline.trace import Trace, traced
 from ooc_cudnn.pipeline.views import Source, Views, packed_image, region_of, shaped
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-
-#: What may be in flight before the host waits: so many pieces, which hide the issuing, and as many
-#: as are predicted to take so long. That bounds how far computing runs ahead of copies, and how far
-#: Ctrl-C and the progress bar lag behind the device.
-RUN_AHEAD_PIECES = 16
-RUN_AHEAD_SECONDS = 0.25
 
 #: Sets of addresses that a call which copies nothing is kept ready for.
 BOUND_ADDRESSES = 64
@@ -70,7 +64,7 @@ class Executor:
         #: It holds addresses alone and keeps nothing alive.
         self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
         self._bound_base = -1
-        self._ahead = _ahead_of(program, self.schedule.pieces)
+        self._ahead = ahead_of(program, self.schedule.pieces)
         #: Items that the host computes: it waits for what they read.
         self._on_host = {
             index
@@ -80,9 +74,7 @@ class Executor:
         self._views: list[Views | None] = []
         self._views_base = -1
         self._bound_steps: BoundSteps | None = None
-        recorded = self.schedule.pieces <= self._ahead and may_be_recorded(
-            program, len(self.schedule.steps)
-        )
+        recorded = may_be_recorded(program, self.schedule.pieces)
         self._repeated = RepeatedRuns(program) if recorded else None
 
     def run(
@@ -330,16 +322,6 @@ class Executor:
             [step for step, _ in ran],
             [event.interval for _, event in ran],
         )
-
-
-def _ahead_of(program: Program, pieces: int) -> int:
-    """How many pieces may be in flight."""
-    tasks = list(program.tasks)
-    # What a deep ring can hold ahead of its use must be issued ahead, too.
-    deepest = max((slots for task in tasks for _, slots in task.plan.rings), default=0)
-    seconds = sum(task.plan.seconds for task in tasks)
-    lasting = math.ceil(pieces * RUN_AHEAD_SECONDS / seconds) if seconds else 0
-    return max(RUN_AHEAD_PIECES, 2 * deepest, lasting)
 
 
 def _copy(device: Device, way: str, slot: Source, outside: Source) -> Callable[[Any], None]:

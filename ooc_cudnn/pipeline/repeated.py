@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 
 from ooc_cudnn.devices.base import Device, Recorded, Run
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.pipeline.program import Program, Task
+from ooc_cudnn.pipeline.ahead import ahead_of
+from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.pipeline.views import Source
 
-#: Of fewer steps the host has issued the last one before a call would be recorded.
-FEWEST_STEPS = 32
+#: Programs of fewer tasks are no network's: the host is at them for microseconds.
+FEWEST_TASKS = 16
 #: Sets of addresses that a program is kept recorded for: two of gradients, by two of inputs, twice.
 MOST_RECORDED = 8
 
@@ -25,10 +26,14 @@ MOST_SEEN = 64
 Addresses = tuple[int | tuple[int, tuple[int, ...]], ...]
 
 
-def may_be_recorded(program: Program, steps: int) -> bool:
-    """Whether the device can go through a program of so many steps alone, and that is worth it."""
-    on_host = any(isinstance(item, Task) and item.is_on_host for item in program.items)
-    return steps >= FEWEST_STEPS and not on_host and not program.in_threads
+def may_be_recorded(program: Program, pieces: int) -> bool:
+    """Whether a device that records can go through a program of so many pieces alone.
+
+    Not where the host has a part in it: where it computes, stages, or must not run far ahead.
+    """
+    tasks = list(program.tasks)
+    takes_part = program.in_threads or any(task.is_on_host for task in tasks)
+    return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= ahead_of(program, pieces)
 
 
 class RepeatedRuns:

@@ -12,6 +12,7 @@ from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.repeated import may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, traced
@@ -52,7 +53,8 @@ class Replayed:
     timeline : Timeline
         When each starts and finishes, in seconds since the call began.
     seconds : float
-        What the program takes: until the last result has landed, and the host is done.
+        What the program takes when it is repeated: until the last result has landed, and the host
+        is done.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -70,7 +72,9 @@ class Replayed:
         if len(steps) == 1:
             begun = machine.repeated_seconds - machine.step_seconds - self.costs[0].launching
             after = 0.0
-        call = VirtualCall(machine, overlap=program.overlap, staged=staged, begun=begun)
+        recorded = machine.is_of_gpu and may_be_recorded(program, schedule.pieces)
+        how = {"overlap": program.overlap, "staged": staged, "recorded": recorded}
+        call = VirtualCall(machine, begun=begun, **how)
         for step, cost in zip(steps, self.costs, strict=True):
             call.add(step.stream, step.waits, cost)
         self.timeline = call.timeline()

@@ -42,14 +42,15 @@ class StepCost:
 class VirtualCall:
     """The steps of one call as the host issues them, from `begun` on.
 
-    Without overlap each waits for the last.
+    Without overlap each waits for the last. Of a program that was recorded all are issued at once.
     """
 
     def __init__(
-        self, machine: MachineModel, *, overlap: bool, staged: bool, begun: float = 0.0
-    ) -> None:
+        self, machine: MachineModel, *, overlap: bool, staged: bool, begun: float = 0.0,
+        recorded: bool = False,
+    ) -> None:  # fmt: skip
         self.steps: list[VirtualStep] = []
-        self._machine, self._overlap = machine, overlap
+        self._machine, self._overlap, self._recorded = machine, overlap, recorded
         self._step_seconds = machine.seconds_of_step(staged=staged)
         #: Steps that are still to be issued beside a thread that stages, and what each takes more.
         self._beside_staging = 0
@@ -63,7 +64,8 @@ class VirtualCall:
     def add(self, stream: str, waits: tuple[int, ...], cost: StepCost) -> None:
         """Issue a step."""
         steps, seconds, latency = self.steps, cost.seconds, cost.latency
-        self.issued += self._step_seconds + cost.launching
+        if not self._recorded:
+            self.issued += self._step_seconds + cost.launching
         self._lost_seconds += self._lost_to_step
         if stream == "compute":
             seconds += self._lost_seconds

@@ -14,8 +14,8 @@ from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.op_tensor import AddTensor
-from ooc_cudnn.pipeline import execute
-from ooc_cudnn.pipeline.execute import RUN_AHEAD_PIECES
+from ooc_cudnn.pipeline import ahead
+from ooc_cudnn.pipeline.ahead import RUN_AHEAD_PIECES
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.views import region_of
 from perfmodel import Split
@@ -167,7 +167,7 @@ def test_progress_counts_each_piece_once_and_in_order(made):
 
 def test_the_host_stays_close_to_the_device(made, host_device, monkeypatch):
     """No more than so many pieces are under way, however long the call."""
-    monkeypatch.setattr(execute, "RUN_AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(ahead, "RUN_AHEAD_SECONDS", 0.0)
     submitted, ended, most = 0, 0, 0
     real = type(host_device).run
 

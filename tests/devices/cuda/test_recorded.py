@@ -1,0 +1,90 @@
+"""A run that is recorded as a CUDA graph: what is asked of the driver, and when."""
+
+import sys
+import types
+
+import pytest
+
+from ooc_cudnn.devices.cuda.recorded import CudaGraph
+from ooc_cudnn.devices.cuda.run import identity_of
+from ooc_cudnn.errors import InternalError
+from tests.support.fake_runtime import Stream, fake_cupy
+
+
+class Device:
+    """A card on which each stream waits, records and is captured by name."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.events, self.last_compute = [], ([], []), None
+        self.copy_streams = Stream("theirs"), Stream("theirs, too")
+        self.users = Stream("user")
+        cupy = fake_cupy(self.asked)
+        self.runtime = cupy.cuda.runtime
+        vars(self.runtime).update(
+            streamWaitEvent=lambda stream, event: self.asked.append(("wait", stream)),
+            streamBeginCapture=lambda stream, mode: self.asked.append(("begin", stream)),
+            streamEndCapture=lambda stream: self.asked.append(("end", stream)) or "graph",
+            graphInstantiate=lambda graph: "instance of " + graph,
+            graphDestroy=lambda graph: self.asked.append(("destroy", graph)),
+            graphExecDestroy=lambda graph: self.asked.append(("destroy", graph)),
+            graphLaunch=lambda graph, stream: self.asked.append(("launch", graph, stream)),
+        )
+        cupy.cuda.get_current_stream = lambda: self.users
+        cupy.cuda.Stream = types.SimpleNamespace
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def use(self):
+        pass
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Device(monkeypatch)
+
+
+OWN = [Stream("compute"), Stream("in"), Stream("out")]
+
+
+def two_steps(run):
+    copied = run.submit("copy_in", (), lambda stream: None, signals=True)
+    run.submit("compute", (copied,), lambda stream: None, signals=False)
+
+
+def test_steps_are_recorded_on_streams_of_their_own(device):
+    CudaGraph(device, OWN, two_steps, overlap=True)
+    assert device.asked[:6] == [
+        ("begin", "compute"), ("record", "compute"),
+        ("wait", "in"), ("record", "in"),  # behind the beginning; and its end
+        ("wait", "compute"), ("record", "in"),  # the copies are joined
+    ]  # fmt: skip
+    assert ("end", "compute") in device.asked
+    assert device.last_compute is None  # nothing has run
+
+
+def test_it_is_launched_behind_the_last_run_and_is_the_last(device):
+    graph = CudaGraph(device, OWN, two_steps, overlap=True)
+    device.last_compute = identity_of(Stream("another")), "its end"
+    device.asked.clear()
+    graph.launch(wait=False)
+    assert device.asked == [
+        ("wait", "user"), ("launch", "instance of graph", "user"), ("record", "user")
+    ]  # fmt: skip
+    assert device.last_compute[0] == identity_of(device.users)
+    graph.launch(wait=True)
+    assert device.asked[-1] == ("synchronize", "user")
+
+
+def test_it_goes_with_the_last_who_holds_it(device):
+    graph = CudaGraph(device, OWN, two_steps, overlap=True)
+    assert ("destroy", "graph") in device.asked
+    del graph
+    assert device.asked[-1] == ("destroy", "instance of graph")
+
+
+def test_a_copy_that_is_staged_is_refused_and_recording_ends(device):
+    def issue(run):
+        run.submit("copy_in", (), lambda stream: "a future", signals=False)
+
+    with pytest.raises(InternalError, match="staged"):
+        CudaGraph(device, OWN, issue, overlap=True)
+    assert device.asked[-1] == ("end", "compute")
