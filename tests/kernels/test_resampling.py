@@ -1,4 +1,4 @@
-"""The kernels of resampling and of local response normalization, piece by piece.
+"""The kernels of resampling, piece by piece.
 
 Beside references in float64, which tests/operations compares with PyTorch.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import local_response as response_module
 from ooc_cudnn.devices.kernels import resampling as resampling_module
 from ooc_cudnn.operations.backward_resampling import BackwardResampling
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
 from ooc_cudnn.operations.resampling import Resampling
 from ooc_cudnn.operations.resampling_arguments import (
     adaptive_pooling,
@@ -121,29 +119,3 @@ def test_every_case(case):
 @pytest.mark.parametrize("case", ["bilinear", "nearest", "adaptive max", "pad and crop"])
 def test_every_dtype(case, dtype, layouts):
     check(case, dtype, layouts, offset=1)
-
-
-#: shape, size
-RESPONSES = {
-    "2d": ((2, 7, 5, 3), 5),
-    "1d, even": ((3, 6, 11), 4),
-    "more than the channels": ((2, 3, 4, 4), 9),
-    "many channels": ((1, 96, 3, 2, 2), 5),
-}
-
-
-@pytest.mark.parametrize("layouts", ["first first first", "last last last", "first last first"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("case", RESPONSES)
-def test_local_response(case, dtype, layouts):
-    shape, size = RESPONSES[case]
-    operation = LocalResponse.of(shape, size, 0.5, 0.75, 1.0, dtype)
-    layout, dy_layout, result_layout = layouts.split()
-    x, dy = Operand(shape, dtype, layout, data=drawn(shape)), None
-    slack = 64 * EPSILON["float64" if dtype == "float64" else "float32"]
-    y = run(response_module, operation, (x,), Operand(shape, dtype, result_layout))
-    assert_close(y, operation.reference(x.wide), dtype, slack)
-    dy = Operand(shape, dtype, dy_layout, data=drawn(shape, 1))
-    backward = LocalResponseBackward(operation)
-    dx = run(response_module, backward, (x, dy), Operand(shape, dtype, result_layout))
-    assert_close(dx, backward.reference(x.wide, dy.wide), dtype, 8 * slack)

@@ -1,45 +1,167 @@
-"""The runners of local_response.cu."""
+"""The runners of local_response*.cu: which of the three kernels, and on how many elements a thread.
+
+Where channels lie side by side `local_response_lanes` has a pack of them in each lane; elsewhere
+`local_response_walk` has a pack of sites in each thread, and walks along their channels. Both are
+compiled for the window. One of more than `WIDEST_WINDOW` channels is `local_response_wide`'s.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, real_type
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    geometry,
+    index_type,
+    is_small,
+    real_type,
+)
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
-from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    BLOCK_THREADS,
+    Rows,
+    common_rows,
+    grid_of,
+    pack_size,
+)
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
+
+#: A lane of a warp has at least one channel, and half of them must be left between both ends.
+WIDEST_WINDOW = 17
+#: Of `Beta` in local_response.cuh: the powers that need no logarithm.
+BETAS = {0.5: "HALF", 0.75: "THREE_QUARTERS", 1.0: "ONE"}
+
+# Of local_response_lanes.cu.
+LANES, LANES_UNROLL = 32, 2
+
+# Of local_response_walk.cu. A thread keeps a window of a few tensors in registers.
+#: Registers of a window of one tensor.
+FORWARD_REGISTERS, BACKWARD_REGISTERS = 40, 20
+#: So many threads keep the memory busy; where sites give fewer, channels are cut.
+WALKING_THREADS = 2**18
+#: A segment has so many times the channels that it reads beside its own, at the least, ...
+SEGMENT_WINDOWS = 8
+#: ... and so many.
+SHORTEST_SEGMENT = 16
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The channels in a sum that there can be, and its beta."""
+
+    before: int
+    behind: int
+    beta: str
+
+    @classmethod
+    def of(cls, operation: LocalResponse) -> Taps:
+        most = max(operation.shape[1] - 1, 0)
+        before, behind = min(operation.before, most), min(operation.behind, most)
+        return cls(before, behind, BETAS.get(operation.beta, "ANY"))
+
+    @property
+    def window(self) -> int:
+        return self.before + 1 + self.behind
 
 
 def plan(
-    operation: LocalResponse, name: str, result: DeviceView, x: DeviceView, dy: DeviceView
+    operation: LocalResponse, x: DeviceView, dy: DeviceView | None, result: DeviceView
 ) -> Launch | None:
-    """Choose the kernel; None if there is nothing to do."""
+    """Choose the kernel; None if there is nothing to do. It is the gradient's where dy is there."""
     if result.size == 0:
         return None
-    (size, own), (_, of_x), (_, of_dy) = (view.flat() for view in (result, x, dy))
-    total = math.prod(size)
-    numbers = (*size, *own, *of_x, *of_dy, operation.before, operation.behind)
-    last = int(size[1] > 1 and own[1] == 1)
+    taps = Taps.of(operation)
+    views = [result, x] if dy is None else [result, x, dy]
+    if taps.window > WIDEST_WINDOW:
+        return _plan_wide(taps, views)
+    size, _ = result.flat()
+    rows = common_rows(size, [view.flat()[1] for view in views], keep_channel=True)
+    return (_plan_lanes if rows.inner_is_channel else _plan_walk)(taps, rows, views)
+
+
+def _plan_lanes(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
+    count = pack_size(rows, views)
+    outer, middle, channels = rows.sizes
+    row_packs = -(-channels // count)
+    packs = outer * middle * row_packs
+    numbers = (*rows.numbers, row_packs, packs)
+    if len(views) == 2:
+        of_a_block = BLOCK_THREADS * LANES_UNROLL
+    else:
+        shared = -(-taps.before // count) + -(-taps.behind // count)  # lanes of two warps
+        of_a_block = BLOCK_THREADS // LANES * (LANES - shared)
+    return _launch("local_response_lanes", taps, views, count, packs, of_a_block, numbers)
+
+
+def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
+    registers = FORWARD_REGISTERS if len(views) == 2 else BACKWARD_REGISTERS
+    most = registers // taps.window // max(1, views[0].item_bytes // 4)
+    widest = WIDEST_ACCESS_BYTES // views[0].item_bytes
+    count = pack_size(rows, views, min(widest, 2 ** max(0, most.bit_length() - 1)))
+    outer, channels, sites = rows.sizes
+    row_packs = -(-sites // count)
+    packs = outer * row_packs
+    segments, length = segmented(channels, packs, taps.window)
+    blocks = -(-packs // BLOCK_THREADS) * segments
+    numbers = (*rows.numbers, row_packs, packs, segments, length, blocks)
+    return _launch("local_response_walk", taps, views, count, blocks, 1, numbers)
+
+
+def segmented(channels: int, packs: int, window: int) -> tuple[int, int]:
+    """Into how many segments channels are cut, and how long each is, but for the last.
+
+    >>> segmented(192, 100_000, 5), segmented(192, 10**6, 5), segmented(64, 100, 5)
+    ((3, 64), (1, 192), (2, 32))
+    """
+    shortest = max(SHORTEST_SEGMENT, SEGMENT_WINDOWS * (window - 1))
+    wanted = -(-WALKING_THREADS // packs)
+    length = max(-(-channels // wanted), min(shortest, channels))
+    return -(-channels // length), length
+
+
+def _launch(
+    kernel: str, taps: Taps, views: list[DeviceView], count: int, work: int, of_a_block: int,
+    numbers: tuple[int, ...],
+) -> Launch:  # fmt: skip
+    small = is_small(views, *numbers)
+    types = f"{index_type(small=small)}, {CUDA_TYPES[views[0].dtype]}"
+    name = kernel + ("_backward" if len(views) == 3 else "")
     return Launch(
-        "local_response.cu",
-        f"{name}<{CUDA_TYPES[operation.dtype]}>",
+        f"{kernel}.cu",
+        f"{name}<{types}, {taps.before}, {taps.behind}, {taps.beta}, {count}>",
+        grid_of(work, of_a_block),
+        geometry(*numbers, small=small),
+    )
+
+
+def _plan_wide(taps: Taps, views: list[DeviceView]) -> Launch:
+    """A thread for each element."""
+    size, own = views[0].flat()
+    total = math.prod(size)
+    strides = [views[index].flat()[1] for index in (0, 1, -1)]
+    last = int(size[1] > 1 and own[1] == 1)
+    numbers = (*size, *(step for each in strides for step in each), taps.before, taps.behind)
+    name = "local_response_wide" + ("_backward" if len(views) == 3 else "")
+    return Launch(
+        "local_response_wide.cu",
+        f"{name}<{CUDA_TYPES[views[0].dtype]}, {taps.beta}>",
         grid_of(total, BLOCK_THREADS),
         geometry(*numbers, last, total),
     )
 
 
 def _run(
-    operation: LocalResponse, name: str, result: DeviceView, inputs: tuple[DeviceView, ...],
-    call: Call,
-) -> None:  # fmt: skip
+    operation: LocalResponse, x: DeviceView, dy: DeviceView | None, result: DeviceView, call: Call
+) -> None:
     real = real_type(operation.dtype)
     numbers = (operation.alpha / operation.size, operation.beta, operation.k)
     launch(
-        (operation, name),
-        (result, *inputs),
-        lambda: plan(operation, name, result, inputs[0], inputs[-1]),
+        (operation, dy is None),
+        (result, x) if dy is None else (result, x, dy),
+        lambda: plan(operation, x, dy, result),
         tuple(real(number) for number in numbers),
         call.stream,
     )
@@ -49,7 +171,7 @@ def local_response(operation: LocalResponse, call: Call) -> None:
     """Run `LocalResponse` on (x,). The output must not overlap x."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     y = check("y", call.output, operation.shape, operation.dtype)
-    _run(operation, "local_response", y, (x,), call)
+    _run(operation, x, None, y, call)
 
 
 def local_response_backward(operation: LocalResponseBackward, call: Call) -> None:
@@ -58,7 +180,7 @@ def local_response_backward(operation: LocalResponseBackward, call: Call) -> Non
     x = check("x", call.inputs[0], forward.shape, forward.dtype)
     dy = check("dy", call.inputs[1], forward.shape, forward.dtype)
     dx = check("dx", call.output, forward.shape, forward.dtype)
-    _run(forward, "local_response_backward", dx, (x, dy), call)
+    _run(forward, x, dy, dx, call)
 
 
 RUNNERS: dict[type, Runner] = {

@@ -51,7 +51,23 @@ INSTANCES = {
         "resample_gradient<double, WINDOWS>",
         "resample_max_gradient<__half>",
     ],
-    "local_response.cu": ["local_response<float>", "local_response_backward<__half>"],
+    "local_response_lanes.cu": [
+        "local_response_lanes<int, float, 2, 2, THREE_QUARTERS, 4>",
+        "local_response_lanes<long long, double, 8, 8, ANY, 1>",
+        "local_response_lanes_backward<int, float, 2, 2, THREE_QUARTERS, 4>",
+        "local_response_lanes_backward<int, __half, 2, 1, HALF, 8>",
+        "local_response_lanes_backward<long long, __nv_bfloat16, 8, 8, ONE, 1>",
+    ],
+    "local_response_walk.cu": [
+        "local_response_walk<int, float, 2, 2, THREE_QUARTERS, 4>",
+        "local_response_walk<long long, __half, 2, 1, HALF, 8>",
+        "local_response_walk_backward<int, float, 2, 2, THREE_QUARTERS, 4>",
+        "local_response_walk_backward<long long, double, 8, 8, ANY, 1>",
+    ],
+    "local_response_wide.cu": [
+        "local_response_wide<float, THREE_QUARTERS>",
+        "local_response_wide_backward<__half, ANY>",
+    ],
     "losses.cu": [
         "cross_entropy<float, long long, 1>",
         "cross_entropy<double, int, 32>",

@@ -1,13 +1,12 @@
-// Local response normalization across channels, and its gradient:
+// Local response normalization and its gradient (local_response.cuh) for windows of many channels,
+// in any layout.
 //
-//     s  = k + alpha / size * (sum of x ** 2 over size / 2 channels before to (size - 1) / 2 behind)
-//     y  = x / s ** beta
-//     dx = dy / s ** beta - 2 alpha beta / size * x * (sum of dy x / s ** (beta + 1))
-//
-// the second sum over the channels in whose own sum this one is. A thread makes one element; its
-// neighbours along channels are read by their own threads, too, and so are in the cache.
+// Memory traffic: forward reads x and writes y; backward reads x and dy and writes dx. A thread
+// makes one element, and reads all the channels of its window, backward those of their windows,
+// too. Its neighbours along channels do so as well, so the cache has them; computing takes longer
+// than the memory.
 
-#include "strided.cuh"
+#include "local_response.cuh"
 
 // A tensor as (n, channels, sites), whichever of the last two is contiguous.
 struct Sites {
@@ -22,27 +21,19 @@ struct LocalResponse {
     long long total;
 };
 
-template <typename A>
-struct Response {
-    A share, beta, k;  // share: alpha / size
-};
-
-__device__ inline float power(float x, float y) { return powf(x, y); }
-__device__ inline double power(double x, double y) { return pow(x, y); }
-
-// The sum of a channel, of which the site's memory is `x`.
-template <typename T, typename A>
-__device__ inline A response_of(
+// The scale of a channel, of which the site's memory is `x`.
+template <Beta BETA, typename T, typename A>
+__device__ inline Scale<BETA, A> scale_of(
     const LocalResponse &g, const Response<A> &r, const T *x, long long channel) {
     const long long first = channel > g.before ? channel - g.before : 0;
     const long long last =
         channel + g.behind < g.size.channel ? channel + g.behind : g.size.channel - 1;
-    A total = 0;
+    A squares = 0;
     for (long long c = first; c <= last; ++c) {
         const A value = widen(x[c * g.x.channel]);
-        total += value * value;
+        squares += value * value;
     }
-    return r.share * total + r.k;
+    return Scale<BETA, A>(r, squares);
 }
 
 struct Element {
@@ -62,8 +53,8 @@ struct Element {
     }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(256) local_response(
+template <typename T, Beta BETA>
+__global__ void __launch_bounds__(256) local_response_wide(
     LocalResponse g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> share,
     Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
@@ -73,13 +64,13 @@ __global__ void __launch_bounds__(256) local_response(
         const Element at(g, i);
         const T *of_x = x + at.of_site(g.x);
         const A own = widen(of_x[at.channel * g.x.channel]);
-        const A made = own * power(response_of(g, r, of_x, at.channel), -r.beta);
+        const A made = own * scale_of<BETA>(g, r, of_x, at.channel).inverse;
         y[at.of_site(g.result) + at.channel * g.result.channel] = narrow<T>(made);
     }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(256) local_response_backward(
+template <typename T, Beta BETA>
+__global__ void __launch_bounds__(256) local_response_wide_backward(
     LocalResponse g, T *__restrict__ dx, const T *__restrict__ x, const T *__restrict__ dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
@@ -93,10 +84,11 @@ __global__ void __launch_bounds__(256) local_response_backward(
             at.channel + g.before < g.size.channel ? at.channel + g.before : g.size.channel - 1;
         A own = 0, others = 0;
         for (long long c = first; c <= last; ++c) {
-            const A sum = response_of(g, r, of_x, c), inverse = power(sum, -r.beta);
+            const Scale<BETA, A> scale = scale_of<BETA>(g, r, of_x, c);
             const A gradient = widen(of_dy[c * g.dy.channel]);
-            if (c == at.channel) own = gradient * inverse;
-            others += gradient * A(widen(of_x[c * g.x.channel])) * inverse / sum;
+            if (c == at.channel) own = gradient * scale.inverse;
+            const A value = widen(of_x[c * g.x.channel]);
+            others += scale.over_s(gradient * value * scale.inverse);
         }
         others *= 2 * r.share * r.beta * A(widen(of_x[at.channel * g.x.channel]));
         dx[at.of_site(g.result) + at.channel * g.result.channel] = narrow<T>(own - others);
