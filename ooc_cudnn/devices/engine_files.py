@@ -31,7 +31,7 @@ from ooc_cudnn.tensor import DTYPES, ORDERS
 from perfmodel.machine import replace_file
 from perfmodel.record import mapping, members, number
 
-FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 1
+FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 2
 #: What engines depend on, of a device's identity.
 TELLING = ("gpu", "cudnn")
 #: Larger files were not written here.

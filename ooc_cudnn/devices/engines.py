@@ -312,8 +312,11 @@ def _place(measured: Measured, sparing: int) -> int:
 class Engines(Protocol):
     """What a device has that can run a convolution by several engines."""
 
-    def chosen(self, operation: AnyConvolution) -> Engine | None:
-        """Return what runs an operation where nothing was measured; None if it is no engine."""
+    def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
+        """Return what runs an operation where nothing was measured; None if it is no engine.
+
+        In so much workspace, or in as much as it wants.
+        """
 
     def candidates(
         self, operation: AnyConvolution, *, every: bool, compiled: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -35,6 +35,11 @@ from ooc_cudnn.operations.launches import Buffer, Launch
 #: or any other one so many times; of these one launch is all, if it takes so many seconds. (cuDNN
 #: has some that take 470 ms where others take 0.7.)
 PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
+#: Of the memory limit, what a plan may have left for workspace. Where all that was measured takes
+#: more, what the heuristics choose for so much is measured, too; and of what takes no more than the
+#: last of these one is kept, however slow. (On an H100 the fastest filter gradient of 32 channels
+#: of volumes took 547 MB, and what ran where there was no room for it took 130 times as long.)
+SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
 #: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
 #: have been disturbed.
 SUSPICIOUS = 1.5
@@ -151,9 +156,22 @@ class Tuning:
             compiled = every
         operation: AnyConvolution = launched[0].operation
         candidates = self.engines.candidates(operation, every=every, compiled=compiled)
-        first = () if chosen is None else (chosen,)
-        in_order = _each_once(itertools.chain(first, also, candidates))
-        once, is_complete = self._timed_once(launched, in_order)
+        limit = self.bench.limit_bytes
+        quick = Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
+        once, ranked = self._by_heuristics(quick, launched, chosen)
+        others = _each_once(itertools.chain(ranked, also, candidates), len(ranked))
+        is_complete = self._timed_once(quick, launched, others, once)
+        rights = dict[Engine, Option | None]()
+
+        def right(option: Option) -> Option | None:
+            engine, is_chosen = option.engine, option.engine in ranked
+            if engine not in rights:
+                found = self.checked(operation, engine, borders=borders, chosen=is_chosen)
+                rights[engine] = found and replace(
+                    option, error=found.error.relative, is_right_uneven=found.is_right_uneven
+                )
+            return rights[engine]
+
         found = list[Timed]()
         for option in sorted(once, key=lambda option: option.seconds):
             if any(_makes_idle(other.option, option) for other in found):
@@ -163,12 +181,13 @@ class Tuning:
             if found and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
-            is_chosen = option.engine == chosen
-            checked = self.checked(operation, option.engine, borders=borders, chosen=is_chosen)
-            if checked is not None:
-                error, is_right = checked.error.relative, checked.is_right_uneven
-                right = replace(option, error=error, is_right_uneven=is_right)
-                found += filter(None, [self._timed(launched, right)])
+            if (exact := right(option)) is not None:
+                timed = self._timed(launched, exact)
+                found += filter(None, [timed])
+                if timed is None:  # it fails
+                    rights[option.engine] = None
+        if found:
+            found += self._sparing(found, once, ranked, right)
         if found and all(option.engine != chosen for option in once):
             as_it_is = self._timed_as_it_is(launched)
             if as_it_is < WORTH_NO_TABLE * min(timed.option.seconds for timed in found):
@@ -180,12 +199,14 @@ class Tuning:
     ) -> Measured | None:
         """Time engines that are known from another size of the same kind: no other is tried.
 
-        Those for which there is no room or no time keep their place among the others.
+        Those for which there is no room or no time, and those that are many times slower, keep
+        their place among the others.
         `is_complete` says whether every engine was tried then.
         """
         found, left = list[Timed](), list[Option]()
         for option in options:
-            if found and not self.deadline.allows(steps=1):
+            is_hopeless = bool(found) and option.seconds > HOPELESS_AT * found[0].expected
+            if found and (is_hopeless or not self.deadline.allows(steps=1)):
                 left.append(option)
             elif timed := self._timed(launched, option):
                 found.append(timed)
@@ -208,22 +229,72 @@ class Tuning:
         except (EngineFailedError, DeviceOutOfMemoryError):
             return None
 
+    def _by_heuristics(
+        self, quick: Bench, launched: Launched, chosen: Engine | None
+    ) -> tuple[list[Option], list[Engine]]:
+        """What runs where nothing was measured, however little room there is; timed once each."""
+        found, ranked = list[Option](), [] if chosen is None else [chosen]
+        self._timed_once(quick, launched, ranked, found)
+        for share in SPARING_SHARES:
+            budget = int(share * self.bench.limit_bytes)
+            if min([option.workspace_bytes for option in found], default=math.inf) <= budget:
+                continue
+            engine = self.engines.chosen(launched[0].operation, budget)
+            if engine is not None and engine not in ranked:
+                ranked.append(engine)
+                self.deadline.allows(steps=1)  # it learns how long a step takes
+                self._timed_once(quick, launched, [engine], found, hurries=False)
+        return found, ranked
+
     def _timed_once(
-        self, launched: Launched, candidates: Iterable[Engine]
-    ) -> tuple[list[Option], bool]:
-        """What may run a launch, with seconds of one after another that warms up; and if all is."""
-        limit = self.bench.limit_bytes
-        quick = Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
-        found = list[Option]()
+        self,
+        quick: Bench,
+        launched: Launched,
+        candidates: Iterable[Engine],
+        found: list[Option],
+        *,
+        hurries: bool = True,
+    ) -> bool:
+        """Add what may run a launch, with seconds of one after another that warms up.
+
+        Return whether all were timed; all are where it does not hurry.
+        """
         for engine in candidates:
-            if found and not self.deadline.allows(steps=2):  # one of them is checked, too
-                return found, False
+            # one of them is checked, too
+            if hurries and found and not self.deadline.allows(steps=2):
+                return False
             fastest = min([option.seconds for option in found], default=math.inf)
             patience = max(HOPELESS_AT * fastest, HOPELESS_SECONDS)
             time_once = partial(quick.time_launch, launched, most=1, patience=patience)
             timed = self._by_engine(launched, Option(0.0, 0, engine), time_once)
             found += [timed.option] if timed is not None else []
-        return found, True
+        return True
+
+    def _sparing(
+        self,
+        found: Sequence[Timed],
+        once: Iterable[Option],
+        ranked: Collection[Engine],
+        right: Callable[[Option], Option | None],
+    ) -> list[Timed]:
+        """What is kept besides, by its first short timing, however slow: it takes less workspace.
+
+        Of what takes next to none the fastest, or else the one that takes least; and what the
+        heuristics choose. So a plan has a measured engine, however little room there is for it.
+        """
+        little = int(SPARING_SHARES[-1] * self.bench.limit_bytes)
+
+        def taken(option: Option) -> int:
+            return max(option.workspace_bytes, little)
+
+        least, kept = min(taken(timed.option) for timed in found), list[Timed]()
+        for option in sorted(once, key=lambda each: (taken(each), each.seconds)):
+            is_least = taken(option) < least and not kept
+            is_idle = any(_makes_idle(timed.option, option) for timed in (*found, *kept))
+            if is_least or (option.engine in ranked and not is_idle):
+                exact = right(option)
+                kept += [] if exact is None else [Timed(exact, None, exact.seconds)]
+        return [each for each in kept if all(each.option.engine != f.option.engine for f in found)]
 
     def _timed_as_it_is(self, launched: Launched) -> float:
         """Seconds of a launch by what runs it now; infinite where that fails, or finds no room."""
@@ -259,13 +330,14 @@ class Tuning:
             return None if built is None else built[0]
 
 
-def _each_once(engines: Iterable[Engine]) -> Iterator[Engine]:
-    """Engines in their order; none is asked for before its turn."""
+def _each_once(engines: Iterable[Engine], first: int) -> Iterator[Engine]:
+    """Engines in their order, but not the `first` ones; none is asked for before its turn."""
     seen = set[Engine]()
     for engine in engines:
         if engine not in seen:
             seen.add(engine)
-            yield engine
+            if len(seen) > first:
+                yield engine
 
 
 def _makes_idle(known: Option, option: Option) -> bool:

@@ -90,11 +90,13 @@ class Convolutions:
                 self._ranked[key] = self._rank_first(operation, budget_bytes)
             return self._ranked[key]
 
-    def chosen(self, operation: AnyConvolution) -> Engine | None:
+    def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
         """Return the heuristics' choice: `devices.engines.Engines`."""
         with self._lock:
             try:
-                found = self._ranked.get((operation, None)) or self._rank_first(operation, None)
+                found = self._ranked.get((operation, budget_bytes)) or self._rank_first(
+                    operation, budget_bytes
+                )
             except CudnnError:  # a convolution that no plan launches may be too large for cuDNN
                 return None
         return None if found is None else self._plans.engine_of(found)

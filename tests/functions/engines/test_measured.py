@@ -46,12 +46,51 @@ def test_the_fastest_for_each_workspace_are_kept(make):
 
 
 def test_a_hopeless_engine_is_launched_once(make):
-    """Though no other one takes as little workspace: cuDNN's heuristics find one that does."""
+    """Though no other one takes as little workspace: the fastest takes next to none."""
     hopeless = FakeEngine(101, 1e-4)
-    make(FakeEngine(100, 1e-6, 8 * KIB), hopeless)
+    make(FakeEngine(100, 1e-6, 2**19 // 1024), hopeless)
     (found,) = tuned()
     assert numbers(found) == [100]
     assert hopeless.launched == 1
+
+
+def test_what_takes_next_to_no_workspace_is_kept_however_slow(make):
+    """A plan without room for another one has an engine whose seconds are known."""
+    make(FakeEngine(100, 1e-6, 8 * KIB), FakeEngine(102, 1e-4, 16), FakeEngine(101, 2e-4))
+    (found,) = tuned()
+    assert numbers(found) == [100, 102]
+    assert found.options[1].seconds == pytest.approx(100 * found.options[0].seconds, rel=0.01)
+
+
+def test_without_time_there_are_engines_for_little_workspace_too(make):
+    """Those that the heuristics choose: they ran unmeasured where the fastest had no room."""
+    device = make(
+        FakeEngine(100, 1e-6, 100 * KIB),
+        FakeEngine(101, 2e-6, 90 * KIB),
+        FakeEngine(102, 3e-6, 32 * KIB),
+        FakeEngine(103, 9e-5),
+        FakeEngine(104, 4e-6),
+    )
+    launched = tune.launched_of(Convolution.of(X.shape, W.shape, padding=1))
+    bench = Bench(device, 2**19, batches=1, batch_seconds=0.0)
+    with device.arena.lock:
+        tuning = Tuning(device, bench, Deadline(0.0))
+        found = tuning.measured(launched, every=False, chosen=Engine(100))
+    assert numbers(found) == [100, 102, 103]
+    assert not found.is_complete
+
+
+def test_what_fails_when_it_is_timed_well_is_not_kept(make, monkeypatch):
+    device = make(FakeEngine(100, 2e-6, 8 * KIB), FakeEngine(101, 1e-6))
+    timed = Tuning._timed
+
+    def fails(self, launched, option):
+        return None if option.engine.number == 101 else timed(self, launched, option)
+
+    monkeypatch.setattr(Tuning, "_timed", fails)
+    (found,) = tuned()
+    assert numbers(found) == [100]
+    assert device.workspace([tune.launched_of(found.operation)], None)[1] == ("eng100 (measured)",)
 
 
 def test_slow_engines_are_launched_twice_only(make):

@@ -57,7 +57,7 @@ BAD = {
     "deep": lambda data: "[" * 100_000,
     "a list": lambda data: "[]",
     "another format": lambda data: json.dumps({**data, "format": "shopping list"}),
-    "newer": lambda data: json.dumps({**data, "version": 2}),
+    "newer": lambda data: json.dumps({**data, "version": 3}),
     "another card": lambda data: json.dumps(
         {**data, "identity": {"gpu": "other", "cudnn": "91900"}}
     ),
