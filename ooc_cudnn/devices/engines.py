@@ -18,7 +18,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, result_dtype
+from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
+    forward_of,
+    lying,
+    result_dtype,
+)
+from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel, Work
 from perfmodel.record import Record, Table, number, rounded, text, whole
 
@@ -271,7 +277,8 @@ class Tables:
     def corrected(self, machine: MachineModel, sparing: int = 0) -> MachineModel:
         """Return a machine's model with the measured seconds in place of its lines'.
 
-        Those of the fastest engines, without the `sparing` ones that take most workspace.
+        Those of the fastest engines, without the `sparing` ones that take most workspace. In a
+        memory order in which a problem was not measured it is no faster than in the other one.
         """
         before, after = self._corrected.get(sparing, (None, None))
         if after is None or before is not machine:
@@ -282,6 +289,7 @@ class Tables:
     def _with_factors(self, machine: MachineModel, sparing: int) -> MachineModel:
         factors: dict[str, float] = {}
         launching: dict[str, float] = {}
+        elsewhere: dict[str, float] = {}
         for measured in self._counting():
             work = measured.work
             if not measured.options:
@@ -292,6 +300,9 @@ class Tables:
                 # Cut along channels it is another problem, and no faster than this until tried.
                 factors[work.family] = max(1.0, factors.get(work.family, 1.0), factor)
             factors[work.kind] = factors[work.sized] = factor
+            for twin in _in_other_orders(measured.operation):
+                slower = max(1.0, seconds / machine.compute.seconds(twin))
+                elsewhere[twin.kind] = elsewhere[twin.sized] = slower
             if measured.launching is not None:
                 # nor does it take less to launch
                 most = max(measured.launching, launching.get(work.family, 0.0))
@@ -299,10 +310,18 @@ class Tables:
                 launching[work.kind] = measured.launching
         if not factors:
             return machine
+        factors = elsewhere | factors
         return replace(machine, compute=machine.compute.corrected(factors, launching))
 
     def _counting(self) -> Iterator[Measured]:
         return (each for each in self._known.values() if not each.is_deterministic)
+
+
+def _in_other_orders(operation: AnyConvolution | None) -> Iterator[Work]:
+    """The work of the same problem in other memory orders, where engines were chosen from."""
+    if operation is not None:
+        own = forward_of(operation).layout
+        yield from (lying(operation, order).work() for order in ORDERS if order != own)
 
 
 def _place(measured: Measured, sparing: int) -> int:

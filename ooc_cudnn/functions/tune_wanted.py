@@ -14,7 +14,7 @@ from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     alone,
     forward_of,
-    with_forward,
+    lying,
 )
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.pricing.plan import Plan
@@ -126,17 +126,12 @@ def what_to_measure(
         if not serves(kept, operation):
             kept[operation] = found[operation]
     others = {
-        _lying(each, layout): Wanted(_lying(launched, layout), OTHER_ORDERS * cost)
+        lying(each, layout): Wanted(lying(launched, layout), OTHER_ORDERS * cost)
         for each, (launched, cost) in kept.items()
         for layout in device.layouts(forward_of(each).dtype)
         if layout != forward_of(each).layout
     }
     return kept | others
-
-
-def _lying(operation: AnyConvolution, layout: str) -> AnyConvolution:
-    """An operation in another memory order; what comes after it is a pass of its own there."""
-    return with_forward(alone(operation), replace(forward_of(operation), layout=layout))
 
 
 def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:
@@ -207,7 +202,7 @@ def scouts_of(
 
 def family_of(operation: AnyConvolution) -> Hashable:
     """What may have the same engines, in whichever memory order."""
-    plain = _lying(operation, "channels_first")
+    plain = lying(operation, "channels_first")
     kind = Kind.of(plain)
     return kind._replace(work=plain.work().family)
 

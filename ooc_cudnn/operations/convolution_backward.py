@@ -136,6 +136,11 @@ def with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolut
     return forward if isinstance(operation, Convolution) else replace(operation, forward=forward)
 
 
+def lying(operation: AnyConvolution, layout: str) -> AnyConvolution:
+    """An operation in another memory order; what comes after it is a pass of its own there."""
+    return with_forward(alone(operation), replace(forward_of(operation), layout=layout))
+
+
 def result_dtype(operation: AnyConvolution) -> str:
     """The type of an operation's result."""
     return operation.y_dtype if isinstance(operation, Convolution) else operation.result_dtype

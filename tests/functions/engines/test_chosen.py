@@ -1,6 +1,6 @@
 """Which engine is chosen: for a budget, for another size, for a plan."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +11,7 @@ from ooc_cudnn.devices.engine_files import (
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables, front
 from ooc_cudnn.functions import trials, tune
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from perfmodel import shipped
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, RESULTS, call, planned, tuned
@@ -84,7 +85,7 @@ def test_workspace_is_traded_against_the_size_of_pieces(make, monkeypatch):
     assert worth.compute_seconds == pytest.approx(1e-6 * RESULTS, rel=0.05)
     # each piece takes 20 ms of the host to issue
     machine = shipped("host")
-    slow = dataclasses.replace(machine, step_seconds=0.02)
+    slow = replace(machine, step_seconds=0.02)
     monkeypatch.setattr(trials, "WORTH_SPARING", 0.99)
     monkeypatch.setattr("ooc_cudnn.functions.target.machine_for", lambda *_: slow)
     spared = seconds_with(make, 2.7e-6, 96 * KIB)
@@ -117,6 +118,37 @@ def test_a_plan_without_room_for_its_engine_is_priced_with_the_one_it_has(make):
         plan = planned()
     assert plan.algorithms == ("eng100 (measured)",)
     assert plan.compute_seconds == pytest.approx(3e-6 * RESULTS, rel=0.1)
+
+
+def test_another_memory_order_is_no_faster_until_it_is_measured():
+    """Its line may be wrong by far: on an H100 cuDNN took 70 times as long as it said."""
+    machine = shipped("h200")
+    last, first = (
+        replace(Convolution.of((2, 32, 64, 64), (32, 32, 3, 3), padding=1), layout=layout)
+        for layout in ("channels_last", "channels_first")
+    )
+    larger = replace(first, x_shape=(8, 32, 64, 64))
+    plain = machine.compute.seconds(first.work())
+
+    def seconds(operation, tables):
+        return tables.corrected(machine).compute.seconds(operation.work())
+
+    slow, fast = (Measured(last.work(), (Option(f * plain),), last) for f in (3.0, 1e-3))
+    for is_stored in (False, True):
+        tables = Tables([slow]) if is_stored else Tables()
+        tables.add(slow)
+        assert seconds(last, tables) == pytest.approx(3.0 * plain, rel=1e-4)
+        assert seconds(first, tables) == pytest.approx(seconds(last, tables))
+        assert seconds(larger, tables) == pytest.approx(
+            3.0 * machine.compute.seconds(larger.work()), rel=1e-4
+        )
+        tables.add(Measured(first.work(), (Option(0.5 * plain),), first))
+        assert seconds(first, tables) == pytest.approx(0.5 * plain, rel=1e-4)
+    assert seconds(first, Tables([fast])) == plain
+    fused = FusedConvolution(last, "relu")
+    assert seconds(first, Tables([replace(slow, work=fused.work(), operation=fused)])) > plain
+    # a trial times what the heuristics chose, and tries the other order itself
+    assert seconds(first, Tables([replace(slow, operation=None)])) == plain
 
 
 def test_what_was_stored_says_nothing_of_other_problems():
