@@ -1,12 +1,16 @@
-"""Engines that are known by a list, not by a device: which a call runs by, and how fast that is."""
+"""Engines of which something is known: which of them a plan has room for, and how fast that is."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from ooc_cudnn.devices.engines import MEASURED, Option
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, lying
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches, with_workspace
 from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.tensor import ORDERS
 
 
 def with_engines(request: Request, plan: Plan, target: Target, room_bytes: int) -> Plan:
@@ -29,19 +33,52 @@ def with_engines(request: Request, plan: Plan, target: Target, room_bytes: int) 
 
 
 def slowness_of(request: Request, plan: Plan, target: Target) -> float:
-    """Seconds of computing in the workspace of a plan over those by the fastest engines.
+    """Seconds of computing by the engines of a plan over those by the fastest ones.
 
-    1 where nothing is known of engines.
+    1 where nothing is known of engines. What was measured of a problem, but with too much workspace
+    or in another memory order, takes no less than what was measured: an engine that nobody timed is
+    not taken to be faster.
     """
     if target.options is None:
         return 1.0
     fastest = taken = 0.0
     for launch, _ in distinct_launches(request, plan):
-        operation = launch.operation
-        seconds = float(target.machine.compute.seconds(operation.work()))
-        options = target.options(operation) if isinstance(operation, AnyConvolution) else ()
-        fitting = (each for each in options if each.workspace_bytes <= plan.workspace_bytes)
-        option = next(fitting, None)
+        seconds = float(target.machine.compute.seconds(launch.operation.work()))
         fastest += seconds
-        taken += seconds if option is None else seconds * option.seconds / options[0].seconds
+        taken += max(seconds, _seconds_of(launch.operation, plan, target, target.options))
     return taken / fastest if fastest else 1.0
+
+
+def _seconds_of(
+    operation: object, plan: Plan, target: Target, known: Callable[..., Sequence[Option]]
+) -> float:
+    """Seconds of a launch by the engine that a plan has for it; 0 where none was measured."""
+    if not isinstance(operation, AnyConvolution):
+        return 0.0
+    asked = target.ask_workspace is not None
+    own = forward_of(operation).layout
+    for order in (own, *(order for order in ORDERS if order != own)):
+        each = operation if order == own else lying(operation, order)
+        options = known(each)
+        if options:
+            has = _named if asked and order == own else _fitting
+            seconds = float(target.machine.compute.seconds(each.work()))
+            return seconds * has(options, plan).seconds / options[0].seconds
+    return 0.0
+
+
+def _fitting(options: Sequence[Option], plan: Plan) -> Option:
+    """The fastest with no more workspace than a plan has, or else the one that takes least."""
+    fitting = (each for each in options if each.workspace_bytes <= plan.workspace_bytes)
+    return next(fitting, options[-1])
+
+
+def _named(options: Sequence[Option], plan: Plan) -> Option:
+    """The one that a device named for a plan, or else the one that takes least."""
+    there = {_engine(name) for name in plan.algorithms if name.endswith(MEASURED)}
+    return next((each for each in options if _engine(each.name) in there), options[-1])
+
+
+def _engine(name: str) -> str:
+    """An engine by the name of its plan, without what pieces at a border may need beside it."""
+    return name.removesuffix(MEASURED).partition(",")[0]

@@ -43,7 +43,8 @@ class Target(NamedTuple):
         named to predict for, or where plans must not depend on timings (`deterministic`).
     options : callable, optional
         What is known of the engines that can run a convolution, the fastest first
-        (`Tables.options`): `machine` has the seconds of the fastest.
+        (`Tables.options`): `machine` has the seconds of the fastest. A device that is asked for
+        workspace says which of them a plan has.
     """
 
     machine: MachineModel
@@ -71,7 +72,7 @@ class Target(NamedTuple):
     def asking(self, *, ask: bool, sparing: int) -> Target:
         """The same, but not asking the device; or for engines that take less workspace."""
         if not ask:
-            return self._replace(ask_workspace=None)
+            return self._replace(ask_workspace=None, options=None)
         if sparing and self.trial_device is not None:
             return self._replace(ask_workspace=workspace_of(self.trial_device, sparing))
         return self

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ooc_cudnn import forks
 from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.known_engines import slowness_of
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
@@ -37,9 +38,9 @@ def plan_request(request: Request, target: Target) -> Plan:
         return _on_host(request)
     try:
         # of what there is plenty for, the same plan does for every limit
-        found = _planned(replace(request, memory_limit=target.room_bytes), target.ask_workspace)
+        found = _planned(replace(request, memory_limit=target.room_bytes), target)
         if found.device_bytes > limit:
-            found = _planned(request, target.ask_workspace)
+            found = _planned(request, target)
     except PlanInfeasibleError as error:
         raise PlanInfeasibleError(
             function=request.function,
@@ -50,14 +51,15 @@ def plan_request(request: Request, target: Target) -> Plan:
     return replace(found, function=request.function, memory_limit=limit)
 
 
-def _planned(request: Request, ask_workspace: AskWorkspace | None) -> Plan:
+def _planned(request: Request, target: Target) -> Plan:
+    ask_workspace = target.ask_workspace
     key = _kind(request), ask_workspace
     with _lock:
         candidates = _known.get(key, [])
     for plan, signature in candidates:
         if _signature(request.chain, plan) == signature:
             return plan
-    plan = _in_core(request, ask_workspace) or make_plan(request, ask_workspace)
+    plan = _in_core(request, target) or make_plan(request, ask_workspace)
     with _lock:
         _known.setdefault(key, []).append((plan, _signature(request.chain, plan)))
         while len(_known) > REMEMBERED:
@@ -126,16 +128,17 @@ def _on_host(request: Request) -> Plan:
     )
 
 
-def _in_core(request: Request, ask_workspace: AskWorkspace | None) -> Plan | None:
+def _in_core(request: Request, target: Target) -> Plan | None:
     """The plan of a call that copies nothing: as few pieces as can be, along its images.
 
-    More of them where engines were measured, and only so there is room for the fastest. None if it
-    copies something, or takes more memory so than there is; then a plan is searched.
+    More of them where engines were measured, and only so there is room for the fastest. Where there
+    is none anyhow, the fastest by the engines that there is room for, in whichever memory order.
+    None if it copies something, or takes more memory so than there is; then a plan is searched.
     """
     if len(request.computed_on_in_place) < len(request.specs):
         return None
     made, images = replace(request, row_axes=()), request.chain.extents.n
-    fewest: Plan | None = None
+    ask_workspace, found = target.ask_workspace, list[Plan]()
     for parts in (1, 2, 4, 8, 16, 32, 64):
         if parts > images or (not request.chain.may_cut("n") and parts > 1):
             break
@@ -143,12 +146,21 @@ def _in_core(request: Request, ask_workspace: AskWorkspace | None) -> Plan | Non
         plan = Planner(made, ask_workspace).plan(split)
         if plan is None:
             continue
-        fewest = fewest or plan
-        if plan.seconds > WORTH_PIECES * fewest.seconds:
+        found.append(plan)
+        if plan.seconds > WORTH_PIECES * found[0].seconds:
             break
         if _has_its_engines(made, plan, ask_workspace):
             return plan
-    return fewest
+    if target.options is not None:
+        for layout in request.layouts:
+            planner = Planner(replace(made, layouts=(layout,)), ask_workspace)
+            found += filter(None, [planner.plan(request.chain.extents)])
+
+    def seconds_of(plan: Plan) -> float:
+        longer = slowness_of(made, plan, target) - 1.0
+        return plan.seconds + longer * plan.compute_seconds
+
+    return min(found, key=seconds_of, default=None)
 
 
 def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace | None) -> bool:
@@ -156,7 +168,7 @@ def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace |
 
     True where none was: then nothing says what more workspace would be worth.
     """
-    if ask_workspace is None or not any(name.endswith(MEASURED) for name in plan.algorithms):
+    answer = ask_workspace and ask_workspace(distinct_launches(request, plan), None)
+    if answer is None or not any(name.endswith(MEASURED) for name in answer[1]):
         return True
-    answer = ask_workspace(distinct_launches(request, plan), None)
-    return answer is None or answer[0] <= plan.workspace_bytes
+    return answer[0] <= plan.workspace_bytes

@@ -100,4 +100,6 @@ def _by_what_was_measured(target: Target) -> Target:
     device = target.trial_device
     if device is None:
         return target
-    return target._replace(machine=tables_of(device).corrected(target.machine))
+    tables = tables_of(device)
+    known = None if device.engines is None else tables.options
+    return target._replace(machine=tables.corrected(target.machine), options=known)

@@ -1,0 +1,117 @@
+"""Phases whose fastest engine finds no room for its workspace: what runs was measured, too."""
+
+from dataclasses import replace
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.functions.known_engines import slowness_of
+from ooc_cudnn.functions.target import make_request
+from ooc_cudnn.network.alike import plan_request
+from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.operations.backward_filter import BackwardFilter
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+from tests.network.test_tuning import QUICK, algorithms, inputs, network
+from tests.support.fake_cudnn import FakeEngine
+from tests.support.tuned import KIB, engines_maker
+
+FORWARD = Convolution.of((1, 8, 64, 64), (8, 8, 3, 3), padding=1)
+#: As the layers of volumes have it: the fastest engine re-lays both operands in its workspace.
+FASTEST, SPARING = (
+    Option(1e-3, 512 * KIB, Engine(102), "eng102"),
+    Option(9e-3, 0, Engine(101), "eng101"),
+)
+FIRST = Option(3e-3, 0, Engine(100), "eng100")
+
+
+@pytest.fixture
+def make(monkeypatch, tmp_path):
+    return engines_maker(monkeypatch, tmp_path)
+
+
+def measured(layout, *options):
+    operation = ConvolutionBackwardFilter(replace(FORWARD, layout=layout), "float32")
+    return Measured(operation.work(), options, operation)
+
+
+def planned(device, *tables, limit=2**20):
+    """The plan of a filter gradient on maps that lie channels last, and how slow it is."""
+    device.layouts = lambda dtype: ("channels_first", "channels_last")
+    for each in tables:
+        tables_of(device).add(each)
+    call = BackwardFilter(FORWARD)
+    specs = {
+        name: TensorSpec(
+            operand.shape,
+            placement="device",
+            strides=packed_strides(operand.shape, "channels_last"),
+        )
+        for name, operand in call.operands.items()
+    }
+    net, loss = network()
+    with ooc_cudnn.settings(memory_limit=limit):
+        target = terms_for(None, None, net.training_step(loss)._step, {}).target
+    request = make_request(
+        "dw", call, specs, target.machine, limit, target.layouts, overlap=True,
+        aligned=dict.fromkeys(specs, True),
+    )  # fmt: skip
+    plan = plan_request(request, target)
+    return plan, slowness_of(request, plan, target)
+
+
+def test_with_room_the_fastest_engine_runs(make):
+    device = make(
+        *(FakeEngine(number, 1e-8) for number in (100, 101)), FakeEngine(102, 1e-8, 512 * KIB)
+    )
+    plan, slowness = planned(device, measured("channels_last", FASTEST, SPARING))
+    assert (plan.layout, plan.algorithms) == ("channels_last", ("eng102 (measured)",))
+    assert slowness == 1.0
+
+
+@pytest.mark.parametrize("sparing", [(SPARING,), ()])
+def test_an_order_that_was_not_measured_is_not_preferred(make, sparing):
+    """On an H100, 422 ms were taken where a machine's line said 6, and 6.5 were measured."""
+    engines = FakeEngine(100, 1e-8), FakeEngine(101, 1e-8), FakeEngine(102, 1e-8, 512 * KIB)
+    device = make(*engines, free="tf32/channels_first/backward_filter")
+    plan, _ = planned(device, measured("channels_last", FASTEST, *sparing), limit=400 * KIB)
+    assert plan.layout == "channels_last"
+    assert plan.algorithms == (("eng101 (measured)",) if sparing else ("eng100",))
+
+
+def test_without_room_the_order_that_is_measured_to_be_faster_is_taken(make):
+    """Not the one whose fastest engine would be, and what it takes is said to be."""
+    device = make(
+        *(FakeEngine(number, 1e-8) for number in (100, 101)), FakeEngine(102, 1e-8, 512 * KIB)
+    )
+    tables = measured("channels_last", FASTEST, SPARING), measured("channels_first", FIRST)
+    plan, slowness = planned(device, *tables, limit=400 * KIB)
+    assert (plan.layout, plan.algorithms) == ("channels_first", ("eng100 (measured)",))
+    assert slowness == 1.0
+
+
+def test_without_room_a_plan_takes_as_long_as_its_engine(make):
+    device = make(
+        *(FakeEngine(number, 1e-8) for number in (100, 101)), FakeEngine(102, 1e-8, 512 * KIB)
+    )
+    plan, slowness = planned(device, measured("channels_last", FASTEST, SPARING), limit=200 * KIB)
+    assert plan.algorithms == ("eng101 (measured)",)
+    assert slowness == pytest.approx(9.0, rel=0.01)
+
+
+def test_a_step_is_predicted_by_the_engines_that_it_has_room_for(make, random):
+    make(FakeEngine(100, 3e-5), FakeEngine(101, 1e-5, 400 * KIB))
+    net, loss = network()
+    given, seconds = inputs(random, net), []
+    for limit, number in ((2**20, 101), (256 * KIB, 100)):
+        with ooc_cudnn.settings(memory_limit=limit):
+            step = net.training_step(loss, **QUICK)
+            if number == 101:
+                step.tune(**given)
+            step(**given)
+        assert algorithms(step) == {f"eng{number} (measured)"}
+        seconds.append(step.plan.compute_seconds)
+    assert seconds[1] == pytest.approx(3.0 * seconds[0], rel=0.2)
