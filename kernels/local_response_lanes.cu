@@ -8,10 +8,6 @@
 
 #include "local_response.cuh"
 
-// Packs of a thread forward, all loaded before the first is used.
-constexpr int UNROLL = 2;
-constexpr int LANES = 32;
-
 template <int ELEMENTS, int COUNT>
 constexpr int PACKS_OF = (ELEMENTS + COUNT - 1) / COUNT;
 
@@ -77,7 +73,8 @@ struct Around {
     }
 };
 
-template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT>
+// A thread has UNROLL packs, all loaded before the first is used.
+template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT, int UNROLL>
 __global__ void __launch_bounds__(256) local_response_lanes(
     Lanes<I, 2> g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> share,
     Arithmetic<T> beta, Arithmetic<T> k) {
@@ -111,6 +108,7 @@ __global__ void __launch_bounds__(256) local_response_lanes_backward(
     Lanes<I, 3> g, T *__restrict__ dx, const T *__restrict__ x, const T *__restrict__ dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
+    constexpr int LANES = 32;
     // Lanes at the ends of a warp, whose packs are those of other warps; what is left in between.
     constexpr int LEFT = PACKS_OF<BEHIND, COUNT>, RIGHT = PACKS_OF<BEFORE, COUNT>;
     constexpr int OWN = LANES - LEFT - RIGHT;

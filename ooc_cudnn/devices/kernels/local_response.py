@@ -35,7 +35,9 @@ WIDEST_WINDOW = 17
 BETAS = {0.5: "HALF", 0.75: "THREE_QUARTERS", 1.0: "ONE"}
 
 # Of local_response_lanes.cu.
-LANES, LANES_UNROLL = 32, 2
+LANES = 32  # of a warp
+#: Packs of a thread forward.
+UNROLL = 2
 
 # Of local_response_walk.cu. A thread keeps a window of a few tensors in registers.
 #: Registers of a window of one tensor.
@@ -88,12 +90,14 @@ def _plan_lanes(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
     row_packs = -(-channels // count)
     packs = outer * middle * row_packs
     numbers = (*rows.numbers, row_packs, packs)
+    arguments = [count]
     if len(views) == 2:
-        of_a_block = BLOCK_THREADS * LANES_UNROLL
+        arguments.append(UNROLL)
+        of_a_block = BLOCK_THREADS * UNROLL
     else:
         shared = -(-taps.before // count) + -(-taps.behind // count)  # lanes of two warps
         of_a_block = BLOCK_THREADS // LANES * (LANES - shared)
-    return _launch("local_response_lanes", taps, views, count, packs, of_a_block, numbers)
+    return _launch("local_response_lanes", taps, views, arguments, packs, of_a_block, numbers)
 
 
 def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
@@ -107,7 +111,7 @@ def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
     segments, length = segmented(channels, packs, taps.window)
     blocks = -(-packs // BLOCK_THREADS) * segments
     numbers = (*rows.numbers, row_packs, packs, segments, length, blocks)
-    return _launch("local_response_walk", taps, views, count, blocks, 1, numbers)
+    return _launch("local_response_walk", taps, views, [count], blocks, 1, numbers)
 
 
 def segmented(channels: int, packs: int, window: int) -> tuple[int, int]:
@@ -123,15 +127,21 @@ def segmented(channels: int, packs: int, window: int) -> tuple[int, int]:
 
 
 def _launch(
-    kernel: str, taps: Taps, views: list[DeviceView], count: int, work: int, of_a_block: int,
-    numbers: tuple[int, ...],
+    kernel: str, taps: Taps, views: list[DeviceView], counts: list[int], work: int,
+    of_a_block: int, numbers: tuple[int, ...],
 ) -> Launch:  # fmt: skip
     small = is_small(views, *numbers)
-    types = f"{index_type(small=small)}, {CUDA_TYPES[views[0].dtype]}"
     name = kernel + ("_backward" if len(views) == 3 else "")
+    arguments = (
+        index_type(small=small),
+        CUDA_TYPES[views[0].dtype],
+        *(str(number) for number in (taps.before, taps.behind)),
+        taps.beta,
+        *(str(count) for count in counts),
+    )
     return Launch(
         f"{kernel}.cu",
-        f"{name}<{types}, {taps.before}, {taps.behind}, {taps.beta}, {count}>",
+        f"{name}<{', '.join(arguments)}>",
         grid_of(work, of_a_block),
         geometry(*numbers, small=small),
     )

@@ -52,8 +52,8 @@ INSTANCES = {
         "resample_max_gradient<__half>",
     ],
     "local_response_lanes.cu": [
-        "local_response_lanes<int, float, 2, 2, THREE_QUARTERS, 4>",
-        "local_response_lanes<long long, double, 8, 8, ANY, 1>",
+        "local_response_lanes<int, float, 2, 2, THREE_QUARTERS, 4, 2>",
+        "local_response_lanes<long long, double, 8, 8, ANY, 1, 2>",
         "local_response_lanes_backward<int, float, 2, 2, THREE_QUARTERS, 4>",
         "local_response_lanes_backward<int, __half, 2, 1, HALF, 8>",
         "local_response_lanes_backward<long long, __nv_bfloat16, 8, 8, ONE, 1>",
