@@ -60,7 +60,8 @@ class CudaGraph:
             self._graph = runtime.graphInstantiate(graph)
         finally:
             runtime.graphDestroy(graph)
-        weakref.finalize(self, runtime.graphExecDestroy, self._graph)
+        finalizer = weakref.finalize(self, runtime.graphExecDestroy, self._graph)
+        finalizer.atexit = False  # the process takes it along
 
     def launch(self, *, wait: bool) -> None:
         """Run it on the caller's stream, behind the last run; with `wait` the host waits for it."""
