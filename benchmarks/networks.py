@@ -42,8 +42,11 @@ TOLERANCE = 1e-8
 LOSS_TOLERANCE = 1e-2
 #: How far predicted seconds may be off.
 PREDICTION = 0.1
-#: A step is repeated for so many seconds at most, and three times.
+#: A step is repeated for so many seconds at most, and so many times.
 REPEAT_SECONDS = 30.0
+REPEATS = 10
+#: And run so often before: the library records a step that comes to the same arrays again.
+WARM_UP = 6
 #: A step that takes longer has the one sample that is recorded, too.
 LONG_SECONDS = 5.0
 HOST_RESERVE_BYTES = 8 * 2**30
@@ -261,9 +264,11 @@ def account(report: common.Report, name: str, call: Any, seconds: Timing) -> Non
 
 
 def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
-    """Time what was run before: three times, or as often as there is time for."""
+    """Time what was run before: ten times, or as often as there is time for."""
     samples = [timed(function, synchronize)]
-    while len(samples) < 3 and sum(samples) + samples[-1] < REPEAT_SECONDS:
+    if samples[0] < LONG_SECONDS:
+        samples = [timed(function, synchronize) for _ in range(WARM_UP)][-1:]
+    while len(samples) < REPEATS and sum(samples) + samples[-1] < REPEAT_SECONDS:
         samples.append(timed(function, synchronize))
     return Timing(tuple(samples))
 

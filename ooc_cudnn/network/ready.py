@@ -59,6 +59,10 @@ class Ready:
         self._gradients = gradients_of(step, specs)
         self._results |= self._gradients
         self._changed = changed_by(step)
+        #: Results, those first that are let go of last: memory is lent again like plates of a
+        #: stack, so that each comes back to its tensor, and runs to addresses where others were.
+        of_parameters = {step.base(name) for name in step.gradients.values()}
+        self._last_first = sorted(reversed(self._results), key=of_parameters.__contains__)
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
         self.device_bytes += planned.plan.outside_bytes
@@ -93,9 +97,7 @@ class Ready:
         self, given: Mapping[str, Wrapped], names: Collection[str], making: Making = PLAIN
     ) -> dict[str, Any]:
         """Arrays for the results of these names; what a step changes begins as what is given."""
-        made = {
-            name: self._made(spec, making) for name, spec in self._results.items() if name in names
-        }
+        made = {n: self._made(self._results[n], making) for n in self._last_first if n in names}
         own = [name for name in self._changed if name in names and name not in making.changing]
         for name, array in self._changed_made(own):
             array[...] = given[name].array

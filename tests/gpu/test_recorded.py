@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.pipeline import repeated
 from tests.support.on_device import fetched, on_the_device
@@ -31,10 +32,9 @@ def drawn(seed, place):
         if place == "device":
             found[name] = on_the_device(array, "channels_first")
         else:
-            found[name] = ooc_cudnn.empty(array.shape, array.dtype)
-            if place == "pinned":
-                pointer = found[name].__array_interface__["data"][0]
-                assert get_device("cuda").is_pinned(pointer, array.nbytes)
+            shape = array.shape
+            device = get_device("cuda")
+            found[name] = empty_in(device, "pinned", shape, "float32", "channels_first")
             found[name][...] = array
     return found
 

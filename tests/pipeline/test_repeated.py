@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.pipeline import repeated
 from ooc_cudnn.pipeline.repeated import MOST_RECORDED
@@ -64,7 +65,7 @@ def network():
 
 
 def pinned(shape, seed):
-    array = ooc_cudnn.empty(shape, "float64")
+    array = empty_in(get_device("host"), "pinned", shape, "float64", "channels_first")
     array[...] = np.random.default_rng(seed).standard_normal(shape)
     return array
 
@@ -139,7 +140,7 @@ def test_steps_that_somebody_watches_are_issued(recorder, step):
 
 def test_short_programs_and_those_that_the_host_is_part_of_are_not_recorded(recorder, monkeypatch):
     x = pinned((2, 3, 8, 8), 1)
-    out = ooc_cudnn.empty(x.shape, "float64")
+    out = pinned(x.shape, 2)
     with ooc_cudnn.settings(device="host"):
         for _ in range(5):
             ooc_cudnn.activation_forward(x, out=out)
