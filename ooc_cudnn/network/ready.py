@@ -62,7 +62,9 @@ class Ready:
         #: Results, those first that are let go of last: memory is lent again like plates of a
         #: stack, so that each comes back to its tensor, and runs to addresses where others were.
         of_parameters = {step.base(name) for name in step.gradients.values()}
-        self._last_first = sorted(reversed(self._results), key=of_parameters.__contains__)
+        last_first = tuple(reversed(self._results))
+        self._last_first = [name for name in last_first if name not in of_parameters]
+        self._last_first += [name for name in last_first if name in of_parameters]
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
         self.device_bytes += planned.plan.outside_bytes
