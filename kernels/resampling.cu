@@ -4,6 +4,8 @@
 //     resample_gradient      dx of a sum from dy: gathered over the outputs that see an element
 //     resample_max_gradient  dx of a maximum from y, dy and x, gathered in the same way
 //
+// Where each output is one element of x, as it is, taking_*.cu are faster.
+//
 // A thread makes one element. Places are 64-bit integers, computed as operations/axis_windows.py has
 // them: the host chose by the same arithmetic which part of x is at hand.
 
@@ -36,7 +38,10 @@ struct Run {
     double beyond;      // LINEAR: how far the place is beyond the first element
 };
 
-__device__ inline long long rounded_down(long long a, long long b) { return floor_quotient(a, b); }
+// As floor_quotient, and in 32 bits where the numbers allow it.
+__device__ inline long long rounded_down(long long a, long long b) {
+    return a >= 0 ? quotient(a, b) : -quotient(-a + b - 1, b);
+}
 
 template <int KIND>
 __device__ inline Run run_of(const Axis &axis, long long o) {

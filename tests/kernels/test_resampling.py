@@ -45,7 +45,9 @@ CASES = {
     "pad and crop": padded((1, 4, 7, 5), ((-2, 3), (1, -2))),
     "crop, 3d": padded((1, 2, 5, 4, 6), ((-1, -2), (0, -1), (-3, 0))),
 }
-LAYOUTS = ["first first first first", "last last last last", "first_rows last last_rows first"]
+LAYOUTS = ["first first first first", "last last last last", "first_rows last last_rows first",
+           "last first last first", "last_rows last_rows last last_rows",
+           "images images images images"]  # fmt: skip
 
 
 def pieces(call):

@@ -1,4 +1,4 @@
-"""The runners of resampling.cu, and the choice of their kernels."""
+"""The runners of resampling.cu and taking_*.cu, and the choice of the former's kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ooc_cudnn.devices.kernels import taking
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry, real_type, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
@@ -97,11 +98,17 @@ def resampling(operation: Resampling, call: Call) -> None:
     """Run `Resampling` on (x,). The output must not overlap x."""
     x = check("x", call.inputs[0], operation.input_shape, operation.dtype)
     y = check("y", call.output, operation.output_shape, operation.dtype)
-    parts = [(x, operation.reads)]
+    makes, reads = operation.makes, operation.reads
+
+    def planned() -> Launch | None:
+        if taking.is_taken(operation):
+            return taking.plan(operation, makes, y, x, reads, backward=False)
+        return plan(operation, "resample", makes, y, [(x, reads)])
+
     launch(
         operation,
         (y, x),
-        lambda: plan(operation, "resample", operation.makes, y, parts),
+        planned,
         (real_type(operation.dtype)(operation.value),),
         call.stream,
     )
@@ -115,17 +122,21 @@ def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
     name = "resample_max_gradient" if forward.is_max else "resample_gradient"
     names = tuple(known) if forward.is_max else ("dy",)
     shapes = {"x": forward.input_shape}
+    makes = operation.makes
     parts = [
         (check(own, view, shapes.get(own, forward.output_shape), operation.dtype), known[own])
         for own, view in zip(names, call.inputs, strict=True)
     ]
-    launch(
-        operation,
-        (dx, *(view for view, _ in parts)),
-        lambda: plan(forward, name, operation.makes, dx, parts),
-        (),
-        call.stream,
-    )
+    is_taken = taking.is_taken(forward)
+
+    def planned() -> Launch | None:
+        if is_taken:
+            ((dy, outputs),) = parts
+            return taking.plan(forward, makes, dx, dy, outputs, backward=True)
+        return plan(forward, name, makes, dx, parts)
+
+    scalars = (real_type(operation.dtype)(0),) if is_taken else ()
+    launch(operation, (dx, *(view for view, _ in parts)), planned, scalars, call.stream)
 
 
 RUNNERS: dict[type, Runner] = {Resampling: resampling, ResamplingBackward: resampling_backward}

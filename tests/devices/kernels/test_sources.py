@@ -51,6 +51,19 @@ INSTANCES = {
         "resample_gradient<double, WINDOWS>",
         "resample_max_gradient<__half>",
     ],
+    "taking_lanes.cu": [
+        "take_lanes<int, float, true, 4, 4>",
+        "take_lanes<long long, __half, true, 8, 4>",
+        "take_lanes<int, double, true, 1, 4>",
+        "take_lanes<int, __nv_bfloat16, false, 8, 1>",
+        "take_lanes<long long, float, false, 1, 1>",
+    ],
+    "taking_rows.cu": [
+        "take_rows<int, float, true, 4>",
+        "take_rows<long long, __half, true, 8>",
+        "take_rows<int, __nv_bfloat16, false, 8>",
+        "take_rows<long long, double, false, 2>",
+    ],
     "local_response_lanes.cu": [
         "local_response_lanes<int, float, 2, 2, THREE_QUARTERS, 4, 2>",
         "local_response_lanes<long long, double, 8, 8, ANY, 1, 2>",
