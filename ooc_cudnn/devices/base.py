@@ -151,7 +151,7 @@ class Device(Source, Protocol):
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
         """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""
 
-    def record(self, issue: Callable[[Run], None], *, overlap: bool) -> Recorded | None:
+    def record(self, issue: Callable[[Run], Any], *, overlap: bool) -> Recorded | None:
         """Record the run that `issue` submits the steps of; nothing is run yet.
 
         Returns None where a step cannot be recorded.

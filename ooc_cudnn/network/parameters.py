@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,14 @@ class Parameters(MutableMapping[str, Any]):
     def _check(tensor: Tensor, array: Any) -> None:
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             raise TypeError(f"{tensor.name} must be an array, not {array!r}")
-        shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
+        shape, dtype = tuple(array.shape), _name_of(array.dtype)
         if shape != tensor.shape:
             raise ValueError(f"{tensor.name} must have shape {tensor.shape}, not {shape}")
         if dtype != tensor.dtype:
             raise TypeError(f"{tensor.name} must be {tensor.dtype}, not {dtype}")
+
+
+@lru_cache(256)
+def _name_of(dtype: Hashable) -> str:
+    """The name of any framework's dtype; NumPy takes its time to spell one."""
+    return str(dtype).removeprefix("torch.")

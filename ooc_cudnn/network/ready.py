@@ -125,17 +125,17 @@ class Ready:
         self, own: Mapping[str, Any], given: Mapping[str, Wrapped], made: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Every array that is handed in, as the executor takes it."""
-        taken = dict(given)
-        for name in self._changed:
-            if name in made:
-                taken[name] = wrap(made[name], self.device, name=name, written=True)
         arrays: dict[str, Any] = {**own, **made}
-        for name, each in taken.items():
-            on_device = each.spec.placement == "device"
-            arrays[name] = self._view(name, each.spec, each.pointer) if on_device else each.array
-        for name, spec in self._gradients.items():
-            if name in made:
-                arrays[name] = self._view(name, spec, address_of(made[name]))
+        for name, each in given.items():
+            if name not in made:
+                there = each.spec.placement == "device"
+                arrays[name] = self._view(name, each.spec, each.pointer) if there else each.array
+        for name, array in made.items():
+            spec = self.program.homes[name].spec
+            if spec.placement == "device":
+                if name in self._changed:  # packed, however the given one lies
+                    spec = wrap(array, self.device, name=name, written=True).spec
+                arrays[name] = self._view(name, spec, address_of(array))
         return arrays
 
     def _view(self, name: str, spec: TensorSpec, pointer: int) -> DeviceView:

@@ -118,43 +118,23 @@ class Executor:
             limit_bytes = least + device.arena.array_bytes
         base = self._begins(self._reserve(device, limit_bytes) if block is None else block)
         work = device.arena.at_work(self.program.device_bytes)
-        with interrupts.deferred(), work, self._bound_to(device, arrays, base) as bound:
-            if not (timed or staged or on_piece):
-                self._run_again(device, bound, arrays, base, wait=wait)
-                return None
-            how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
+        how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
+        issue = partial(self._issue, device, arrays, base, timed=timed, on_piece=on_piece)
+        with interrupts.deferred(), work:
+            repeated, where = self._repeated, None
+            if repeated is not None and not (timed or staged or on_piece):
+                where = repeated.addresses(device, arrays, base)
+                recorded = repeated.of(device, where, issue)
+                if recorded is not None:
+                    recorded.launch(wait=wait)
+                    return None
             with running(device, **how) as run:
-                events = self._issue(device, run, bound, timed, on_piece)
+                events = issue(run)
+                may_be_recorded = run.may_be_recorded
                 run.finish(wait=wait or timed)
+            if repeated is not None and where is not None:
+                repeated.ran(where, may_be_recorded=may_be_recorded)
         return self._trace(events) if timed else None
-
-    def _run_again(
-        self,
-        device: Device,
-        bound: BoundSteps,
-        arrays: Mapping[str, Source],
-        base: int,
-        *,
-        wait: bool,
-    ) -> None:
-        """Run every step where nobody watches: by itself, or all as they are recorded."""
-        repeated = self._repeated
-        where = None if repeated is None else repeated.addresses(device, arrays, base)
-
-        def issue(run: Run) -> None:
-            self._issue(device, run, bound, timed=False, on_piece=None)
-
-        if repeated is not None and where is not None:
-            recorded = repeated.of(device, where, issue)
-            if recorded is not None:
-                recorded.launch(wait=wait)
-                return
-        with running(device, overlap=self.program.overlap, staged=False, timed=False) as run:
-            issue(run)
-            may_be_recorded = run.may_be_recorded
-            run.finish(wait=wait)
-        if repeated is not None and where is not None:
-            repeated.ran(where, may_be_recorded=may_be_recorded)
 
     def is_bound(self, addresses: tuple[int, ...]) -> bool:
         """Whether it was launched on operands at these addresses, in the chain's order."""
@@ -195,8 +175,22 @@ class Executor:
     def _issue(
         self,
         device: Device,
+        arrays: Mapping[str, Source],
+        base: int,
         run: Run,
+        *,
+        timed: bool,
+        on_piece: Callable[[int], None] | None,
+    ) -> list[Event | None]:
+        with self._bound_to(device, arrays, base) as bound:
+            return self._issue_bound(device, bound, run, timed=timed, on_piece=on_piece)
+
+    def _issue_bound(
+        self,
+        device: Device,
         bound: BoundSteps,
+        run: Run,
+        *,
         timed: bool,
         on_piece: Callable[[int], None] | None,
     ) -> list[Event | None]:

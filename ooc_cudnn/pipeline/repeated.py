@@ -7,6 +7,7 @@ device goes through recorded ones by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ooc_cudnn.devices.base import Device, Recorded, Run
 from ooc_cudnn.devices.view import DeviceView
@@ -72,9 +73,11 @@ class RepeatedRuns:
         return tuple(found)
 
     def of(
-        self, device: Device, addresses: Addresses, issue: Callable[[Run], None]
+        self, device: Device, addresses: Addresses | None, issue: Callable[[Run], Any]
     ) -> Recorded | None:
         """What was recorded for some addresses, or is now that a run comes to them again."""
+        if addresses is None:
+            return None
         found = self._recorded.pop(addresses, None)
         if found is None and self._seen.get(addresses):
             found = device.record(issue, overlap=self._overlap)

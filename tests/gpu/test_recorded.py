@@ -16,12 +16,16 @@ ROUNDS = 10
 
 
 def network():
+    """Its parameters are on the card: what is in ordinary memory is staged."""
     net = ooc_cudnn.Network(seed=3)
     x = net.input("x", (8, 16, 30, 30), "float32")
     for at in range(6):
         y = net.activation(net.batch_normalization(net.convolution(x, 16, window=3, padding=1)))
         x = net.add(x, y) if at % 2 else y
-    return net, net.mean_squared_error(x, net.input("target", x.shape, "float32"))
+    loss = net.mean_squared_error(x, net.input("target", x.shape, "float32"))
+    for name in net.parameters:
+        net.parameters[name] = on_the_device(net.parameters[name])
+    return net, loss
 
 
 def drawn(seed, place):

@@ -292,7 +292,7 @@ class CudaDevice:
         kind = StagedCudaRun if staged and overlap else CudaRun
         return kind(self, compute, overlap=overlap, timed=timed)
 
-    def record(self, issue: Callable[[Run], None], *, overlap: bool) -> CudaGraph | None:
+    def record(self, issue: Callable[[Run], Any], *, overlap: bool) -> CudaGraph | None:
         """Record a CUDA graph, on streams of its own."""
         self.use()
         streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
