@@ -13,7 +13,8 @@ from ooc_cudnn.devices.engines import Option
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.splittable import ALONE, Splittable
+from ooc_cudnn.operations.launches_on import launches_on
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.operations.wider import channels_of_wider, takes_wider
 from ooc_cudnn.pipeline.program import Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
@@ -206,7 +207,7 @@ def _takes_wider(
 ) -> bool:
     """Whether a call can be computed on some channels of a wider tensor where they lie."""
     made = (
-        chain.launches(chain.whole_piece(sweep), layout=layout, orders=orders, accumulation=ALONE)
+        launches_on(chain, chain.whole_piece(sweep), layout=layout, orders=orders)
         for layout in layouts
         for sweep in range(chain.sweeps)
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.operations.launches_on import launches_on
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
@@ -26,7 +27,7 @@ def seconds_in(order: str, call: Splittable, machine: MachineModel) -> float:
     orders, seconds = dict.fromkeys(call.operands, order), 0.0
     machine = computing_machine(machine, on_host=call.on_host)
     for sweep in range(call.sweeps):
-        launches, _ = call.launches(call.whole_piece(sweep), layout=order, orders=orders)
+        launches, _ = launches_on(call, call.whole_piece(sweep), layout=order, orders=orders)
         seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)
     return seconds
 

@@ -188,6 +188,8 @@ class _Batch(OfImages):
             for phase, found in zip(step.phases, own, strict=True)
             for operand in found
         }
+        #: Calls that add to what the parts before summed.
+        self._adding = [replace(phase.call, beta=1.0) for phase in step.phases]
         self._sort(own)
         self._whole = {
             self._base(name)
@@ -234,7 +236,7 @@ class _Batch(OfImages):
                         "network with such phases cannot go through it some images at a time"
                     )
                 sums = {r for r in phase.call.results if r not in own[at]}
-                adding = replace(phase.call, beta=1.0)
+                adding = self._adding[at]
                 scaled = {r for r in phase.call.results if adding.scaling(r)[1] == 1}
                 if sums and scaled != sums:
                     raise WholeBatchError(
@@ -261,14 +263,16 @@ class _Batch(OfImages):
     def part(self, index: int, images: Range) -> list[Phase]:
         """The phases of part `index`, for a range of images; sums add to the parts before."""
         found = []
-        for phase in (self.step.phases[at] for at in self.each):
+        for at in self.each:
+            phase = self.step.phases[at]
             call = phase.call
             if index and any(phase.binds[r] not in self._batched for r in call.results):
-                call = replace(call, beta=1.0)
+                call = self._adding[at]
             binds = {
                 operand: self._of(name, index, images) if name in self._batched else name
                 for operand, name in phase.binds.items()
             }
             made = PartOf.of_images(call, images)
-            found.append(replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds))
+            name = f"{phase.name} [{index}]"
+            found.append(Phase(name, made, binds, phase.node, phase.is_backward))
         return found

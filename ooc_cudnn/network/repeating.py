@@ -47,11 +47,8 @@ def repeated(step: Step, again: Iterable[Again]) -> Step:
 
 def makers_of(step: Step, name: str) -> tuple[int, ...]:
     """The phases of forward that make a map, one after the other: all that write any of it."""
-    return tuple(
-        at
-        for at, phase in enumerate(step.phases)
-        if not phase.is_backward and name in (step.base(each) for each in phase.writes)
-    )
+    used = step.uses.get(name)
+    return tuple(at for at in used.written if not step.phases[at].is_backward) if used else ()
 
 
 class _Repeating(Remaking):

@@ -159,7 +159,7 @@ class PartOf(Splittable):
         return self.inner.distinct(name, axis, cut)
 
     def region(self, name: str, piece: Piece) -> Region | None:
-        found = self.inner.region(name, self._there(piece))
+        found = self.inner.region(name, self.there(piece))
         if found is None or name not in self._held:
             return found
         return tuple(
@@ -167,8 +167,8 @@ class PartOf(Splittable):
             for (start, stop), (first, _) in zip(found, self._held[name], strict=True)
         )
 
-    def _there(self, piece: Piece) -> Piece:
-        """A piece of this part, as one of the whole call."""
+    def there(self, piece: Piece) -> Piece:
+        """Return a piece of this part, as one of the whole call."""
 
         def shifted(part: Range, by: int) -> Range:
             return part[0] + by, part[1] + by
@@ -181,13 +181,13 @@ class PartOf(Splittable):
         )
 
     def row_key(self, piece: Piece) -> Hashable:
-        return self.inner.row_key(self._there(piece))
+        return self.inner.row_key(self.there(piece))
 
     def launch_key(self, piece: Piece) -> Hashable:
-        return self.inner.launch_key(self._there(piece))
+        return self.inner.launch_key(self.there(piece))
 
     def meets_border(self, piece: Piece) -> bool:
-        return self.inner.meets_border(self._there(piece))
+        return self.inner.meets_border(self.there(piece))
 
     def launches(
         self,
@@ -198,14 +198,14 @@ class PartOf(Splittable):
         accumulation: Accumulation = ALONE,
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
         return self.inner.launches(
-            self._there(piece), layout=layout, orders=orders, accumulation=accumulation
+            self.there(piece), layout=layout, orders=orders, accumulation=accumulation
         )
 
     def patch(self, random: np.random.Generator) -> Piece:
         raise NotImplementedError("parts of a step are not verified by patches")
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        return self.inner.expected(self._there(piece), read)
+        return self.inner.expected(self.there(piece), read)
 
     def rounding(self) -> Rounding:
         return self.inner.rounding()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 
 from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.launches_on import launches_on
 from ooc_cudnn.operations.splittable import Piece, Region
 from ooc_cudnn.pipeline.hazards import Latest, later
 from ooc_cudnn.pipeline.issuing import Issuer
@@ -60,8 +61,8 @@ class TaskSteps:
         for piece, accumulation in pieces(call, plan.split, plan.order):
             key = (call.launch_key(piece), accumulation)
             if key not in made:
-                launches, buffers = call.launches(
-                    piece, layout=plan.layout, orders=orders, accumulation=accumulation
+                launches, buffers = launches_on(
+                    call, piece, layout=plan.layout, orders=orders, accumulation=accumulation
                 )
                 made[key] = launches, self._as_they_lie(buffers)
             cut.append((piece, made[key]))
@@ -85,7 +86,7 @@ class TaskSteps:
             for name, channels in self.task.request.wider
             if name in buffers and name not in self.rings
         }
-        return {**buffers, **wider} if wider else buffers
+        return {**buffers, **wider}
 
     # Within the task ----------------------------------------------------------------------------
 

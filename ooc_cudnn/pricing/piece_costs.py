@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.launches_on import launches_on
 from ooc_cudnn.operations.splittable import Accumulation, Piece
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ITEM_BYTES
@@ -67,8 +68,10 @@ class PieceCosts:
     def launches(
         self, piece: Piece, place: Accumulation
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """What a piece launches, and its buffers: made anew, as only those of a plan are needed."""
-        return self.call.launches(piece, layout=self.layout, orders=self.orders, accumulation=place)
+        """What a piece launches, and its buffers."""
+        return launches_on(
+            self.call, piece, layout=self.layout, orders=self.orders, accumulation=place
+        )
 
     def _count(self, piece: Piece, place: Accumulation) -> PieceCost:
         launches, buffers = self.launches(piece, place)
