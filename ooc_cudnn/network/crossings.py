@@ -38,22 +38,25 @@ def crossing(
     on_device : collection of str
         Tensors that lie there in any case.
     """
-    bytes_in = bytes_out = 0
+    sizes_in, sizes_out = list[int](), list[int]()
     for base, found in stays.items():
-        nbytes = 0 if base in on_device else step.tensors[base].nbytes
-        bytes_in += nbytes * sum(stay.fetched for stay in found)
-        bytes_out += nbytes * sum(stay.leaves is not None for stay in found)
+        if base not in on_device:
+            nbytes = step.tensors[base].nbytes
+            sizes_in += [nbytes for stay in found if stay.fetched]
+            sizes_out += [nbytes for stay in found if stay.leaves is not None]
     for at, phase in enumerate(step.phases):
-        for name in {*phase.reads, *phase.writes}:
-            base = step.base(name)
-            if base in on_device or any(s.first <= at <= s.last for s in stays.get(base, ())):
-                continue
-            bytes_in += step.tensors[name].nbytes * (name in phase.reads)
-            bytes_out += step.tensors[name].nbytes * (name in phase.writes)
-    link = machine.transfer
+        if phase.call.on_host:
+            continue
+        for names, sizes in ((set(phase.reads), sizes_in), (set(phase.writes), sizes_out)):
+            for name in names:
+                base = step.base(name)
+                if base in on_device or any(s.first <= at <= s.last for s in stays.get(base, ())):
+                    continue
+                sizes.append(step.tensors[name].nbytes)
+    copy_seconds = machine.transfer.copy_seconds
     return (
-        link.copy_seconds("copy_in", "pinned", bytes_in),
-        link.copy_seconds("copy_out", "pinned", bytes_out),
+        copy_seconds("copy_in", "pinned", sum(sizes_in), len(sizes_in)),
+        copy_seconds("copy_out", "pinned", sum(sizes_out), len(sizes_out)),
     )
 
 

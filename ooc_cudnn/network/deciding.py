@@ -94,6 +94,8 @@ class Deciding:
         """The first decision whose tensors fit, by halving; the last one if none does."""
         room_bytes = self.terms.target.room_bytes
         low, high = 0, len(self.decisions) - 1
+        if most_held(*self._as_decided(high)) > room_bytes:
+            return high
         middle = 0  # where all fits, nothing else is looked at
         while low < high:
             if most_held(*self._as_decided(middle)) <= room_bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from ooc_cudnn.errors import HostOutOfMemoryError
@@ -12,6 +12,13 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.residency import Residency
+
+#: A plan that takes no more than so many times the fastest before either has time to copy may be
+#: the fastest then.
+WORTH_TIME = 1.05
+#: Work is counted in phases of plans, never in time. So much is worth each second that a faster
+#: plan may save, for a step is run often; and so much is enough for any step.
+WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
 
 
 class PlannedStep(NamedTuple):
@@ -36,18 +43,32 @@ class Fastest:
         The fastest of each policy.
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
-    least_as_made : float
-        Seconds of the fastest before any had time to copy.
+    near : list
+        Plans that took little longer than the fastest of their time, and had no time to copy yet.
+    work : int
+        Phases of all plans so far.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, step: Step | None = None) -> None:
         self.room, self._terms = terms.host, terms
         self._seconds_of = priced(terms.target.machine)
+        self._computing = sum(map(self._seconds_of, step.phases if step else ()))
         self.best: PlannedStep | None = None
         self.by_policy = dict[str, PlannedStep]()
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
-        self.least_as_made = float("inf")
+        self.near = list[PlannedStep]()
+        self.work = 0
+
+    def is_enough(self) -> bool:
+        """Whether planning took as much work as a faster plan may be worth.
+
+        That is what the fastest so far waits, or computes longer than in one piece.
+        """
+        if self.best is None:
+            return False
+        saved = max(self.best.plan.seconds - self._computing, 0.0)
+        return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
 
     def may_be(self, step: Step, stays: Residency | None = None) -> bool:
         """Whether a step may be the fastest, where its tensors are there for these stays.
@@ -56,11 +77,14 @@ class Fastest:
         """
         if self.best is None:
             return True
-        least, most = sum(map(self._seconds_of, step.phases)), self.best.plan.seconds
-        if stays is None or least >= most:
-            return least < most
-        on_device = {base for base, spec in self._terms.given.items() if spec.placement == "device"}
-        return max(crossing(step, stays, self._terms.target.machine, on_device)) < most
+        machine, most = self._terms.target.machine, self.best.plan.seconds
+        if sum(map(self._seconds_of, step.phases)) >= most:
+            return False
+        if stays is None:
+            return True
+        given = self._terms.given.items()
+        on_device = {base for base, spec in given if spec.placement == "device"}
+        return max(crossing(step, stays, machine, on_device)) < most
 
     def fits(self, plan: NetworkPlan) -> bool:
         """Whether host memory has room for what a plan keeps there."""
@@ -70,6 +94,7 @@ class Fastest:
         """Keep a plan if it is the fastest so far; return whether it is."""
         if made is None:
             return False
+        self.work += len(made.step.phases)
         if not self.fits(made.plan):
             if self.least is None or made.plan.host_bytes < self.least.host_bytes:
                 self.least = made.plan
@@ -77,10 +102,21 @@ class Fastest:
         policy, seconds = made.plan.policy, made.plan.seconds
         if policy not in self.by_policy or seconds < self.by_policy[policy].plan.seconds:
             self.by_policy[policy] = made
+        if self.is_near(made, WORTH_TIME):
+            self.near.append(made)
         if self.best is not None and seconds >= self.best.plan.seconds:
             return False
         self.best = made
         return True
+
+    def compare(self, plans: Iterable[PlannedStep]) -> bool:
+        """Take plans while that is worth the work; return whether one was the fastest then."""
+        found = False
+        for made in () if self.is_enough() else plans:
+            found = self.take(made) or found
+            if self.is_enough():
+                break
+        return found
 
     def is_near(self, made: PlannedStep | None, times: float) -> bool:
         """Whether there is such a plan, and it takes at most so many times the fastest."""

@@ -21,7 +21,8 @@ from ooc_cudnn.network.searching import search
 #: take beside tensors what is left to them: they may do with less.
 WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
 #: Bytes of results that stay to the end, for they leave in turn: behind a map, which takes long.
-LITTLE = 2**16
+#: No more than such a share of the room, for there are many.
+LITTLE, LITTLE_OF_ROOM = 2**16, 2**-12
 #: Of the room, the most that is left to a phase's pieces: more would only make them larger.
 MOST_FOR_PIECES = 0.25
 
@@ -44,12 +45,15 @@ class MadeAgain(NamedTuple):
         Of maps that do, the phase by which they have left.
     seconds : float
         That they take.
+    events : frozenset of Again
+        What was searched for: begin with it.
     """
 
     again: tuple[Again, ...]
     back: tuple[Back, ...]
     left: Mapping[str, int]
     seconds: float
+    events: frozenset[Again] = frozenset()
 
     @classmethod
     def of(cls, makings: Makings, phases: Sequence[int] = ()) -> Self:
@@ -61,7 +65,8 @@ class MadeAgain(NamedTuple):
                 Again(phases[each.before], each.name.split(" [")[0], each.is_made) for each in again
             )
         back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
-        return cls(again, tuple(back), makings.left, makings.seconds)
+        found = frozenset(makings.events)
+        return cls(again, tuple(back), makings.left, makings.seconds, found)
 
 
 class Back(NamedTuple):
@@ -73,7 +78,12 @@ class Back(NamedTuple):
 
 
 def made_again(
-    step: Step, terms: Terms, micro_batches: int, *, copied: Collection[str] = INPUTS
+    step: Step,
+    terms: Terms,
+    micro_batches: int,
+    *,
+    copied: Collection[str] = INPUTS,
+    before: frozenset[Again] = frozenset(),
 ) -> Iterator[MadeAgain]:
     """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
 
@@ -83,6 +93,8 @@ def made_again(
         As it is planned, nothing made again.
     copied : collection of str
         Kinds of tensors that may leave and come back; of micro-batches only inputs.
+    before : frozenset of Again
+        The events to begin with, those of a plan in which less may be copied.
     """
     machine, room = terms.target.machine, terms.target.room_bytes
     always = {base for base, spec in terms.given.items() if spec.placement == "device"}
@@ -99,7 +111,7 @@ def made_again(
         return
     working = working_bytes(part, kept(part, part.uses), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
-    before, hopeless = frozenset[Again](), -1.0
+    hopeless = -1.0
     for share, left in WAYS:
         if left == hopeless:
             continue  # it did not fit in more
@@ -120,8 +132,9 @@ def made_again(
             hopeless = left
 
 
-def coming_back(step: Step, rewritten: Step, made: MadeAgain) -> Residency:
+def coming_back(step: Step, rewritten: Step, made: MadeAgain, room_bytes: int) -> Residency:
     """Where tensors are in the step as it is rewritten: all is kept, but for what comes back."""
+    little = min(LITTLE, LITTLE_OF_ROOM * room_bytes)
     put_in = [0] * len(step.phases)
     for each in made.again:
         put_in[each.before] += len(makers_of(step, each.name)) * each.is_made
@@ -130,7 +143,7 @@ def coming_back(step: Step, rewritten: Step, made: MadeAgain) -> Residency:
     uses = rewritten.uses
     stays = dict(kept(rewritten, uses))
     for name, (stay,) in stays.items() if made.back else ():
-        if stay.leaves is not None and rewritten.tensors[name].nbytes <= LITTLE:
+        if stay.leaves is not None and rewritten.tensors[name].nbytes <= little:
             stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)
     for name in dict.fromkeys(each.name for each in made.back):
         (stay,), used = stays[name], uses[name]

@@ -272,6 +272,10 @@ class Makings:
         """Whether some version of a tensor lives in a slot."""
         return any(first <= slot <= last for first, last in self.versions[name])
 
+    def held_through(self, slot: int) -> list[str]:
+        """Tensors of which a version lives before a slot and after it."""
+        return self._lives.through(slot)
+
     # What it takes ------------------------------------------------------------------------------
 
     @property
@@ -322,7 +326,8 @@ class _Lives:
     """The versions of tensors, as arrays: a row for each tensor, as long as the most versions."""
 
     def __init__(self, nbytes: Sequence[tuple[str, int]]) -> None:
-        self._rows = {name: row for row, (name, _) in enumerate(nbytes)}
+        self._names = [name for name, _ in nbytes]
+        self._rows = {name: row for row, name in enumerate(self._names)}
         self._nbytes = np.array([each for _, each in nbytes], np.int64)
         self._first, self._last = np.zeros((2, len(nbytes), 1), np.int64)
         self._counts = np.zeros(len(nbytes), np.int64)
@@ -335,6 +340,12 @@ class _Lives:
             self._first, self._last = np.pad(self._first, wider), np.pad(self._last, wider)
         self._first[row, :count], self._last[row, :count] = zip(*versions, strict=True)
         self._counts[row] = count
+
+    def through(self, slot: int) -> list[str]:
+        """Tensors of which a version begins before a slot and ends after it."""
+        there = np.arange(self._first.shape[1]) < self._counts[:, None]
+        met = there & (self._first < slot) & (slot < self._last)
+        return [self._names[row] for row in np.flatnonzero(met.any(axis=1))]
 
     def all(self) -> tuple[Any, Any, Any]:
         """The first slot, the last slot and the bytes of every version."""

@@ -30,7 +30,7 @@ from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.least_copies import least_copied
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
-from ooc_cudnn.network.residency import GIVEN, Residency, results_of
+from ooc_cudnn.network.residency import GIVEN, Residency, Stay, results_of
 from ooc_cudnn.network.spilling import spilled
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
@@ -129,28 +129,45 @@ def place_step(
         stays = least_copied(step, stays, _Placing(name, step, stays, terms).working(), room)
         stays = {base: found for base, found in stays.items() if found}
     while is_worth(step, stays):
-        worst = _overflow(step, stays, share * room)
+        worst, before = _overflow(step, stays, share * room), stays
+        short: Sequence[int] = [] if worst is None else [worst]
         if worst is None:
             try:
-                return _Placing(name, step, stays, terms, reserved).placed()
+                return _Placing(name, step, stays, terms, reserved).placed(find_all=spill)
             except _TooLittleError as error:
-                worst = error.phase
+                short = error.phases
         if not may_stream:
             return None
-        fewer = (
-            spilled(step, uses, results, stays, worst)
-            if spill
-            else _without_largest(step, stays, worst)
-        )
-        if fewer is None:
-            least, setting = _least(name, step, terms)
-            raise PlanInfeasibleError(
-                function=f"{name}: {setting or step.phases[worst].name}",
-                limit_bytes=terms.target.limit_bytes,
-                smallest_bytes=least,
+        for phase in short:
+            if _is_relieved(before, stays, phase):
+                continue
+            fewer = (
+                spilled(step, uses, results, stays, phase)
+                if spill
+                else _without_largest(step, stays, phase)
             )
-        stays = fewer
+            if fewer is None:
+                least, setting = _least(name, step, terms)
+                raise PlanInfeasibleError(
+                    function=f"{name}: {setting or step.phases[phase].name}",
+                    limit_bytes=terms.target.limit_bytes,
+                    smallest_bytes=least,
+                )
+            stays = fewer
     return None
+
+
+def _is_relieved(before: Residency, stays: Residency, phase: int) -> bool:
+    """Whether something that was on the device in a phase is there no more."""
+    return any(
+        _is_there(found, phase) and not _is_there(stays.get(base, ()), phase)
+        for base, found in before.items()
+        if stays.get(base) is not found
+    )
+
+
+def _is_there(stays: Iterable[Stay], phase: int) -> bool:
+    return any(stay.first <= phase <= stay.last for stay in stays)
 
 
 def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | None:
@@ -171,6 +188,13 @@ def most_held(step: Step, stays: Residency) -> int:
     """The most bytes that tensors hold in one phase, without what its task takes."""
     extents = [extent for _, _, extent in _extents(step, stays)]
     return int(held_bytes(extents, len(step.phases)).max())
+
+
+def most_touched(step: Step, terms: Terms) -> int:
+    """The most bytes of tensors that one phase touches, but for those that are on the device."""
+    there = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    touched = ({step.base(name) for name in phase.binds.values()} for phase in step.phases)
+    return max(sum(aligned(step.tensors[base].nbytes) for base in each - there) for each in touched)
 
 
 def working_bytes(step: Step, stays: Residency, terms: Terms) -> np.ndarray[Any, Any]:
@@ -211,11 +235,11 @@ def least_bytes(step: Step, terms: Terms, phases: Sequence[Phase] = ()) -> list[
 
 
 class _TooLittleError(Exception):
-    """A phase has too little memory to work in."""
+    """Phases have too little memory to work in."""
 
-    def __init__(self, phase: int) -> None:
-        super().__init__(phase)
-        self.phase = phase
+    def __init__(self, *phases: int) -> None:
+        super().__init__(*phases)
+        self.phases = phases
 
 
 class _Placing:
@@ -246,8 +270,14 @@ class _Placing:
                 if stay.leaves is not None:
                     self._starting[COPY_OUT].setdefault(stay.leaves, []).append((base, index))
 
-    def placed(self) -> Placed:
-        """Place everything, plan every task."""
+    def placed(self, *, find_all: bool = False) -> Placed:
+        """Place everything, plan every task.
+
+        Raises
+        ------
+        _TooLittleError
+            With the first phase that has too little memory; with all of them to `find_all`.
+        """
         extents = _extents(self.step, self.stays)
         offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
         if peak > self.room:
@@ -260,6 +290,7 @@ class _Placing:
         items: list[Item] = []
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
+        short = list[int]()
         for at, phase in enumerate(self.step.phases):
             if at == turn:
                 pause = len(items)
@@ -267,7 +298,13 @@ class _Placing:
             if phase.call.on_host:
                 items += self._on_host(phase, at)
             else:
-                task = self._task(phase, at)
+                try:
+                    task = self._task(phase, at)
+                except _TooLittleError:
+                    if not find_all:
+                        raise
+                    short.append(at)
+                    continue
                 top = max(top, task.offset + task.plan.device_bytes)
                 items.append(task)
             # What the phase made leaves beside the next one: that is not waited for.
@@ -275,6 +312,8 @@ class _Placing:
                 items.append(Synchronisation())
             items += self._moves(at, COPY_OUT)
         overlap = self.terms.target.overlap
+        if short:
+            raise _TooLittleError(*short)
         program = Program(
             self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
         )

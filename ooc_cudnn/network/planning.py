@@ -17,7 +17,7 @@ from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.deciding import Deciding
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.fastest import WORTH_TIME, Fastest, PlannedStep
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
@@ -27,7 +27,7 @@ from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_ba
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, most_held, place_step
+from ooc_cudnn.network.placing import Terms, most_held, most_touched, place_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
@@ -69,7 +69,7 @@ LARGE_PHASE = 0.25
 #: With slabs the share of the bytes that can be remade of which the rest leaves, and as a share of
 #: memory what is made anew for each reader.
 SHARE_OF_SLABS, LARGE_OF_SLABS = 0.75, 1 / 32
-#: How often stays of slabs are tried, with one tensor less each time.
+#: How often stays of slabs are tried, with fewer tensors on the device each time.
 MOST_TRIES = 100
 #: A plan that takes so many times its computing is compared with those that go down the rows.
 WAITING = 1.25
@@ -77,13 +77,12 @@ WAITING = 1.25
 WAITING_MOSTLY = 2.0
 #: Where it takes less than so many times, all other policies are slower.
 WAITING_A_LITTLE = 1.05
-#: A plan that takes no more than so many times the fastest before either has time to copy may be
-#: the fastest then.
-WORTH_TIME = 1.05
 #: Of the memory that is free, what copies may have longer; addresses may want the rest.
 FOR_COPIES = (1.0, 0.0)
 #: Micro-batches that are tried: the next number is worth it while it may be faster.
 MICRO_BATCHES = sorted({count << doubled for count in (2, 3) for doubled in range(8)})
+#: Where so many numbers in turn make no plan faster, more of them hardly will.
+MOST_IN_VAIN = 2
 
 
 @no_garbage_collection()
@@ -121,38 +120,33 @@ def plan_step(
         return plan_mo_sos(name, step, terms, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
-    fastest = Fastest(terms)
+    fastest, in_vain = Fastest(terms, step), 0
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     for parts in _counts(step, micro_batches, terms):
-        if not fastest.may_be(micro_batched(step, parts)):
+        taken = _rewritten(step, frozenset(), parts, 1)
+        if not fastest.may_be(taken):
             break  # nor may more micro-batches, which compute longer still
-        for made in _in_parts(name, step, terms, policy, parts, fastest):
-            fastest.take(made)
-            if policy == "best":
-                _in_time(name, made, terms, fastest)
+        if policy == "best" and most_touched(taken, terms) > terms.target.room_bytes:
+            continue  # no policy has what a phase touches there
+        is_faster = fastest.compare(_in_parts(name, step, terms, policy, parts, fastest))
+        in_vain = 0 if fastest.best is None or is_faster else in_vain + 1
+        if in_vain == MOST_IN_VAIN:
+            break
+    if policy == "best":
+        _in_time(name, terms, fastest)
     for way in WAYS if policy == "best" else ():
         if fastest.best is None or _waits(fastest.best.plan):
-            for made in way(name, step, terms, micro_batches, fastest):
-                fastest.take(made)
-                _in_time(name, made, terms, fastest)
+            fastest.compare(way(name, step, terms, micro_batches, fastest))
     waits = fastest.best is None or _waits(fastest.best.plan, WAITING_A_LITTLE)
     rest: tuple[str, ...] = (policy,) if fastest.best is None else ()
     if policy == "best":
         rest = (*BEST_OF, *VDNN) if waits else VDNN
-    for each in rest:  # what is too large is streamed, call by call
+    for each in rest:
         taken = _as_taken(given, each) if each in VDNN else step
-        deciding = Deciding(taken, terms, each, micro_batches or 1)
-        for share in SHARES_HELD:
-            try:
-                streamed = deciding.planned(name, fastest, share=share)
-            except PlanInfeasibleError:
-                if fastest.best is None and fastest.least is None:
-                    raise
-                continue
-            fastest.take(streamed)
-            if not fastest.is_near(streamed, WORTH_LESS):
-                break
+        fastest.compare(_streamed(name, taken, terms, each, micro_batches or 1, fastest))
+    if policy == "best":
+        _in_time(name, terms, fastest)
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
@@ -169,6 +163,24 @@ def _in_parts(
             taken = _rewritten(step, frozenset(), 1, 1)
             ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
             yield from _searched(name, taken, terms, parts, fastest, ways)
+
+
+def _streamed(
+    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans by a policy in which what is too large is streamed, call by call."""
+    deciding = Deciding(step, terms, policy, parts)
+    for share in SHARES_HELD:
+        try:
+            made = deciding.planned(name, fastest, share=share)
+        except PlanInfeasibleError:
+            if fastest.best is None and fastest.least is None:
+                raise
+            continue
+        if made is not None:
+            yield made
+        if not fastest.is_near(made, WORTH_LESS):
+            break
 
 
 def bounded(
@@ -261,41 +273,53 @@ def _searched(
 
     Each way says which kinds of tensors may be copied; of each the first that has room.
     """
-    least = float("inf")
+    least, before = float("inf"), frozenset[Again]()
     for copied in ways:
-        for made in made_again(step, terms, parts, copied=copied):
+        for made in made_again(step, terms, parts, copied=copied, before=before):
             if made.seconds >= least:
                 break
             rewritten = _repeated(step, made.again, parts)
-            stays = coming_back(step, rewritten, made)
+            stays = coming_back(step, rewritten, made, terms.target.room_bytes)
             if not fastest.may_be(rewritten, stays):
                 break
-            placed = place_step(name, rewritten, stays, terms, may_stream=False)
+            placed = place_step(
+                name, rewritten, stays, terms, may_stream=False, is_worth=fastest.may_be
+            )
             if placed is not None:
                 how = How(parts, again=made.again)
                 figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
                 yield PlannedStep(figures, rewritten, placed)
-                least = min(least, made.seconds)
+                least, before = min(least, made.seconds), made.events
                 break
 
 
-def _in_time(name: str, made: PlannedStep, terms: Terms, fastest: Fastest) -> None:
-    """Take the same plan with time to copy, where it is the fastest then.
+def _in_time(name: str, terms: Terms, fastest: Fastest) -> None:
+    """Take plans near the fastest with time to copy, the fastest first."""
+    near, fastest.near = sorted(fastest.near, key=lambda each: each.plan.seconds), []
+    near = [made for made in near if fastest.is_near(made, WORTH_TIME)]
+    ways = [iter(_with_time(name, made, terms, fastest)) for made in near]
+    plans = (made for turn in zip_longest(*ways) for made in turn if made is not None)
+    fastest.take(next(plans, None))  # it is worth that, whatever was compared before
+    fastest.compare(plans)
+    fastest.near = []
 
-    And with inputs that first readers stream.
+
+def _with_time(
+    name: str, made: PlannedStep, terms: Terms, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """The same plan with time to copy, where it may be the fastest then.
+
+    First with inputs that first readers stream, then without.
     """
     plan, step, placed = made
-    if not fastest.fits(plan):
-        return
-    fastest.least_as_made = min(fastest.least_as_made, plan.seconds)
-    most = np.inf if fastest.best is None else fastest.best.plan.seconds
-    if plan.seconds > WORTH_TIME * fastest.least_as_made or plan.compute_seconds >= most:
+    assert fastest.best is not None
+    if plan.compute_seconds >= fastest.best.plan.seconds:
         return
     tasks = [item for item in placed.program.items if isinstance(item, Task)]
     room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
     seconds = [task.seconds for task in plan.tasks]
     there = {base for base, spec in terms.given.items() if spec.placement == "device"}
-    for stays in (placed.residency, *streamed_first(step, placed.residency)):
+    for stays in (*streamed_first(step, placed.residency), placed.residency):
         for share in FOR_COPIES:  # addresses may want more
             each = with_time_to_copy(
                 step, stays, terms.target.machine, seconds, share * room, there
@@ -305,7 +329,7 @@ def _in_time(name: str, made: PlannedStep, terms: Terms, fastest: Fastest) -> No
             again = place_step(name, step, each, terms, may_stream=False, is_worth=fastest.may_be)
             if again is not None:
                 figures = predicted(name, plan.policy, step, again, plan, terms)
-                fastest.take(PlannedStep(figures, step, again))
+                yield PlannedStep(figures, step, again)
                 break
 
 

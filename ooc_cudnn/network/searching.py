@@ -120,8 +120,8 @@ class _Search:
         """What is held in a slot and not touched there, and had again for its next reader."""
         found, slot = list[_Candidate](), int(slots[at])
         among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
-        for name, versions in self.of.versions.items():
-            if name not in self.of.items or not any(v.first < slot < v.last for v in versions):
+        for name in self.of.held_through(slot):
+            if name not in self.of.items:
                 continue
             accesses = [each for each, _ in self.of.accesses[name]]
             next_one = bisect_left(accesses, slot)

@@ -8,7 +8,7 @@ import ooc_cudnn
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.bound import priced
-from ooc_cudnn.network.fastest import Fastest
+from ooc_cudnn.network.fastest import MOST_WORK, WORK_A_SECOND, Fastest
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
@@ -50,3 +50,17 @@ def test_policies_that_come_to_the_same_are_placed_once(step):
         assert planning._planned("step", taken, terms(), policy, 1, fastest) is None
         alone = planning._planned("step", taken, terms(), policy, 1, Fastest(terms()))
         assert alone.plan.stays == kept.plan.stays
+
+
+def test_comparing_ends_where_a_faster_plan_saves_little(step):
+    """By work for what could be saved, and by work alone."""
+    made = planning.plan_step("step", step, terms(), policy="keep", micro_batches=1)
+    computing, phases = sum(map(priced(shipped("h200")), step.phases)), len(made.step.phases)
+    enough = -(-MOST_WORK // phases)
+    for saved, most in ((0.0, 1), (2.5 * phases / WORK_A_SECOND, 3), (1e9, enough)):
+        fastest = Fastest(terms(), step)
+        slower = made._replace(plan=planning.replace(made.plan, seconds=computing + saved))
+        assert not fastest.is_enough()
+        assert fastest.compare(slower for _ in range(MOST_WORK))
+        assert fastest.work == most * phases
+        assert not fastest.compare([slower])

@@ -106,7 +106,7 @@ def test_what_leaves_is_back_for_its_readers():
             makings.change(remove=unread)
         made = MadeAgain.of(makings)
         rewritten = repeated(step, made.again)
-        stays = coming_back(step, rewritten, made)
+        stays = coming_back(step, rewritten, made, int(full / 2))
         check_stays(rewritten, stays)
         left += sum(step.tensors[each.name].kind == "map" for each in made.back)
         # what is little stays longer than is counted; copies that begin at once count twice
@@ -124,7 +124,7 @@ def test_what_it_makes_again_fits():
         made, again = (next(made_again(step, under(room), 1)) for _ in range(2))
         assert made == again
         rewritten = repeated(step, made.again)
-        assert most_held(rewritten, coming_back(step, rewritten, made)) <= room
+        assert most_held(rewritten, coming_back(step, rewritten, made, room)) <= room
         takes = sum(map(seconds, rewritten.phases))
         assert takes > before
         before = takes
