@@ -17,9 +17,12 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
@@ -118,6 +121,27 @@ class Drawn:
         except PlanInfeasibleError:
             if policy in ("best", "keep"):  # these stream what does not fit
                 raise
+        yield limit + full, "recorded"
+        self._check_recorded(limit + full)
+
+    def _check_recorded(self, limit):
+        """Run a step until it comes to the same addresses again, and compare it each time."""
+        device = get_device(current().device)
+        for arrays in (self.net.parameters, self.inputs):
+            for name, array in arrays.items():
+                if ooc_cudnn.placement(array) == "device":
+                    continue
+                if array.dtype == "float64":
+                    arrays[name] = on_the_device(array)
+                else:
+                    pinned = allocate(device, array.nbytes, None)
+                    arrays[name] = pinned.view(array.dtype).reshape(array.shape)
+                    arrays[name][...] = array
+        step = self.net.training_step(self.loss, memory_limit=limit, policy="best")
+        for _ in range(6):
+            for name, array in self.running.items():
+                self.net.running[name] = array.copy()
+            compare(self, step, step(**self.inputs))
 
     def _check_places(self, there, limit, policy):
         """Run a step twice, the second with gradients of the first beside; say where they are."""
