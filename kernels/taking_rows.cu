@@ -9,8 +9,6 @@
 
 #include "taking.cuh"
 
-constexpr int PACKS = 4;  // of a thread
-
 // An element of the source, or the sum of those in a box.
 template <bool TAKES_ONE, typename T, typename I>
 __device__ inline T taken_element(
@@ -29,7 +27,8 @@ __device__ inline T taken_element(
     }
 }
 
-template <typename I, typename T, bool TAKES_ONE, int COUNT>
+// A thread has up to PACKS packs of a row, one after the other.
+template <typename I, typename T, bool TAKES_ONE, int COUNT, int PACKS>
 __global__ void __launch_bounds__(256) take_rows(
     Taking<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
     const T nothing = narrow<T>(empty);

@@ -209,17 +209,17 @@ def test_kernels_that_are_chosen():
     )
     assert planned(crop, "last") == "take_lanes<int, float, true, 4, 4>"
     assert planned(crop, "first") == planned(crop, "first", backward=True)
-    assert planned(crop, "first") == "take_rows<int, float, true, 4>"
+    assert planned(crop, "first") == "take_rows<int, float, true, 4, 4>"
     large = cropped((40, 64, 1136, 1136), 88, 392, dtype="float16")
     assert planned(large, "last") == "take_lanes<long long, __half, true, 8, 4>"
     odd = padded((8, 3, 224, 224), 1, dtype="bfloat16")
-    assert planned(odd, "last") == "take_rows<int, __nv_bfloat16, true, 8>"
+    assert planned(odd, "last") == "take_rows<int, __nv_bfloat16, true, 8, 4>"
     double = interpolation((4, 64, 128, 128), scale_factor=2, dtype="float64")
     assert planned(double, "last") == "take_lanes<int, double, true, 2, 4>"
     assert planned(double, "last", backward=True) == "take_lanes<int, double, false, 2, 1>"
     # source on a narrow boundary, or channels that leave gaps
     assert planned(crop, "last", pointer=4104) == "take_lanes<int, float, true, 2, 4>"
-    assert planned(crop, "last", pointer=4100) == "take_rows<int, float, true, 4>"
+    assert planned(crop, "last", pointer=4100) == "take_rows<int, float, true, 4, 4>"
     three = cropped((2, 3, 30, 30), 2, 20)
     assert planned(three, "last", channels=7) == "take_lanes<int, float, true, 1, 4>"
 

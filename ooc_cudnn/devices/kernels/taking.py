@@ -26,7 +26,7 @@ from ooc_cudnn.operations.resampling import Ranges, Resampling
 
 #: Packs of a thread of `take_lanes`: those of copies are all loaded before the first is stored.
 UNROLL, UNROLL_SUMS = 4, 1
-#: `PACKS` of taking_rows.cu.
+#: Packs of a thread of `take_rows`.
 ROW_PACKS = 4
 #: Packs of channels of fewer bytes are slower than rows that are put together.
 FEWEST_LANE_BYTES = 8
@@ -113,13 +113,12 @@ def plan(
     widest = WIDEST_ACCESS_BYTES // result.item_bytes
     count = _lane_pack(made, read, result, source, widest)
     if _has_rows(made) and (count == 1 or count * result.item_bytes < FEWEST_LANE_BYTES):
-        name, counts, packs_each = "rows", [widest], ROW_PACKS
+        name, count, packs_each = "rows", widest, ROW_PACKS
         # Where some row begins within a pack, it is one more.
         aligned = aligned_pack(result, made, 5 if made.sizes[5] > 1 else 4, widest) == widest
         row_packs = -(-(made.sizes[4] * made.sizes[5] + (0 if aligned else widest - 1)) // widest)
     else:
-        packs_each = UNROLL if takes_one else UNROLL_SUMS
-        name, counts = "lanes", [count, packs_each]
+        name, packs_each = "lanes", UNROLL if takes_one else UNROLL_SUMS
         row_packs = made.sizes[4] * -(-made.sizes[5] // count)
     rows = math.prod(made.sizes[:4])
     blocks = block_over(rows, row_packs, packs_each)
@@ -140,7 +139,8 @@ def plan(
         index_type(small=small),
         CUDA_TYPES[forward.dtype],
         boolean(takes_one),
-        *map(str, counts),
+        str(count),
+        str(packs_each),
     )
     return Launch(
         f"taking_{name}.cu",

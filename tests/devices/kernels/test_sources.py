@@ -59,10 +59,10 @@ INSTANCES = {
         "take_lanes<long long, float, false, 1, 1>",
     ],
     "taking_rows.cu": [
-        "take_rows<int, float, true, 4>",
-        "take_rows<long long, __half, true, 8>",
-        "take_rows<int, __nv_bfloat16, false, 8>",
-        "take_rows<long long, double, false, 2>",
+        "take_rows<int, float, true, 4, 4>",
+        "take_rows<long long, __half, true, 8, 4>",
+        "take_rows<int, __nv_bfloat16, false, 8, 4>",
+        "take_rows<long long, double, false, 2, 4>",
     ],
     "local_response_lanes.cu": [
         "local_response_lanes<int, float, 2, 2, THREE_QUARTERS, 4, 2>",
