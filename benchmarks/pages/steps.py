@@ -6,6 +6,7 @@ of which there is no record is left out of the short one, and named in the long 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,8 @@ TRAINED = {
     "unet": "U-Net, 8 images of 572 x 572",
     "unet_3d-128": "3-D U-Net, 2 volumes of 128 x 128 x 128",
 }
-#: Networks that README shows: those that PyTorch trains in core, too.
-SHORT = ("vgg16", "resnet50")
+#: Networks that README shows: those that PyTorch trains in core, too. ResNet-50 has a curve.
+SHORT = ("vgg16", "googlenet", "densenet121", "unet", "unet_3d-128")
 Record = Mapping[str, Any]
 
 
@@ -130,20 +131,40 @@ def row(trained: str, way: Way) -> tuple[str, ...]:
     )
 
 
+def _card(record: Record) -> str:
+    return str(record["environment"]["gpu"]["name"])
+
+
+def _usual_card(found: Mapping[str, Record]) -> str:
+    """The card of most records; of as many, the first."""
+    return Counter(map(_card, found.values())).most_common(1)[0][0]
+
+
+def _trained(case: str, record: Record, card: str) -> str:
+    """What a case trains, and where, if not on the card that is said of all."""
+    other = _card(record)
+    return TRAINED[case] + (f", on one {other}" if other != card else "")
+
+
 def short(folder: Path = common.RESULTS) -> str:
     """Return README's section: the picture, and a row for each way."""
     found = {case: each for case, each in records(folder).items() if case in SHORT}
     if not found:
         return f"Steps of networks are {NOT_MEASURED}: `python -m benchmarks.networks`."
-    where = next(iter(found.values()))["environment"]
-    about = ABOUT.format(where["gpu"]["name"], where["versions"]["nvidia-cudnn-cu13"])
+    card = _usual_card(found)
+    where = next(each["environment"] for each in found.values() if _card(each) == card)
+    about = ABOUT.format(card, where["versions"]["nvidia-cudnn-cu13"])
     if _leave(found.values()):
         about += f" {LEAVING}"
     if any(way.tuning_seconds for case, each in found.items() for way in ways(case, each)):
         about += TUNED
     about += "*"
     image = f"![Seconds and memory of the card]({PICTURE.relative_to(ROOT).as_posix()})"
-    rows = [row(TRAINED[case], way) for case, each in found.items() for way in ways(case, each)]
+    rows = [
+        row(_trained(case, each, card), way)
+        for case, each in found.items()
+        for way in ways(case, each)
+    ]
     return joined((image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr")))
 
 
@@ -158,10 +179,12 @@ TUNED = "\nBoth had measured cuDNN's engines before."
 def long(folder: Path = common.RESULTS) -> str:
     """Return every case: what is known of each way, and what the record is held to."""
     found, rows, claims = records(folder), [], []
+    card = _usual_card(found) if found else ""
     for case, trained in TRAINED.items():
         if case not in found:
             rows.append((trained, NOT_MEASURED, *[""] * 7))
             continue
+        trained = _trained(case, found[case], card)
         rows += [(*row(trained, way), *_of_ours(way)) for way in ways(case, found[case])]
         claims += [
             _claim(claim)
@@ -171,7 +194,8 @@ def long(folder: Path = common.RESULTS) -> str:
     head = (*HEAD, "predicted / measured", "over the link", "first step, planned in it", "tuning")
     held = markdown(("claim", "measured", "bound", "verdict"), claims) if claims else ""
     leaving = LEAVING.replace("back there", "to pinned memory") if _leave(found.values()) else ""
-    return joined((leaving, markdown(head, rows, align="llr"), held))
+    where = f"On one {card}, where a row names no other." if found else ""
+    return joined((f"{where} {leaving}".strip(), markdown(head, rows, align="llr"), held))
 
 
 def _leave(found: Iterable[Record]) -> bool:

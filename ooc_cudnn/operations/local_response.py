@@ -19,6 +19,10 @@ from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.operations.window_arguments import MOST_SIZE, is_int
 from perfmodel import Work, pass_work
 
+#: Of so many channels: wider sums are made anew for each of their channels. A lane of a warp has at
+#: least one channel, and half of them must be left between both ends.
+WIDEST_WINDOW = 17
+
 
 @dataclass(frozen=True)
 class LocalResponse(OneShape):
@@ -165,8 +169,10 @@ class LocalResponseBackward:
         return self.forward.shape
 
     def work(self) -> Work:
-        """Two reads and one write; a power for each channel in the sum."""
-        return self.forward.work_of(3, powers=1 + self.forward.size)
+        """Two reads and one write; a power, or one for each channel in a wide window."""
+        forward = self.forward
+        narrow = min(forward.size, forward.shape[1]) <= WIDEST_WINDOW
+        return forward.work_of(3, powers=1 if narrow else 1 + forward.size)
 
     def terms(self, x: Array, dy: Array) -> tuple[Array, Array]:
         """The two that dx is the difference of, in the type of x."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import card, regenerate
+from benchmarks import card, networks, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
 from benchmarks.pages import canvas, claims, performance, pictures, quoted, steps, trials
@@ -259,33 +259,45 @@ def step_record(case, limit, **more):
 
 def test_steps_stand_beside_pytorch_and_what_was_not_measured_is_named(tmp_path):
     assert NOT_MEASURED in steps.short(tmp_path)
-    record = step_record("resnet50", "24GiB")
-    (tmp_path / "networks_resnet50.json").write_text(json.dumps(record))
+    record = step_record("googlenet", "0.83GiB")
+    (tmp_path / "networks_googlenet.json").write_text(json.dumps(record))
     wrong = step_record("vgg16", "16GiB", verified=False)
     (tmp_path / "networks_vgg16.json").write_text(json.dumps(wrong))
-    ours = "| ResNet-50, 768 images | `ooc_cudnn`, limit 24 GiB | 500 ms | 3.00 GiB |"
+    ours = "| GoogLeNet, 128 images | `ooc_cudnn`, limit 0.83 GiB | 500 ms | 3.00 GiB |"
     assert f"{ours} 1.25 times as long |\n" in steps.short(tmp_path)
     assert "VGG" not in steps.short(tmp_path)
     assert steps.LEAVING in steps.short(tmp_path)
     table = steps.long(tmp_path)
-    assert table.startswith("The gradients of `ooc_cudnn` go to pinned memory, ")
+    assert table.startswith("On one A card, where a row names no other. The gradients of ")
     assert f"{ours} 1.25 times as long | 0.90 | 2.00 GiB | 7.00 s | - |\n" in table
     assert "| PyTorch, all of it on the card | 400 ms | 9.00 GiB | 1.00 times as long |" in table
     assert f"| VGG-16, 1024 images | {NOT_MEASURED} |" in table
-    assert "| resnet50, 24GiB: off by | 0.25 | <= 0.1 | **MISS** |" in table
+    assert "| googlenet, 0.83GiB: off by | 0.25 | <= 0.1 | **MISS** |" in table
     assert "no bound" not in table
 
 
 def test_the_latest_record_of_a_case_is_shown_and_says_how_long_tuning_took(tmp_path):
     for day, seconds in ((24, 90.0), (23, 30.0)):
-        record = step_record("resnet50", "24GiB")
-        record["measurements"]["resnet50, 24GiB: tuning, with its plans"] = seconds
-        record["measurements"]["resnet50, 24GiB: plan"]["gradient_bytes"] = 100 * (day == 24)
+        record = step_record("googlenet", "0.83GiB")
+        record["measurements"]["googlenet, 0.83GiB: tuning, with its plans"] = seconds
+        record["measurements"]["googlenet, 0.83GiB: plan"]["gradient_bytes"] = 100 * (day == 24)
         record["environment"]["date"] = f"2026-11-{day}"
         (tmp_path / f"networks_{day}.json").write_text(json.dumps(record))
     assert "| 7.00 s | 1 min 30 s |" in steps.long(tmp_path)
     assert "gradients" not in steps.short(tmp_path) + steps.long(tmp_path)
     assert "Both had measured cuDNN's engines before.*" in steps.short(tmp_path)
+
+
+def test_a_row_names_its_card_where_most_were_measured_on_another(tmp_path):
+    for at, case in enumerate(("vgg16", "googlenet", "unet")):
+        record = step_record(case, next(iter(networks.CASES[case].bounds)))
+        if at == 1:
+            record["environment"]["gpu"] = {"name": "Another"}
+        (tmp_path / f"networks_{case}.json").write_text(json.dumps(record))
+    for table in (steps.short(tmp_path), steps.long(tmp_path)):
+        assert "| GoogLeNet, 128 images, on one Another | `ooc_cudnn`, " in table
+        assert "| VGG-16, 1024 images | `ooc_cudnn`, " in table
+        assert "n one A card" in table
 
 
 def test_a_limit_that_the_latest_record_leaves_out_is_that_of_the_one_before(tmp_path):
@@ -311,8 +323,8 @@ def test_part_of_a_network_is_compared_with_nothing(tmp_path):
 
 def test_the_picture_of_steps_is_drawn_where_it_is_stale(tmp_path):
     pytest.importorskip("matplotlib")
-    record = step_record("resnet50", "24GiB")
-    (tmp_path / "networks_resnet50.json").write_text(json.dumps(record))
+    record = step_record("googlenet", "0.83GiB")
+    (tmp_path / "networks_googlenet.json").write_text(json.dumps(record))
     path = tmp_path / "measured.png"
     assert steps.picture(check=True, path=path, folder=tmp_path) == 1
     assert steps.picture(check=False, path=path, folder=tmp_path) == 0

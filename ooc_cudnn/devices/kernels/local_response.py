@@ -27,10 +27,12 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     pack_size,
 )
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
+from ooc_cudnn.operations.local_response import (
+    WIDEST_WINDOW,
+    LocalResponse,
+    LocalResponseBackward,
+)
 
-#: A lane of a warp has at least one channel, and half of them must be left between both ends.
-WIDEST_WINDOW = 17
 #: Of `Beta` in local_response.cuh: the powers that need no logarithm.
 BETAS = {0.5: "HALF", 0.75: "THREE_QUARTERS", 1.0: "ONE"}
 
