@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.outside import AnyOutside
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import ALONE, Accumulation, Piece, Splittable
 
@@ -36,11 +37,17 @@ def launches_on(
     orders: Mapping[str, str],
     accumulation: Accumulation = ALONE,
 ) -> Made:
-    """`Splittable.launches`, made once for all pieces that launch the same; not to be changed."""
+    """`Splittable.launches`, made once for all pieces that launch the same; not to be changed.
+
+    What is computed outside of the library is made each time: one computation is told from another
+    by what plans depend on alone, and each has a function, or a group of ranks, of its own.
+    """
     key = call.launch_key(piece)
     while isinstance(call, PartOf):
         piece = call.there(piece)
         call = call.inner
+    if isinstance(call, AnyOutside):
+        return call.launches(piece, layout=layout, orders=orders, accumulation=accumulation)
     return _made(_Asked(call, key, layout, tuple(orders.items()), accumulation, piece))
 
 

@@ -190,7 +190,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class _OutsideCall(Built):
+class AnyOutside(Built):
     """Shared by both directions: cut along the images; of a piece so many are computed at once.
 
     On the host nothing is cut: arrays there are whole.
@@ -269,7 +269,7 @@ class _OutsideCall(Built):
 
 
 @dataclass(frozen=True)
-class OutsideCall(_OutsideCall):
+class OutsideCall(AnyOutside):
     """y from x0, x1 and so on."""
 
     reduced = ()
@@ -293,7 +293,7 @@ class OutsideCall(_OutsideCall):
 
 
 @dataclass(frozen=True)
-class OutsideGradient(_OutsideCall):
+class OutsideGradient(AnyOutside):
     """dx0 and so on, of those that are `wanted`, from x0, x1 and so on, and dy.
 
     Those of what all images share are added up over the pieces.
@@ -376,7 +376,7 @@ class OutsideGradient(_OutsideCall):
         }
 
 
-def _read(call: _OutsideCall, name: str, piece: Piece, read: Read) -> Array:
+def _read(call: AnyOutside, name: str, piece: Piece, read: Read) -> Array:
     found = read(name, call.region(name, piece))
     dtype = call.operands[name].dtype
     return found if dtype in DTYPES else found.astype(dtype)

@@ -71,7 +71,7 @@ def test_the_table_of_steps_shows_who_is_faster_and_who_takes_less_memory():
     assert set(steps.SHORT) <= set(records)
     assert len(rows) == sum(len(list(steps.ways(case, records[case]))) for case in steps.SHORT)
     for case in steps.SHORT:
-        its = [row for row in rows if row[0] == steps.TRAINED[case]]
+        its = [row for row in rows if row[0].split(", on one ")[0] == steps.TRAINED[case]]
         assert its[0][1].startswith("`ooc_cudnn`")
         assert its[-1][4] == "1.00 times as long"
 

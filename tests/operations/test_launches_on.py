@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from ooc_cudnn import networks
 from ooc_cudnn.network import planning
 from ooc_cudnn.operations.launches_on import launches_on
+from ooc_cudnn.operations.outside import Cost, OutsideCall, Taken
 from ooc_cudnn.tensor import ORDERS
 
 
@@ -21,3 +24,23 @@ def test_they_are_those_of_each_piece(parts):
             for sweep in range(call.sweeps):
                 piece = call.whole_piece(sweep)
                 assert launches_on(call, piece, **how) == call.launches(piece, **how)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A computation; those of one name are alike for plans."""
+
+    name: str
+    why = "it is a test"
+
+    def cost(self, images, wanted):
+        return Cost(0, 0, 0)
+
+
+def test_a_computation_of_another_library_is_its_own():
+    one, other = Told("sum over ranks"), Told("sum over ranks")
+    for computation in (one, other):
+        call = OutsideCall(computation, (Taken((4, 3), "float32", True),), (4, 3), "float32", 4, 4)
+        how = {"layout": "channels_first", "orders": dict.fromkeys(call.operands, "channels_first")}
+        launches, _ = launches_on(call, call.whole_piece(0), **how)
+        assert launches[0].operation.computation is computation
