@@ -11,6 +11,7 @@ from typing import Any
 
 from ooc_cudnn.devices.base import Device, Recorded, Run
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.outside import is_outside
 from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.pipeline.views import Source
@@ -30,10 +31,13 @@ Addresses = tuple[int | tuple[int, tuple[int, ...]], ...]
 def may_be_recorded(program: Program, pieces: int) -> bool:
     """Whether a device that records can go through a program of so many pieces alone.
 
-    Not where the host has a part in it: where it computes, stages, or must not run far ahead.
+    Not where the host has a part in it: where it computes, stages, or must not run far ahead. And
+    not where another library computes, which takes memory of its own for each run.
     """
     tasks = list(program.tasks)
-    takes_part = program.in_threads or any(task.is_on_host for task in tasks)
+    takes_part = program.in_threads or any(
+        task.is_on_host or is_outside(task.request.chain) for task in tasks
+    )
     return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= ahead_of(program, pieces)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.operations.outside import Cost, OutsideCall, Taken
+from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.pipeline import repeated
 from ooc_cudnn.pipeline.repeated import MOST_RECORDED
 
@@ -151,3 +156,34 @@ def test_short_programs_and_those_that_the_host_is_part_of_are_not_recorded(reco
         for _ in range(6):
             step(**inputs())
     assert not recorder.made
+
+
+def test_what_another_library_computes_is_not_recorded():
+    """It takes memory of its own for each run, which is somebody else's when it is repeated."""
+    net = ooc_cudnn.Network(seed=3)
+    x = net.input("x", (2, 2, 6, 5), "float64")
+    y = net.activation(net.convolution(x, 3, window=1), "tanh")
+    plan = SimpleNamespace(rings=(), compute_seconds=1e-5, copy_in_seconds=0, copy_out_seconds=0)
+
+    def program(call):
+        request = SimpleNamespace(chain=call)
+        task = SimpleNamespace(is_on_host=False, request=request, plan=plan)
+        return SimpleNamespace(in_threads=False, tasks=[task] * repeated.FEWEST_TASKS)
+
+    ours = net.forward_phases(y).phases[0].call
+    taken = (Taken((4, 3), "float32", True),)
+    theirs = OutsideCall(Theirs(), taken, (4, 3), "float32", 4, 4)
+    parts = PartOf.of_images(ours, (0, 1)), PartOf.of_images(theirs, (0, 1))
+    assert all(repeated.may_be_recorded(program(call), 20) for call in (ours, parts[0]))
+    assert not any(repeated.may_be_recorded(program(call), 20) for call in (theirs, parts[1]))
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A computation of another library."""
+
+    name: str = "theirs"
+    why: str = "it is a test"
+
+    def cost(self, images, wanted):
+        return Cost(0, 0, 0)
