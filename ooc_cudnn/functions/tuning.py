@@ -37,8 +37,8 @@ from ooc_cudnn.operations.launches import Buffer, Launch
 PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 #: Of the memory limit, what a plan may have left for workspace. Where all that was measured takes
 #: more, what the heuristics choose for so much is measured, too; and of what takes no more than the
-#: last of these one is kept, however slow. (On an H100 the fastest filter gradient of 32 channels
-#: of volumes took 547 MB, and what ran where there was no room for it took 130 times as long.)
+#: last of these one is kept, however slow. (On an H100 the fastest filter gradient of
+#: volumes wanted more than there was. What ran in its place nobody had timed: it was far slower.)
 SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
 #: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
 #: have been disturbed.

@@ -130,10 +130,10 @@ class Executor:
                     return None
             with running(device, **how) as run:
                 events = issue(run)
-                may_be_recorded = run.may_be_recorded
+                is_fit = run.may_be_recorded
                 run.finish(wait=wait or timed)
             if repeated is not None and where is not None:
-                repeated.ran(where, may_be_recorded=may_be_recorded)
+                repeated.ran(where, may_be_recorded=is_fit)
         return self._trace(events) if timed else None
 
     def is_bound(self, addresses: tuple[int, ...]) -> bool:
