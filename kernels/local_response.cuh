@@ -26,13 +26,26 @@ __device__ inline double inverse_root(double x) { return rsqrt(x); }
 __device__ inline float root_of_root(float x) { return __fdividef(1, rsqrtf(x)); }
 __device__ inline double root_of_root(double x) { return sqrt(x); }
 
+// The last steps are fused by hand, as the compiler would fuse them in each kernel in its own way:
+// a call that is cut may run on any of the kernels, and gives the same bits.
+template <typename A>
+__device__ inline A add_square(A value, A total) {
+    return fma(value, value, total);
+}
+
+// dx of the first term of its formula, of x, and of the sum of the other terms.
+template <typename A>
+__device__ inline A gradient_of(const Response<A> &r, A own, A x, A others) {
+    return fma(-2 * r.share * r.beta * x, others, own);
+}
+
 // s of a channel by the sum of squares; s ** -beta, and quotients by s.
 template <Beta BETA, typename A>
 struct Scale {
     A s, root, inverse;  // root: s ** -0.5
 
     __device__ Scale(const Response<A> &r, A squares) {
-        s = r.share * squares + r.k;
+        s = fma(r.share, squares, r.k);
         if constexpr (BETA == HALF || BETA == THREE_QUARTERS) root = inverse_root(s);
         if constexpr (BETA == HALF) inverse = root;
         // two roots, not a root of s * sqrt(s), which may overflow

@@ -68,7 +68,7 @@ struct Around {
     __device__ Arithmetic<T> squares(int e) const {
         Arithmetic<T> total = 0;
 #pragma unroll
-        for (int d = -BEFORE; d <= BEHIND; ++d) total += value(e + d) * value(e + d);
+        for (int d = -BEFORE; d <= BEHIND; ++d) total = add_square(value(e + d), total);
         return total;
     }
 };
@@ -155,8 +155,7 @@ __global__ void __launch_bounds__(256) local_response_lanes_backward(
                 const int at = LEFT * COUNT + e + d;
                 others += terms[at / COUNT][at % COUNT];
             }
-            others *= 2 * r.share * r.beta * around.value(e);
-            made.element[e] = narrow<T>(own[e] - others);
+            made.element[e] = narrow<T>(gradient_of(r, own[e], around.value(e), others));
         }
         if (writes) store_pack<COUNT>(dx + spot.offset[0], made, spot.available);
     }

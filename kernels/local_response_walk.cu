@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(256) local_response_walk(
                     A squares = 0;
 #pragma unroll
                     for (int ago = WINDOW - 1; ago >= 0; --ago)
-                        squares += values.ago(u, ago, e) * values.ago(u, ago, e);
+                        squares = add_square(values.ago(u, ago, e), squares);
                     const Scale<BETA, A> scale(r, squares);
                     made.element[e] = narrow<T>(values.ago(u, BEHIND, e) * scale.inverse);
                 }
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(256) local_response_walk_backward(
                     A squares = 0, others = 0;
 #pragma unroll
                     for (int ago = WINDOW - 1; ago >= 0; --ago)
-                        squares += values.ago(u, ago, e) * values.ago(u, ago, e);
+                        squares = add_square(values.ago(u, ago, e), squares);
                     const Scale<BETA, A> scale(r, squares);
                     const A gradient = widen(gradients[u].element[e]);
                     own.ago(u, 0, e) = gradient * scale.inverse;
@@ -156,8 +156,9 @@ __global__ void __launch_bounds__(256) local_response_walk_backward(
                     terms.ago(u, 0, e) = there ? term : A(0);
 #pragma unroll
                     for (int ago = WINDOW - 1; ago >= 0; --ago) others += terms.ago(u, ago, e);
-                    others *= 2 * r.share * r.beta * values.ago(u, WINDOW - 1, e);
-                    made.element[e] = narrow<T>(own.ago(u, BEFORE, e) - others);
+                    const A x_of_it = values.ago(u, WINDOW - 1, e);
+                    made.element[e] =
+                        narrow<T>(gradient_of(r, own.ago(u, BEFORE, e), x_of_it, others));
                 }
                 if (channel >= at.begin && channel < at.end)
                     store_pack<COUNT>(

@@ -31,7 +31,7 @@ __device__ inline Scale<BETA, A> scale_of(
     A squares = 0;
     for (long long c = first; c <= last; ++c) {
         const A value = widen(x[c * g.x.channel]);
-        squares += value * value;
+        squares = add_square(value, squares);
     }
     return Scale<BETA, A>(r, squares);
 }
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(256) local_response_wide_backward(
             const A value = widen(of_x[c * g.x.channel]);
             others += scale.over_s(gradient * value * scale.inverse);
         }
-        others *= 2 * r.share * r.beta * A(widen(of_x[at.channel * g.x.channel]));
-        dx[at.of_site(g.result) + at.channel * g.result.channel] = narrow<T>(own - others);
+        const A x_of_it = widen(of_x[at.channel * g.x.channel]);
+        dx[at.of_site(g.result) + at.channel * g.result.channel] =
+            narrow<T>(gradient_of(r, own, x_of_it, others));
     }
 }
