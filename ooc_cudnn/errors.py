@@ -46,6 +46,8 @@ class PlanInfeasibleError(OocError, ValueError):
         The smallest limit that would do; None where none would.
     reason : str
         Where none would, why.
+    beside_bytes : int
+        Of the smallest, what else is on the device takes: arrays, and what is made there.
 
     Examples
     --------
@@ -61,14 +63,17 @@ class PlanInfeasibleError(OocError, ValueError):
     limit_bytes: int
     smallest_bytes: int | None
     reason: str = ""
+    beside_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.smallest_bytes is None:
             message = f"{self.function} has no plan, whatever the memory limit: {self.reason}"
         else:  # The advice carries the exact number: a rounded one could be too small.
+            held = f", {format_bytes(self.beside_bytes)} of it for what else is on the device"
             message = (
                 f"{self.function} has no plan within {format_bytes(self.limit_bytes)} of device "
-                f"memory; the least that would do is {format_bytes(self.smallest_bytes)}. "
+                f"memory; the least that would do is {format_bytes(self.smallest_bytes)}"
+                f"{held if self.beside_bytes else ''}. "
                 f"Set memory_limit={self.smallest_bytes} or more."
             )
         super().__init__(message)

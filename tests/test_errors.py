@@ -86,7 +86,13 @@ def test_plan_infeasible_advises_the_exact_limit() -> None:
     message = str(PlanInfeasibleError(**PLAN))  # type: ignore[arg-type]
     assert "convolution_forward" in message
     assert "1.00 GiB" in message
-    assert message.endswith(f"Set memory_limit={2 * GIB + 1} or more.")
+    assert message.endswith(f"2.00 GiB. Set memory_limit={2 * GIB + 1} or more.")
+
+
+def test_plan_infeasible_says_what_else_is_on_the_device() -> None:
+    # The phase that is named may take little: it was arrays and gradients that took the memory.
+    message = str(PlanInfeasibleError(**PLAN, beside_bytes=GIB))  # type: ignore[arg-type]
+    assert "would do is 2.00 GiB, 1.00 GiB of it for what else is on the device. Set" in message
 
 
 @pytest.mark.parametrize(

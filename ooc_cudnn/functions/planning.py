@@ -95,12 +95,13 @@ def plan_call(
             return planned(on_device=False)
     except PlanInfeasibleError as error:
         # The limit to set counts the arrays that take their share of it.
-        smallest = error.smallest_bytes
+        smallest, beside = error.smallest_bytes, target.limit_bytes - available
         raise PlanInfeasibleError(
             function=function,
             limit_bytes=target.limit_bytes,
-            smallest_bytes=None if smallest is None else smallest + target.limit_bytes - available,
+            smallest_bytes=None if smallest is None else smallest + beside,
             reason=error.reason,
+            beside_bytes=beside,
         ) from None
 
 

@@ -70,6 +70,11 @@ class Target(NamedTuple):
             None if settings.machine is not None or settings.deterministic else device,
         )
 
+    @property
+    def beside_bytes(self) -> int:
+        """What of the limit is taken, by arrays on the device and what is made there."""
+        return self.limit_bytes - self.room_bytes
+
     def asking(self, *, ask: bool, sparing: int) -> Target:
         """The same, but not asking the device; or for engines that take less workspace."""
         if not ask:

@@ -152,6 +152,7 @@ def place_step(
                     function=f"{name}: {setting or step.phases[phase].name}",
                     limit_bytes=terms.target.limit_bytes,
                     smallest_bytes=least,
+                    beside_bytes=terms.target.beside_bytes,
                 )
             stays = fewer
     return None
@@ -225,7 +226,7 @@ def _least(name: str, step: Step, terms: Terms) -> tuple[int, str]:
     found = least_bytes(step, terms)
     least = max(found, default=0)
     setting = step.phases[found.index(least)].name if least else ""
-    return least + terms.target.limit_bytes - terms.target.room_bytes, setting
+    return least + terms.target.beside_bytes, setting
 
 
 def least_bytes(step: Step, terms: Terms, phases: Sequence[Phase] = ()) -> list[int]:

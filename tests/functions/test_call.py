@@ -282,6 +282,7 @@ def test_the_peak_is_what_the_plan_says_and_never_above_the_limit(data, limit, a
         if infeasible:
             least = infeasible.smallest_bytes
             assert infeasible.limit_bytes == limit < least
+            assert infeasible.beside_bytes == arrays
             assert np.isnan(out).all()
             # Arrays that are held count in the limit that would do.
             with ooc_cudnn.settings(memory_limit=least):

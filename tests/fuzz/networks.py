@@ -109,11 +109,7 @@ class Drawn:
         policy = POLICIES[self.seed % len(POLICIES)]
         yield PLENTY, f"{policy}, on the device: {sorted(there)}"
         self._check_places(there, PLENTY, policy)
-        try:
-            self.net.training_step(self.loss, memory_limit=1, policy="keep")(**self.inputs)
-            least = 1
-        except PlanInfeasibleError as error:
-            least = error.smallest_bytes
+        least = self._least_of_arrays()
         limit = int(random.integers(least, least + full))
         yield limit, f"{policy}, on the device: {sorted(there)}"
         try:
@@ -121,11 +117,22 @@ class Drawn:
         except PlanInfeasibleError:
             if policy in ("best", "keep"):  # these stream what does not fit
                 raise
-        yield limit + full, "recorded"
-        self._check_recorded(limit + full)
+        self._move_all_that_can_be()
+        # of what moved, gradients are on the device twice: more than a step without them takes
+        limit = self._least_of_arrays() + full
+        yield limit, "recorded"
+        self._check_recorded(limit)
 
-    def _check_recorded(self, limit):
-        """Run a step until it comes to the same addresses again, and compare it each time."""
+    def _least_of_arrays(self):
+        """The least limit that an error names, with arrays and gradients where they lie."""
+        try:
+            self.net.training_step(self.loss, memory_limit=1, policy="keep")(**self.inputs)
+        except PlanInfeasibleError as error:
+            return error.smallest_bytes
+        return 1
+
+    def _move_all_that_can_be(self):
+        """Parameters and inputs of float64 to the device, all others to pinned memory."""
         device = get_device(current().device)
         for arrays in (self.net.parameters, self.inputs):
             for name, array in arrays.items():
@@ -137,6 +144,9 @@ class Drawn:
                     pinned = allocate(device, array.nbytes, None)
                     arrays[name] = pinned.view(array.dtype).reshape(array.shape)
                     arrays[name][...] = array
+
+    def _check_recorded(self, limit):
+        """Run a step until it comes to the same addresses again, and compare it each time."""
         step = self.net.training_step(self.loss, memory_limit=limit, policy="best")
         for _ in range(6):
             for name, array in self.running.items():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.plan import NetworkPlan
+from tests.support.on_device import on_the_device
 
 
 class Small:
@@ -172,6 +175,22 @@ def test_limits_below_the_least_name_it(small):
     assert step.gradients == {}
     least = refused.value.smallest_bytes
     assert np.isfinite(small.net.training_step(small.loss, memory_limit=least)(**small.inputs))
+
+
+def test_a_limit_that_arrays_alone_exceed_says_so(small):
+    """The phase that is named takes little: filters and two sets of gradients take the rest."""
+    for name, array in list(small.net.parameters.items()):
+        small.net.parameters[name] = on_the_device(array)
+    gc.collect()  # arrays of other tests count, too
+    held = get_device("host").arena.array_bytes
+    step = small.net.training_step(small.loss, memory_limit=held)
+    with pytest.raises(ooc_cudnn.PlanInfeasibleError, match="else is on the device") as refused:
+        step(**small.inputs)
+    least, beside = refused.value.smallest_bytes, refused.value.beside_bytes
+    step = small.net.training_step(small.loss, memory_limit=least)
+    step(**small.inputs)
+    assert beside == held + step.plan.gradient_bytes > held
+    assert step.plan.device_bytes == least - beside
 
 
 def test_a_loss_that_is_not_finite_warns(small):

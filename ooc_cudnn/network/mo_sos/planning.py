@@ -84,6 +84,7 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
         limit_bytes=terms.target.limit_bytes,
         smallest_bytes=_enough(step, terms, policy),
         reason="it takes layers and batches whole",
+        beside_bytes=terms.target.beside_bytes,
     )
 
 
@@ -149,4 +150,4 @@ def _enough(step: Step, terms: Terms, policy: str) -> int | None:
     while high > MORE * low:
         middle = math.isqrt(low * high)
         low, high = (low, middle) if has_solution(middle) else (middle, high)
-    return high + target.limit_bytes - target.room_bytes
+    return high + target.beside_bytes
