@@ -64,8 +64,11 @@ class Run(Protocol):
 class Recorded(Protocol):
     """A run that the device goes through by itself, at the addresses that it was recorded at."""
 
-    def launch(self, *, wait: bool) -> None:
-        """Run it again; `wait` is as for `Run.finish`."""
+    def launch(self) -> None:
+        """Run it again; the host does not wait for it."""
+
+    def wait(self) -> None:
+        """Block until all is written that was launched."""
 
 
 class Device(Source, Protocol):
@@ -101,8 +104,19 @@ class Device(Source, Protocol):
 
     # Device memory -----------------------------------------------------------------------------
 
-    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a user's array over device memory; it keeps the allocation alive."""
+    def as_array(
+        self,
+        allocation: Allocation,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        start: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> Any:
+        """Return a user's array over device memory; it keeps the allocation alive.
+
+        It begins `start` bytes into the allocation. Strides are in bytes; it is packed without.
+        """
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> Any:
         """Copy a region to the device.

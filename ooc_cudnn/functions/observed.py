@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ooc_cudnn.devices.base import Device
@@ -37,6 +37,7 @@ def run_observed(
     wait: bool,
     limit_bytes: int,
     block: int | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Run a program, show its progress, and record it where calls are recorded.
 
@@ -45,7 +46,7 @@ def run_observed(
     name : str
         What the user called.
     plan : Predicted
-    executor, device, arrays, staged, wait, limit_bytes, block
+    executor, device, arrays, staged, wait, limit_bytes, block, meanwhile
         As for `Executor.run`.
     """
     calls = recording()
@@ -66,6 +67,7 @@ def run_observed(
             on_piece=None if type(progress) is Reporter else progress.update,
             limit_bytes=limit_bytes,
             block=block,
+            meanwhile=meanwhile,
         )
     if calls is not None and trace is not None:
         calls.append(

@@ -13,6 +13,7 @@ from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.wrapping import Wrapping
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 #: Nothing is given in place of what the network holds.
@@ -33,11 +34,14 @@ def arrays_given(
     inputs: Mapping[str, Any],
     device: Device,
     instead: Mapping[str, Any] = NONE,
+    wrapping: Wrapping | None = None,
 ) -> dict[str, Wrapped]:
     """Every array that a step is given: inputs, parameters, running statistics.
 
-    What the network holds is read unless an array is given `instead`. Some may be wrapped already.
+    What the network holds is read unless an array is given `instead`. Some may be wrapped already;
+    `wrapping` wraps the others.
     """
+    wrapped = wrapping or Wrapping()
     # in the order of making, so that messages and plans are the same each time
     kinds = {
         name: each.kind for name, each in network.graph.tensors.items() if name in step.touched
@@ -46,18 +50,18 @@ def arrays_given(
     said = wrong_names(wanted, inputs)
     if said:
         raise TypeError(f"the step {said}; its inputs are {', '.join(wanted)}")
-    lasting: Mapping[str, Any] = instead
-    if any(
-        kind in ("parameter", "running") and name not in instead for name, kind in kinds.items()
-    ):
-        lasting = {**network.parameters.checked(), **network.running.checked(), **instead}
+    held = {"parameter": network.parameters, "running": network.running}
     found = {}
     for name, kind in kinds.items():
-        if kind in ("input", "parameter", "running"):
-            array = inputs[name] if kind == "input" else lasting[name]
-            is_wrapped = isinstance(array, Wrapped)
-            found[name] = array if is_wrapped else wrap(array, device, name=name)
-            check_given(step.tensors[name], found[name])
+        if kind == "input":
+            array = inputs[name]
+        elif kind in held:
+            array = instead[name] if name in instead else held[kind][name]
+        else:
+            continue
+        each = array if isinstance(array, Wrapped) else wrapped(name, array, device)
+        check_given(step.tensors[name], each)
+        found[name] = each
     return found
 
 

@@ -1,11 +1,15 @@
-"""Gradients on the device: that of what is handed in there is made there, in its memory order."""
+"""Gradients on the device: that of what is handed in there is made there, in its memory order.
+
+Those of a call lie in one block, one after the other: what is allocated is one thing, not hundreds.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.loans import Lent
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
@@ -51,24 +55,38 @@ def gradients_of(step: Step, specs: Mapping[str, TensorSpec]) -> dict[str, Tenso
 
 def bytes_there(step: Step, specs: Mapping[str, TensorSpec]) -> int:
     """Bytes of the device that gradients take in a call, those of the call before among them."""
-    return SETS * sum(spec.nbytes for spec in gradients_of(step, specs).values())
+    return SETS * block_bytes(gradients_of(step, specs))
+
+
+def block_bytes(specs: Mapping[str, TensorSpec]) -> int:
+    """Bytes of a block of tensors."""
+    return sum(aligned(spec.nbytes) for spec in specs.values())
+
+
+def in_a_block(specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Where in a block each tensor begins, in bytes."""
+    found, start = {}, 0
+    for name, spec in specs.items():
+        found[name] = start
+        start += aligned(spec.nbytes)
+    return found
 
 
 class Kept:
-    """The gradients of a call that lie on the device, as long as somebody holds them.
+    """The gradients of a call that lie on the device, as long as somebody holds one of them.
 
     Parameters
     ----------
-    tensors : mapping
-        Of each tensor there its bytes, and the arrays that lie in it.
+    block : Lent, optional
+        What they lie in.
     """
 
-    def __init__(self, tensors: Mapping[str, tuple[int, Iterable[Any]]]) -> None:
-        self._held = [(size, [*map(weakref.ref, arrays)]) for size, arrays in tensors.values()]
+    def __init__(self, block: Lent | None = None) -> None:
+        self._block = None if block is None else weakref.ref(block)
+        self._nbytes = 0 if block is None else block.nbytes
 
     @property
     def nbytes(self) -> int:
         """Bytes of the device that they hold now."""
-        return sum(
-            size for size, arrays in self._held if any(each() is not None for each in arrays)
-        )
+        is_held = self._block is not None and self._block() is not None
+        return self._nbytes if is_held else 0

@@ -72,6 +72,9 @@ class Parameters(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         raise TypeError(f"{name!r} belongs to the network and cannot be taken out of it")
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
 

@@ -170,7 +170,7 @@ class Paused:
         #: The part that is next; None if one has failed.
         self._next: int | None = 0
         self.groups = ready.groups
-        others = {*ready._results, *ready._changed} - ready.bases
+        others = {*ready._results, *ready.changed} - ready.bases
         self._made = ready._results_made(given, others, making)
         with arena.lock, interrupts.deferred():
             self._run(self._reserved())
@@ -178,7 +178,7 @@ class Paused:
         self.outputs = tuple(
             plain(out[name]) if name in out else ready.of(self._made, name) for name in step.outputs
         )
-        self.running = {n: self._made[n] for n in ready._changed if n in self._made}
+        self.running = {n: self._made[n] for n in ready.changed if n in self._made}
 
     def _reserved(self) -> int:
         plan, program = self._ready.planned.plan, self._ready.program

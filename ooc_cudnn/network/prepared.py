@@ -12,7 +12,7 @@ from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, as_held
-from ooc_cudnn.network.gradients import SETS, Kept, gradients_there
+from ooc_cudnn.network.gradients import SETS, Kept, block_bytes, gradients_there
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.plan_files import planned
@@ -58,7 +58,7 @@ class Prepared(ABC, Generic[R]):
         self._changed: tuple[Step, tuple[str, ...]] | None = None
         self._ready: dict[Hashable, R] = {}
         self._room = 0  # bytes of the device, beside all arrays, when it was planned
-        self._kept = Kept({})
+        self._kept = Kept()
         #: The last call's key and what it found: of many arrays, a key takes long to be hashed.
         self._last_ready: tuple[Hashable, R] | None = None
         #: Whether what is handed in on the device counts against the limit, too. The library's own
@@ -115,8 +115,7 @@ class Prepared(ABC, Generic[R]):
         if ready is not None:
             return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
         specs = {name: each.spec for name, each in given.items()}
-        new = sum(spec.nbytes for spec in gradients_there(self._step, specs).values())
-        return min(self._kept.nbytes, new)
+        return min(self._kept.nbytes, block_bytes(gradients_there(self._step, specs)))
 
     def _given_bytes(self, given: Mapping[str, Wrapped]) -> int:
         """What is handed in takes of the device, where that counts."""

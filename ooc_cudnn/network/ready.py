@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
@@ -15,9 +14,10 @@ from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.loans import Lent
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.gradients import bytes_there, gradients_of
+from ooc_cudnn.network.gradients import block_bytes, bytes_there, gradients_of, in_a_block
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import changed_by, results_of
 from ooc_cudnn.pipeline.execute import Executor
@@ -42,6 +42,8 @@ class Making(NamedTuple):
 
 
 PLAIN = Making()
+#: Blocks of gradients, by turns: those of a call are there until the next one's are.
+MOST_BLOCKS = 4
 
 
 class Ready:
@@ -58,7 +60,8 @@ class Ready:
         self._results = {n: spec for n, spec in self.program.between.items() if n in results}
         self._gradients = gradients_of(step, specs)
         self._results |= self._gradients
-        self._changed = changed_by(step)
+        #: What a step changes, running statistics, and how it makes them.
+        self.changed = {name: specs[name] for name in changed_by(step)}
         #: Results, those first that are let go of last: memory is lent again like plates of a
         #: stack, so that each comes back to its tensor, and runs to addresses where others were.
         of_parameters = {step.base(name) for name in step.gradients.values()}
@@ -100,7 +103,7 @@ class Ready:
     ) -> dict[str, Any]:
         """Arrays for the results of these names; what a step changes begins as what is given."""
         made = {n: self._made(self._results[n], making) for n in self._last_first if n in names}
-        own = [name for name in self._changed if name in names and name not in making.changing]
+        own = [name for name in self.changed if name in names and name not in making.changing]
         for name, array in self._changed_made(own):
             array[...] = given[name].array
             made[name] = array
@@ -133,7 +136,7 @@ class Ready:
         for name, array in made.items():
             spec = self.program.homes[name].spec
             if spec.placement == "device":
-                if name in self._changed:  # packed, however the given one lies
+                if name in self.changed:  # packed, however the given one lies
                     spec = wrap(array, self.device, name=name, written=True).spec
                 arrays[name] = self._view(name, spec, address_of(array))
         return arrays
@@ -153,6 +156,7 @@ class Ready:
         block: int | None = None,
         *,
         wait: bool = True,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         plan = self.planned.plan
         run_observed(
@@ -165,6 +169,7 @@ class Ready:
             wait=wait,
             limit_bytes=plan.memory_limit,
             block=block,
+            meanwhile=meanwhile,
         )
 
     def of(self, results: Mapping[str, Any], name: str) -> Any:
@@ -175,18 +180,6 @@ class Ready:
         base, region = step.place(name)
         part = results[base][tuple(slice(*each) for each in region)]
         return part.reshape(step.tensors[name].shape)
-
-    def on_device(self, gradients: Mapping[str, Any]) -> dict[str, tuple[int, list[Any]]]:
-        """Of each tensor on the device that holds gradients its bytes, and the arrays in it."""
-        step = self.planned.step
-        found: dict[str, tuple[int, list[Any]]] = {
-            base: (spec.nbytes, []) for base, spec in self._gradients.items()
-        }
-        for name, array in gradients.items():
-            base = step.base(step.gradients[name])
-            if base in found:
-                found[base][1].append(array)
-        return found
 
 
 class ReadyStep(Ready):
@@ -199,9 +192,48 @@ class ReadyStep(Ready):
         super().__init__(planned, device)
         self.executor = Executor(self.program)
         self._own = dict(self._in_block())
+        self._starts = in_a_block(self._gradients)
+        #: Where gradients were, by the addresses of the last blocks.
+        self._gradient_views = dict[int, dict[str, DeviceView]]()
+
+    def gradient_block(self) -> Lent | None:
+        """Memory for the gradients on the device; None if there are none."""
+        if not self._gradients:
+            return None
+        arena, limit = self.device.arena, self.planned.plan.memory_limit
+        return arena.allocate_array(block_bytes(self._gradients), limit)
+
+    def _views_in(self, block: Lent) -> Mapping[str, DeviceView]:
+        known = self._gradient_views.pop(block.pointer, None)
+        if known is None:
+            known = {
+                name: DeviceView(
+                    block.pointer + self._starts[name], spec.dtype, spec.shape, spec.strides
+                )
+                for name, spec in self._gradients.items()
+            }
+        self._gradient_views[block.pointer] = known
+        if len(self._gradient_views) > MOST_BLOCKS:
+            self._gradient_views.pop(next(iter(self._gradient_views)))
+        return known
+
+    def _arrays_in(self, block: Lent) -> Iterator[tuple[str, Any]]:
+        for name, spec in self._gradients.items():
+            strides = tuple(step * spec.itemsize for step in spec.strides)
+            yield (
+                name,
+                self.device.as_array(
+                    block, spec.shape, spec.dtype, start=self._starts[name], strides=strides
+                ),
+            )
 
     def run(
-        self, given: Mapping[str, Wrapped], making: Making = PLAIN, *, wait: bool = True
+        self,
+        given: Mapping[str, Wrapped],
+        making: Making = PLAIN,
+        *,
+        wait: bool = True,
+        block: Lent | None = None,
     ) -> dict[str, Any]:
         """Run on given arrays; return every result by the name of its tensor.
 
@@ -212,11 +244,23 @@ class ReadyStep(Ready):
         making : Making
         wait : bool
             Whether the host waits until all is there.
+        block : Lent, optional
+            Where gradients on the device are to be, as from `gradient_block`. Their arrays are made
+            while the device works.
         """
-        made = self._results_made(given, {*self._results, *self._changed}, making)
+        made = self._results_made(
+            given, {*self._results, *self.changed} - self._gradients.keys(), making
+        )
         arrays = self._sources(self._own, given, made)
+        if block is not None:
+            arrays |= self._views_in(block)
+
+        def make_arrays() -> None:
+            if block is not None:
+                made.update(self._arrays_in(block))
+
         with self.device.arena.lock, interrupts.deferred():
-            self._observed(self.executor, arrays, wait=wait)
+            self._observed(self.executor, arrays, wait=wait, meanwhile=make_arrays)
         return made
 
 
@@ -236,5 +280,5 @@ def number(array: Any) -> float:
 
 def _within(block: HostArray, start: int, spec: TensorSpec) -> HostArray:
     """An array of a spec that begins at a byte of a block."""
-    array = block[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
-    return as_strided(array, spec.shape, tuple(step * spec.itemsize for step in spec.strides))
+    strides = tuple(step * spec.itemsize for step in spec.strides)
+    return np.ndarray(spec.shape, numpy_dtype(spec.dtype), block, start, strides)

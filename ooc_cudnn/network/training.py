@@ -25,6 +25,7 @@ from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import ReadyStep, number
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.network.tuning import measure_engines
+from ooc_cudnn.network.wrapping import Wrapping
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import warn
@@ -45,8 +46,8 @@ class TrainingStep(Prepared[ReadyStep]):
         if all their parameters are.
 
         On the device they count against the memory limit, twice: those of the call before stay
-        until the new ones are whole. Those of earlier calls go when nobody holds them, so a loop
-        that reads `gradients` after each call takes no more from call to call.
+        until the new ones are whole. Those of earlier calls go when nobody holds any of them, so a
+        loop that reads `gradients` after each call takes no more from call to call.
     plan : NetworkPlan or None
         How the last call ran; None before the first, unless one was given.
     """
@@ -63,6 +64,7 @@ class TrainingStep(Prepared[ReadyStep]):
     ) -> None:
         super().__init__(network, make, memory_limit, asked, plan)
         self.gradients = dict[str, Any]()
+        self._wrapping = Wrapping()
         self._seeds = dict[str, tuple[Device, Any]]()
         self._last: PlannedStep | None = None  # what was called last; what is ready may be another
 
@@ -82,15 +84,17 @@ class TrainingStep(Prepared[ReadyStep]):
         given = self._given(device, inputs)
         ready = self._prepared(device, given)
         self._last, self.plan = ready.planned, ready.planned.plan
-        results = ready.run(given)
+        block = ready.gradient_block()
+        results = ready.run(given, block=block)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
-        kept = Kept(ready.on_device(gradients))
+        kept = Kept(block)
         value = number(ready.of(results, step.outputs[0]))
         # all is there: from here on nothing can fail, and Ctrl-C waits
         with interrupts.deferred():
-            for name, array in results.items():
-                if name in network.running:
-                    network.running[name] = array
+            for name, spec in ready.changed.items():
+                network.running[name] = results[name]
+                if spec.placement == "pinned":
+                    self._wrapping.note(name, results[name], spec)
             self.gradients, self._kept = gradients, kept
         if not np.isfinite(value):
             warn(f"the loss is {value}")
@@ -174,7 +178,7 @@ class TrainingStep(Prepared[ReadyStep]):
     def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:
         """All that a step is given: inputs, parameters, running statistics and seeds."""
         step = self._step
-        given = arrays_given(self._network, step, inputs, device)
+        given = arrays_given(self._network, step, inputs, device, wrapping=self._wrapping)
         for output, name in step.seeds.items():
             given[name] = wrap(self._seed(device, name, output), device, name=name)
         return given

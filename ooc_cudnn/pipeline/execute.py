@@ -88,6 +88,7 @@ class Executor:
         on_piece: Callable[[int], None] | None = None,
         limit_bytes: int | None = None,
         block: int | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Trace | None:
         """Run every step.
 
@@ -107,6 +108,8 @@ class Executor:
             What the library may hold on the device; without it, the plans' limit beside all arrays.
         block : int, optional
             The address of the block, where the caller has reserved it and it holds something.
+        meanwhile : callable, optional
+            What the host does while the device works, once every step was issued.
 
         Raises
         ------
@@ -121,18 +124,26 @@ class Executor:
         how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
         issue = partial(self._issue, device, arrays, base, timed=timed, on_piece=on_piece)
         with interrupts.deferred(), work:
-            repeated, where = self._repeated, None
-            if repeated is not None and not (timed or staged or on_piece):
-                where = repeated.addresses(device, arrays, base)
+            repeated = None if timed or staged or on_piece else self._repeated
+            if repeated is not None:
+                where = repeated.addresses(arrays, base)
                 recorded = repeated.of(device, where, issue)
                 if recorded is not None:
-                    recorded.launch(wait=wait)
+                    recorded.launch()
+                    try:
+                        if meanwhile is not None:
+                            meanwhile()
+                    finally:
+                        if wait:
+                            recorded.wait()
                     return None
             with running(device, **how) as run:
                 events = issue(run)
                 is_fit = run.may_be_recorded
+                if meanwhile is not None:
+                    meanwhile()
                 run.finish(wait=wait or timed)
-            if repeated is not None and where is not None:
+            if repeated is not None:
                 repeated.ran(where, may_be_recorded=is_fit)
         return self._trace(events) if timed else None
 

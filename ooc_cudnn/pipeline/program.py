@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -164,11 +165,19 @@ class Program:
         """The calls, in order."""
         return (item for item in self.items if isinstance(item, Task))
 
-    @property
+    @cached_property
+    def given(self) -> Mapping[str, TensorSpec]:
+        """What is handed in, and how it lies; what is made for the run is, too."""
+        return {
+            name: home.spec
+            for name, home in self.homes.items()
+            if home.offset is None and not home.of
+        }
+
+    @cached_property
     def in_threads(self) -> bool:
         """Whether threads stage what is copied, if there is more than one piece."""
-        given = (home.spec for home in self.homes.values() if home.offset is None and not home.of)
-        return worth_threads(given, sum(1 for _ in self.tasks))
+        return worth_threads(self.given.values(), sum(1 for _ in self.tasks))
 
 
 def program_of(request: Request, plan: Plan) -> Program:

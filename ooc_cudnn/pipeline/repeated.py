@@ -26,6 +26,8 @@ MOST_SEEN = 64
 
 #: Where all is: the block, what is on the device, and what is in memory of the host.
 Addresses = tuple[int | tuple[int, tuple[int, ...]], ...]
+#: Where what is handed in can be, for the device to get at it alone.
+PLACEMENTS = ("device", "pinned")
 
 
 def may_be_recorded(program: Program, pieces: int) -> bool:
@@ -35,7 +37,7 @@ def may_be_recorded(program: Program, pieces: int) -> bool:
     not where another library computes, which takes memory of its own for each run.
     """
     tasks = list(program.tasks)
-    takes_part = program.in_threads or any(
+    takes_part = any(spec.placement not in PLACEMENTS for spec in program.given.values()) or any(
         task.is_on_host or is_outside(task.request.chain) for task in tasks
     )
     return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= ahead_of(program, pieces)
@@ -50,38 +52,29 @@ class RepeatedRuns:
     """
 
     def __init__(self, program: Program) -> None:
-        self._given = {
-            name: home.spec.nbytes
-            for name, home in program.homes.items()
-            if home.offset is None and not home.of
-        }
+        self._given = tuple(program.given)
         self._overlap = program.overlap
         #: Of each run: whether it may be recorded, and what was.
         self._seen: dict[Addresses, bool] = {}
         self._recorded: dict[Addresses, Recorded] = {}
 
-    def addresses(
-        self, device: Device, arrays: Mapping[str, Source], base: int
-    ) -> Addresses | None:
-        """Where a run finds all that it takes; None where some of it is not pinned."""
-        found: list[int | tuple[int, tuple[int, ...]]] = [base]
-        for name, nbytes in self._given.items():
-            array = arrays[name]
-            if isinstance(array, DeviceView):
-                found.append(array.pointer)
-                continue
-            pointer = int(array.__array_interface__["data"][0])
-            if not device.is_pinned(pointer, nbytes):
-                return None
-            found.append((pointer, array.strides))
-        return tuple(found)
+    def addresses(self, arrays: Mapping[str, Source], base: int) -> Addresses:
+        """Where a run finds all that it takes."""
+        given = (arrays[name] for name in self._given)
+        return (
+            base,
+            *(
+                each.pointer
+                if isinstance(each, DeviceView)
+                else (int(each.__array_interface__["data"][0]), each.strides)
+                for each in given
+            ),
+        )
 
     def of(
-        self, device: Device, addresses: Addresses | None, issue: Callable[[Run], Any]
+        self, device: Device, addresses: Addresses, issue: Callable[[Run], Any]
     ) -> Recorded | None:
         """What was recorded for some addresses, or is now that a run comes to them again."""
-        if addresses is None:
-            return None
         found = self._recorded.pop(addresses, None)
         if found is None and self._seen.get(addresses):
             found = device.record(issue, overlap=self._overlap)

@@ -11,6 +11,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.plan import NetworkPlan
 from tests.support.on_device import on_the_device
 
@@ -65,6 +66,11 @@ def assert_same(step, expected):
 
 def places(step):
     return {name: ooc_cudnn.placement(gradient) for name, gradient in step.gradients.items()}
+
+
+def bytes_of(gradients):
+    """Of the block in which they lie."""
+    return sum(aligned(gradient.nbytes) for gradient in gradients.values())
 
 
 def array_bytes():
@@ -161,8 +167,7 @@ def test_nothing_of_parameters_and_gradients_crosses_the_link():
     step(**case.inputs)
     assert step.plan.bytes_in == case.inputs["labels"].nbytes + 8  # and the loss's own gradient
     assert step.plan.bytes_out == step.plan.host_bytes == 8  # the loss
-    total = sum(gradient.nbytes for gradient in step.gradients.values())
-    assert step.plan.gradient_bytes == 2 * total
+    assert step.plan.gradient_bytes == 2 * bytes_of(step.gradients)
     assert "gradients  " in step.plan.explain()
 
 
@@ -181,7 +186,7 @@ def test_the_limit_holds_to_the_byte():
     step = case.step(memory_limit=least)
     with ooc_cudnn.settings(memory_limit=1000):  # the step's goes before it
         first, plan = profiled(step, case.inputs)
-        one_set = sum(gradient.nbytes for gradient in step.gradients.values())
+        one_set = bytes_of(step.gradients)
         assert first == others + plan.device_bytes + one_set == least - one_set
         assert profiled(step, case.inputs) == (least, plan)
         assert profiled(step, case.inputs) == (least, plan)
@@ -292,6 +297,6 @@ def test_a_step_is_planned_without_data():
     x = ooc_cudnn.TensorSpec(case.inputs["x"].shape, "float64", "device")
     plan = case.step().planned_for({"x": x}, machine="host")
     everything = case.step().planned_for({}, machine="host")
-    assert plan.gradient_bytes == 2 * x.nbytes
+    assert plan.gradient_bytes == 2 * aligned(x.nbytes)
     assert everything.gradient_bytes == 0
     assert plan.bytes_in == everything.bytes_in - x.nbytes

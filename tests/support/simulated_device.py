@@ -159,7 +159,15 @@ class SimulatedDevice:
 
     # Device memory -----------------------------------------------------------------------------
 
-    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
+    def as_array(
+        self,
+        allocation: Allocation,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        start: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> Any:
         array = simulated_array(shape, dtype, "device")
         array.allocation = allocation  # type: ignore[attr-defined]  # keeps it counted
         return array

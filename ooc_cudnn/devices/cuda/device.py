@@ -184,13 +184,21 @@ class CudaDevice:
             follow_last_run(self, stream)
         return identity_of(stream)
 
-    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> Any:
+    def as_array(
+        self,
+        allocation: Allocation,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        start: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> Any:
         """Return a CuPy array over the allocation."""
         memory = self._cupy.cuda.UnownedMemory(
             allocation.pointer, allocation.nbytes, allocation, self.index
         )
         return self._cupy.ndarray(
-            shape, numpy_dtype(dtype), self._cupy.cuda.MemoryPointer(memory, 0)
+            shape, numpy_dtype(dtype), self._cupy.cuda.MemoryPointer(memory, start), strides
         )
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> Any:

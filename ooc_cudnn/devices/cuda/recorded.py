@@ -63,17 +63,23 @@ class CudaGraph:
         finalizer = weakref.finalize(self, runtime.graphExecDestroy, self._graph)
         finalizer.atexit = False  # the process takes it along
 
-    def launch(self, *, wait: bool) -> None:
-        """Run it on the caller's stream, behind the last run; with `wait` the host waits for it."""
-        import cupy
-
+    def launch(self) -> None:
+        """Run it on the caller's stream, behind the last run."""
         self._device.use()
-        stream = cupy.cuda.get_current_stream()
+        stream = self._stream()
         follow_last_run(self._device, stream)
         self._runtime.graphLaunch(self._graph, stream.ptr)
         mark_last_run(self._device, stream)
-        if wait:
-            self._runtime.streamSynchronize(stream.ptr)
+
+    def wait(self) -> None:
+        """Wait for the caller's stream."""
+        self._runtime.streamSynchronize(self._stream().ptr)
+
+    @staticmethod
+    def _stream() -> Any:
+        import cupy
+
+        return cupy.cuda.get_current_stream()
 
 
 class _Recording(Streams):

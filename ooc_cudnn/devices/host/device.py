@@ -146,12 +146,21 @@ class HostDevice:
 
     # Device memory -----------------------------------------------------------------------------
 
-    def as_array(self, allocation: Allocation, shape: tuple[int, ...], dtype: str) -> HostArray:
+    def as_array(
+        self,
+        allocation: Allocation,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        start: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> HostArray:
         """Return an array over the allocation, marked as living on the device."""
-        count = math.prod(shape) * numpy_dtype(dtype).itemsize
-        raw: Any = (ctypes.c_char * count).from_address(allocation.pointer)
+        kind = numpy_dtype(dtype)
+        count = math.prod(shape) * kind.itemsize
+        raw: Any = (ctypes.c_char * count).from_address(allocation.pointer + start)
         raw.allocation = allocation  # keeps it alive
-        return np.ndarray(shape, numpy_dtype(dtype), buffer=raw).view(HostDeviceArray)
+        return np.ndarray(shape, kind, raw, strides=strides).view(HostDeviceArray)
 
     def copy_in(self, destination: DeviceView, source: HostArray | DeviceView, stream: Any) -> None:
         array = source if isinstance(source, np.ndarray) else _array(source)

@@ -65,12 +65,13 @@ def test_it_is_launched_behind_the_last_run_and_is_the_last(device):
     graph = CudaGraph(device, OWN, two_steps, overlap=True)
     device.last_compute = identity_of(Stream("another")), "its end"
     device.asked.clear()
-    graph.launch(wait=False)
+    graph.launch()
     assert device.asked == [
         ("wait", "user"), ("launch", "instance of graph", "user"), ("record", "user")
     ]  # fmt: skip
     assert device.last_compute[0] == identity_of(device.users)
-    graph.launch(wait=True)
+    graph.launch()
+    graph.wait()
     assert device.asked[-1] == ("synchronize", "user")
 
 

@@ -1,0 +1,60 @@
+"""Arrays as a step takes them: looked at once, and again only where they have moved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.host.device import HostDeviceArray
+from ooc_cudnn.tensor import TensorSpec
+
+
+class Wrapping:
+    """Wraps the arrays that a network holds, call after call.
+
+    A network has hundreds. Of an array on the device it keeps the address and the spec. Memory of
+    the host is asked each time whether it is still pinned, but for arrays of the library's own.
+    """
+
+    def __init__(self) -> None:
+        self._there: dict[str, tuple[Hashable, Wrapped]] = {}
+        self._own: dict[str, Wrapped] = {}
+
+    def __call__(self, name: str, array: Any, device: Device) -> Wrapped:
+        """An array, wrapped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `wrap`.
+        """
+        own = self._own.get(name)
+        if own is not None and own.array is array:
+            return own
+        where = _where(array, device)
+        known = self._there.get(name)
+        if where is not None and known is not None and known[0] == where:
+            return Wrapped(array, known[1].spec, known[1].pointer)
+        found = wrap(array, device, name=name)
+        if where is not None:
+            self._there[name] = where, found._replace(array=None)
+        return found
+
+    def note(self, name: str, array: Any, spec: TensorSpec) -> None:
+        """Take an array that the library has made, in pinned memory that nobody can unpin."""
+        self._own[name] = Wrapped(array, spec, address_of(array))
+
+
+def _where(array: Any, device: Device) -> Hashable:
+    """Where and how an array lies on the device; None if it does not."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        pointer = array.data.ptr
+    elif device.kind == "host" and isinstance(array, HostDeviceArray):
+        pointer = address_of(array)
+    else:
+        return None
+    return pointer, array.shape, array.strides, array.dtype, device.name
