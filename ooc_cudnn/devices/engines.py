@@ -32,6 +32,8 @@ from perfmodel.record import Record, Table, number, rounded, text, whole
 MEASURED = " (measured)"
 #: An engine that takes more workspace is to save this share of the seconds.
 WORTH_WORKSPACE = 0.02
+#: Of engines, as they are asked for.
+FORMS = ("", "widened", "heuristics")
 
 
 class EngineFailedError(RuntimeError):
@@ -49,7 +51,8 @@ class Engine(Record):
     knobs : mapping from str to int
         How it is set, by the names of cuDNN's kinds of knobs; empty for its own defaults.
     form : str
-        "widened" where it computes the inputs converted to float32; else empty.
+        "widened" where it computes the inputs converted to float32; "heuristics" where it is
+        whatever cuDNN's heuristics choose (`HEURISTICS`); else empty.
     """
 
     number: int
@@ -63,8 +66,13 @@ class Engine(Record):
         lowest = -(2**63)
         knobs = {text("knob", name): whole(name, at, lowest) for name, at in self.knobs.items()}
         object.__setattr__(self, "knobs", Table(knobs))
-        if self.form not in ("", "widened"):
-            raise ValueError(f"form is {self.form!r}; it must be 'widened' or nothing")
+        if self.form not in FORMS:
+            raise ValueError(f"form is {self.form!r}; it must be one of {FORMS}")
+
+
+#: What the heuristics choose, whichever it is. It stands for an engine that cuDNN does not run when
+#: it is asked for by its number: a knob may have no name.
+HEURISTICS = Engine(0, form="heuristics")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Engine, EngineFailedError, Measured, Option, front
+from ooc_cudnn.devices.engines import (
+    HEURISTICS,
+    Engine,
+    EngineFailedError,
+    Measured,
+    Option,
+    front,
+)
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.engine_errors import Checked, Checks
@@ -43,9 +50,6 @@ SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
 #: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
 #: have been disturbed.
 SUSPICIOUS = 1.5
-#: What runs where nothing was measured is left to run if it takes less than this share of what the
-#: best that can be asked for does: a table is worth a little, plans then know the seconds.
-WORTH_NO_TABLE = 0.95
 #: Launches that are timed, after as many that only warm up; of those that take longer than so many
 #: seconds, one.
 LAUNCHES, LONG_SECONDS = 3, 5e-3
@@ -148,7 +152,7 @@ class Tuning:
             Check them with the padding of pieces at a border, too, so that they are used there.
         chosen : Engine, optional
             What runs it where nothing was measured, perhaps at another size: it is tried first.
-            Where cuDNN does not run it when it is asked for, nothing slower takes its place.
+            Where cuDNN does not run it when it is asked for, it stays what the heuristics choose.
         also : iterable of Engine
             Try these, too.
         """
@@ -188,10 +192,6 @@ class Tuning:
                     rights[option.engine] = None
         if found:
             found += self._sparing(found, once, ranked, right)
-        if found and all(option.engine != chosen for option in once):
-            as_it_is = self._timed_as_it_is(launched)
-            if as_it_is < WORTH_NO_TABLE * min(timed.option.seconds for timed in found):
-                return None  # no engine that can be asked for is as fast as the heuristics' choice
         return _as_measured(operation, found, is_complete=is_complete and every and compiled)
 
     def measured_again(
@@ -235,6 +235,9 @@ class Tuning:
         """What runs where nothing was measured, however little room there is; timed once each."""
         found, ranked = list[Option](), [] if chosen is None else [chosen]
         self._timed_once(quick, launched, ranked, found)
+        if ranked and not found:
+            ranked.append(HEURISTICS)
+            self._timed_once(quick, launched, [HEURISTICS], found)
         for share in SPARING_SHARES:
             budget = int(share * self.bench.limit_bytes)
             if min([option.workspace_bytes for option in found], default=math.inf) <= budget:
@@ -295,14 +298,6 @@ class Tuning:
                 exact = right(option)
                 kept += [] if exact is None else [Timed(exact, None, exact.seconds)]
         return [each for each in kept if all(each.option.engine != f.option.engine for f in found)]
-
-    def _timed_as_it_is(self, launched: Launched) -> float:
-        """Seconds of a launch by what runs it now; infinite where that fails, or finds no room."""
-        try:
-            timed = self.bench.time_launch(launched)
-        except (EngineFailedError, DeviceOutOfMemoryError):
-            return math.inf
-        return math.inf if timed is None else timed[0].seconds
 
     def _timed(self, launched: Launched, option: Option) -> Timed | None:
         """An option with its seconds on a launch; None where it fails, or finds no room."""

@@ -14,10 +14,12 @@ from ooc_cudnn.devices.engines import Engine, Measured, Option
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
 from ooc_cudnn.pipeline.program import Task
+from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
 
 X, W = (16, 64, 32, 32), (64, 64, 3, 3)
@@ -74,6 +76,14 @@ def test_an_engine_that_cannot_is_passed_over(cuda_device, random):
     assert np.abs(y - expected).max() < ERRORS["strict"] * np.abs(expected).max()
 
 
+def is_one_without_engines(task, known):
+    """Whether all engines that were measured are wrong with the padding of a task's pieces."""
+    launches = distinct_launches(task.request, task.plan)
+    operations = [launch.operation for launch, _ in launches]
+    convolutions = [each for each in operations if isinstance(each, AnyConvolution)]
+    return any(known.nearest(each) and not known.options(each) for each in convolutions)
+
+
 @pytest.mark.parametrize("precision", ERRORS)
 @pytest.mark.parametrize("machine", [None, "h200"])  # by measured seconds, or by a named machine's
 @pytest.mark.filterwarnings("ignore:.*not calibrated|the machine model asked for")
@@ -98,8 +108,9 @@ def test_a_tuned_step_is_right_and_uses_its_engines(cuda_device, random, precisi
         assert step(**inputs) == pytest.approx(value, rel=ERRORS[precision])
         (ready,) = step._ready.values()
         tasks = [item for item in ready.planned.placed.program.items if isinstance(item, Task)]
+        known = tables_of(cuda_device)
         for task in tasks:
-            if task.name.startswith("convolution"):
+            if task.name.startswith("convolution") and not is_one_without_engines(task, known):
                 engines = [name for name in task.plan.algorithms if name.startswith("eng")]
                 assert all(name.endswith("(measured)") for name in engines), task.name
         assert any("(measured)" in name for task in tasks for name in task.plan.algorithms)

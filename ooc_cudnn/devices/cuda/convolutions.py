@@ -21,7 +21,7 @@ from typing import Any
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
-from ooc_cudnn.devices.engines import Engine, EngineFailedError, Kind, Tables
+from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
@@ -93,12 +93,7 @@ class Convolutions:
     def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
         """Return the heuristics' choice: `devices.engines.Engines`."""
         with self._lock:
-            try:
-                found = self._ranked.get((operation, budget_bytes)) or self._rank_first(
-                    operation, budget_bytes
-                )
-            except CudnnError:  # a convolution that no plan launches may be too large for cuDNN
-                return None
+            found = self._by_heuristics(operation, budget_bytes)
         return None if found is None else self._plans.engine_of(found)
 
     def candidates(
@@ -153,13 +148,28 @@ class Convolutions:
         key = operation, engine
         if key not in self._of_engines:
             self._of_engines[key] = None
-            if _is_for_cudnn(operation) and (Kind.of(operation), engine) not in self._failed:
+            has_failed = (Kind.of(operation), engine) in self._failed
+            if engine == HEURISTICS and not has_failed:
+                found = self._by_heuristics(operation, None)
+                self._of_engines[key] = found and found._replace(asked=engine)
+            elif _is_for_cudnn(operation) and not has_failed:
                 widened = engine.form == "widened"
                 fitting = (f for f in forms(operation) if (f.name == "widened") == widened)
                 with _errors_collected():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
                     self._of_engines[key] = next(filter(None, built), None)
         return self._of_engines[key]
+
+    def _by_heuristics(
+        self, operation: AnyConvolution, budget_bytes: int | None
+    ) -> Executable | None:
+        """The heuristics' choice, which is not kept: what is measured may be launched nowhere."""
+        try:
+            return self._ranked.get((operation, budget_bytes)) or self._rank_first(
+                operation, budget_bytes
+            )
+        except CudnnError:  # a convolution that no plan launches may be too large for cuDNN
+            return None
 
     def _rank_first(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
         if not _is_for_cudnn(operation):
