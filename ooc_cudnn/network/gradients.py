@@ -6,15 +6,19 @@ Those of a call lie in one block, one after the other: what is allocated is one 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.memory.loans import Lent
+from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 #: Those of the call before are there until the new ones are whole.
 SETS = 2
+#: Blocks that are remembered, by turns.
+MOST_BLOCKS = 4
 
 
 def gradients_there(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -63,13 +67,39 @@ def block_bytes(specs: Mapping[str, TensorSpec]) -> int:
     return sum(aligned(spec.nbytes) for spec in specs.values())
 
 
-def in_a_block(specs: Mapping[str, TensorSpec]) -> dict[str, int]:
-    """Where in a block each tensor begins, in bytes."""
-    found, start = {}, 0
-    for name, spec in specs.items():
-        found[name] = start
-        start += aligned(spec.nbytes)
-    return found
+class Block:
+    """How gradients lie in a block; where that is, is another matter each time.
+
+    Parameters
+    ----------
+    specs : mapping
+        Of each tensor, by name.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        self._specs, self._starts = dict(specs), dict[str, int]()
+        self.nbytes = 0
+        for name, spec in specs.items():
+            self._starts[name] = self.nbytes
+            self.nbytes += aligned(spec.nbytes)
+        self._views = dict[int, dict[str, DeviceView]]()
+
+    def views(self, pointer: int) -> Mapping[str, DeviceView]:
+        """Every tensor of a block at an address."""
+        found = self._views.pop(pointer, None)
+        if found is None:
+            found = {
+                name: DeviceView(pointer + self._starts[name], spec.dtype, spec.shape, spec.strides)
+                for name, spec in self._specs.items()
+            }
+        self._views[pointer] = found  # the last used is the last to go
+        if len(self._views) > MOST_BLOCKS:
+            self._views.pop(next(iter(self._views)))
+        return found
+
+    def arrays(self, memory: Any, make: Callable[[Any, TensorSpec, int], Any]) -> dict[str, Any]:
+        """An array for each tensor; `make` is given the memory, what lies there, and from where."""
+        return {name: make(memory, spec, self._starts[name]) for name, spec in self._specs.items()}
 
 
 class Kept:
@@ -77,16 +107,16 @@ class Kept:
 
     Parameters
     ----------
-    block : Lent, optional
+    memory : optional
         What they lie in.
     """
 
-    def __init__(self, block: Lent | None = None) -> None:
-        self._block = None if block is None else weakref.ref(block)
-        self._nbytes = 0 if block is None else block.nbytes
+    def __init__(self, memory: Allocation | None = None) -> None:
+        self._memory = None if memory is None else weakref.ref(memory)
+        self._nbytes = 0 if memory is None else memory.nbytes
 
     @property
     def nbytes(self) -> int:
         """Bytes of the device that they hold now."""
-        is_held = self._block is not None and self._block() is not None
+        is_held = self._memory is not None and self._memory() is not None
         return self._nbytes if is_held else 0

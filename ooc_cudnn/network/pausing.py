@@ -16,11 +16,14 @@ from ooc_cudnn.arrays.copying import memcpy
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import OocError
+from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.final import when_final
 from ooc_cudnn.network.given import NONE, arrays_given, check_given, plain, results_given
+from ooc_cudnn.network.gradients import Block
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import PLAIN, Making, Ready
 from ooc_cudnn.network.tensors import Tensor
@@ -129,8 +132,13 @@ class ReadyParts(Ready):
         self.groups = tuple(names for _, names in final)
         self.parts = parts_of(program, (program.pause, *(end for end, _ in final[:-1])))
         self.executors = [Executor(each) for each in self.parts.programs]
-        #: The tensors that hold gradients.
+        #: The tensors that hold gradients, and of each group those on the device.
         self.bases = frozenset(step.base(name) for name in step.gradients.values())
+        left = dict(self._gradients)
+        of_groups = [dict.fromkeys(step.base(step.gradients[n]) for n in g) for g in self.groups]
+        self.blocks = [
+            Block({base: left.pop(base) for base in bases if base in left}) for bases in of_groups
+        ]
 
     def forward(
         self,
@@ -172,6 +180,9 @@ class Paused:
         self.groups = ready.groups
         others = {*ready._results, *ready.changed} - ready.bases
         self._made = ready._results_made(given, others, making)
+        #: Memory of the gradients on the device, of each group that has any and is to be made.
+        self._memory: dict[int, Allocation] = {}
+        self._views: dict[str, DeviceView] = {}
         with arena.lock, interrupts.deferred():
             self._run(self._reserved())
             arena.settle(self)
@@ -190,9 +201,17 @@ class Paused:
         """Run the next part."""
         ready, at, self._next = self._ready, self._next, None
         assert at is not None
-        arrays = ready._sources(self._own, self._given, self._made)
+        arrays = ready._sources(self._own, self._given, self._made) | self._views
         wait = self._making is PLAIN or not ready.is_all_there
-        ready._observed(ready.executors[at], arrays, block, wait=wait)
+
+        def make_arrays() -> None:
+            memory = self._memory.pop(at - 1, None)
+            if memory is not None:
+                own = self._making.memory
+                make = ready._in_memory if own is None else own.in_block
+                self._made.update(ready.blocks[at - 1].arrays(memory, make))
+
+        ready._observed(ready.executors[at], arrays, block, wait=wait, meanwhile=make_arrays)
         self._next = at + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:
@@ -219,7 +238,16 @@ class Paused:
             raise OocError("backward has run: what forward kept for it is gone; run forward again")
         ready = self._ready
         self._take(seeds)
-        self._made |= ready._results_made(self._given, ready.bases, self._making)
+        on_host = ready.bases - ready._gradients.keys()
+        self._made |= ready._results_made(self._given, on_host, self._making)
+        own = self._making.memory
+        for group, gradients in enumerate(ready.blocks):
+            if gradients.nbytes:
+                memory = (
+                    ready._memory_for(gradients) if own is None else own.block(gradients.nbytes)
+                )
+                self._memory[group] = memory
+                self._views |= gradients.views(memory.pointer)
         return self.go_on()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.memory.loans import Lent
+from ooc_cudnn.memory.loans import Allocation, Lent
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
-from ooc_cudnn.network.gradients import block_bytes, bytes_there, gradients_of, in_a_block
+from ooc_cudnn.network.gradients import Block, bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import changed_by, results_of
 from ooc_cudnn.pipeline.execute import Executor
@@ -25,25 +25,35 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
 
+class Memory(Protocol):
+    """How another framework makes what is on the device: the arrays are its own then."""
+
+    def array(self, spec: TensorSpec) -> Any:
+        """An array by itself."""
+
+    def block(self, nbytes: int) -> Allocation:
+        """A block, for several arrays."""
+
+    def in_block(self, block: Any, spec: TensorSpec, start: int) -> Any:
+        """An array from a byte of a block on, which it keeps alive."""
+
+
 class Making(NamedTuple):
     """What whoever runs a step does itself.
 
     Attributes
     ----------
-    on_device : callable, optional
-        Makes an array on the device, of another framework, for a spec; it is not the library's
-        then.
+    memory : Memory, optional
+        Where results on the device are made; the library's own without it.
     changing : collection of str
         What is given that the step may change where it lies; of all else it changes copies.
     """
 
-    on_device: Callable[[TensorSpec], Any] | None = None
+    memory: Memory | None = None
     changing: Collection[str] = ()
 
 
 PLAIN = Making()
-#: Blocks of gradients, by turns: those of a call are there until the next one's are.
-MOST_BLOCKS = 4
 
 
 class Ready:
@@ -93,8 +103,8 @@ class Ready:
             yield name, _within(block, start, program.between[name])
 
     def _made(self, spec: TensorSpec, making: Making = PLAIN) -> Any:
-        if making.on_device is not None and spec.placement == "device":
-            return making.on_device(spec)
+        if making.memory is not None and spec.placement == "device":
+            return making.memory.array(spec)
         order, limit = spec.order or "channels_first", self.planned.plan.memory_limit
         return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order, limit)
 
@@ -123,6 +133,16 @@ class Ready:
                 continue
             yield name, _within(block, start, spec)
             start += aligned(spec.nbytes)
+
+    def _memory_for(self, block: Block) -> Lent:
+        """Memory for a block of gradients."""
+        limit = self.planned.plan.memory_limit
+        return self.device.arena.allocate_array(block.nbytes, limit)
+
+    def _in_memory(self, memory: Allocation, spec: TensorSpec, start: int) -> Any:
+        """An array from a byte of a block on."""
+        strides = tuple(step * spec.itemsize for step in spec.strides)
+        return self.device.as_array(memory, spec.shape, spec.dtype, start=start, strides=strides)
 
     def _sources(
         self, own: Mapping[str, Any], given: Mapping[str, Wrapped], made: Mapping[str, Any]
@@ -192,40 +212,12 @@ class ReadyStep(Ready):
         super().__init__(planned, device)
         self.executor = Executor(self.program)
         self._own = dict(self._in_block())
-        self._starts = in_a_block(self._gradients)
-        #: Where gradients were, by the addresses of the last blocks.
-        self._gradient_views = dict[int, dict[str, DeviceView]]()
+        #: Of the gradients on the device.
+        self._block = Block(self._gradients)
 
-    def gradient_block(self) -> Lent | None:
+    def gradient_memory(self) -> Lent | None:
         """Memory for the gradients on the device; None if there are none."""
-        if not self._gradients:
-            return None
-        arena, limit = self.device.arena, self.planned.plan.memory_limit
-        return arena.allocate_array(block_bytes(self._gradients), limit)
-
-    def _views_in(self, block: Lent) -> Mapping[str, DeviceView]:
-        known = self._gradient_views.pop(block.pointer, None)
-        if known is None:
-            known = {
-                name: DeviceView(
-                    block.pointer + self._starts[name], spec.dtype, spec.shape, spec.strides
-                )
-                for name, spec in self._gradients.items()
-            }
-        self._gradient_views[block.pointer] = known
-        if len(self._gradient_views) > MOST_BLOCKS:
-            self._gradient_views.pop(next(iter(self._gradient_views)))
-        return known
-
-    def _arrays_in(self, block: Lent) -> Iterator[tuple[str, Any]]:
-        for name, spec in self._gradients.items():
-            strides = tuple(step * spec.itemsize for step in spec.strides)
-            yield (
-                name,
-                self.device.as_array(
-                    block, spec.shape, spec.dtype, start=self._starts[name], strides=strides
-                ),
-            )
+        return self._memory_for(self._block) if self._gradients else None
 
     def run(
         self,
@@ -233,7 +225,7 @@ class ReadyStep(Ready):
         making: Making = PLAIN,
         *,
         wait: bool = True,
-        block: Lent | None = None,
+        memory: Lent | None = None,
     ) -> dict[str, Any]:
         """Run on given arrays; return every result by the name of its tensor.
 
@@ -244,20 +236,19 @@ class ReadyStep(Ready):
         making : Making
         wait : bool
             Whether the host waits until all is there.
-        block : Lent, optional
-            Where gradients on the device are to be, as from `gradient_block`. Their arrays are made
-            while the device works.
+        memory : Lent, optional
+            Where gradients on the device are to be, if there are any: `gradient_memory`. Their
+            arrays are made while the device works.
         """
-        made = self._results_made(
-            given, {*self._results, *self.changed} - self._gradients.keys(), making
-        )
+        names = {*self._results, *self.changed} - self._gradients.keys()
+        made = self._results_made(given, names, making)
         arrays = self._sources(self._own, given, made)
-        if block is not None:
-            arrays |= self._views_in(block)
+        if memory is not None:
+            arrays |= self._block.views(memory.pointer)
 
         def make_arrays() -> None:
-            if block is not None:
-                made.update(self._arrays_in(block))
+            if memory is not None:
+                made.update(self._block.arrays(memory, self._in_memory))
 
         with self.device.arena.lock, interrupts.deferred():
             self._observed(self.executor, arrays, wait=wait, meanwhile=make_arrays)

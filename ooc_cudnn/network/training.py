@@ -84,10 +84,10 @@ class TrainingStep(Prepared[ReadyStep]):
         given = self._given(device, inputs)
         ready = self._prepared(device, given)
         self._last, self.plan = ready.planned, ready.planned.plan
-        block = ready.gradient_block()
-        results = ready.run(given, block=block)
+        memory = ready.gradient_memory()
+        results = ready.run(given, memory=memory)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
-        kept = Kept(block)
+        kept = Kept(memory)
         value = number(ready.of(results, step.outputs[0]))
         # all is there: from here on nothing can fail, and Ctrl-C waits
         with interrupts.deferred():

@@ -99,10 +99,40 @@ def empty_there(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
 
 
+class OneTensor:
+    """Memory of PyTorch's that several tensors share."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self.storage = tensor.untyped_storage()
+        self.pointer, self.nbytes = tensor.data_ptr(), nbytes
+
+
+class InTensors:
+    """Results on a card as tensors of PyTorch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def array(self, spec: TensorSpec) -> torch.Tensor:
+        """A tensor by itself."""
+        return empty_there(spec, self._device)
+
+    def block(self, nbytes: int) -> OneTensor:
+        """Memory for several tensors."""
+        return OneTensor(nbytes, self._device)
+
+    def in_block(self, block: OneTensor, spec: TensorSpec, start: int) -> torch.Tensor:
+        """A tensor from a byte of a block on."""
+        dtype = getattr(torch, spec.dtype)
+        made = torch.empty(0, dtype=dtype, device=self._device)
+        first = start // dtype.itemsize
+        return made.set_(block.storage, first, spec.shape, spec.strides)
+
+
 def making_there(device: torch.device, changing: Collection[str]) -> Making:
     """Results on a card as tensors of PyTorch; there, nobody waits for what is not on the host."""
-    on_device = partial(empty_there, device=device) if device.type == "cuda" else None
-    return Making(on_device, changing)
+    return Making(InTensors(device) if device.type == "cuda" else None, changing)
 
 
 def packed_there(gradient: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -285,20 +285,25 @@ def first_alone(
 
 
 def _apart(gradients: Sequence[Any], devices: Sequence[torch.device]) -> list[torch.Tensor | None]:
-    """Gradients as tensors that share no memory: their owners may change them in place."""
-    found: list[torch.Tensor | None] = []
-    taken = set[int]()
-    for gradient, device in zip(gradients, devices, strict=True):
-        if gradient is None:
-            found.append(None)
-            continue
-        made = tensor_of(gradient)
-        start = made.untyped_storage().data_ptr()
-        if start in taken:
-            made = made.clone()
-        taken.add(start)
-        found.append(made if made.device == device else made.to(device))
+    """Gradients as tensors that do not overlap: their owners may change them in place."""
+    found = [None if each is None else tensor_of(each) for each in gradients]
+    spans = [(*_span(each), index) for index, each in enumerate(found) if each is not None]
+    end = 0
+    for start, stop, index in sorted(spans):
+        each = found[index]
+        assert each is not None
+        if start < end:
+            each = each.clone()
+        end = max(end, stop)
+        found[index] = each if each.device == devices[index] else each.to(devices[index])
     return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of a tensor's first byte, and of the first one behind it."""
+    start = tensor.data_ptr()
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def handed(

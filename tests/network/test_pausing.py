@@ -16,6 +16,7 @@ from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Home, Move, Program
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.network_checks import assert_close
+from tests.support.on_device import on_the_device
 
 SHAPE = (4, 3, 32, 32)
 LARGE, SMALL, LEAST = "64MiB", "400KiB", "200KiB"
@@ -282,3 +283,41 @@ def test_what_is_kept_at_a_pause_goes_by_bytes_and_not_by_names():
     assert parts_of(program, [1]).kept == (((0, 24),),)
     again = (items[0], items[0], items[1])  # what is fetched anew need not stay
     assert parts_of(Program("again", again, homes, 256), [1]).kept == ((),)
+
+
+@pytest.mark.parametrize("pause_bytes", [None, 1, 2000])
+def test_gradients_on_the_device_are_handed_out_group_by_group(pause_bytes):
+    """Those of a group lie in a block of their own, which goes with them."""
+    _, _, expected, _ = run(LARGE)
+    net, (y, _) = network()
+    x, seeds = arrays(net, [y])
+    for name, array in net.parameters.items():
+        net.parameters[name] = on_the_device(
+            array, ("channels_first", "channels_last")[array.ndim > 2]
+        )
+    gc.collect()
+    arena = get_device("host").arena
+    before = arena.array_bytes
+    step = net.pausing_step(y, memory_limit=LARGE)
+    step.pause_bytes = pause_bytes
+    paused = step.forward(x=x)
+    found = paused.begin_backward(seeds)
+    while not paused.is_over:
+        found |= paused.go_on()
+    assert found.keys() == expected.keys()
+    there = {name for name in found if ooc_cudnn.placement(found[name]) == "device"}
+    assert there == {*net.parameters}
+    for name, gradient in expected.items():
+        assert_close(found[name], gradient, name)
+        if name in there and gradient.ndim == 4:
+            assert found[name].strides == net.parameters[name].strides
+    held = arena.array_bytes - before
+    groups = [group for group in paused.groups if there.intersection(group)]
+    assert len(groups) == 1 if pause_bytes is None else len(groups) > 1
+    for name in groups[0]:
+        del found[name]
+    gc.collect()
+    assert arena.array_bytes - before < held
+    del found, gradient, paused
+    gc.collect()
+    assert arena.array_bytes == before

@@ -1,5 +1,6 @@
 """What the door does on a card, as far as it shows without one."""
 
+import itertools
 import weakref
 from contextlib import contextmanager
 
@@ -11,9 +12,10 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network import prepared
+from ooc_cudnn.network.gradients import Block
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
-from ooc_cudnn.torch.cards import InPyTorchsPool, empty_there
+from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
 from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.wrapping import Wrapping
 
@@ -36,6 +38,40 @@ def test_results_lie_as_their_spec_says():
     spec = TensorSpec((2, 3, 4, 5), "float64", "device", (60, 1, 15, 3))
     made = empty_there(spec, HERE)
     assert (made.shape, made.stride(), made.dtype) == (spec.shape, spec.strides, torch.float64)
+
+
+def test_several_results_lie_in_one_tensor():
+    memory = InTensors(HERE)
+    specs = {
+        "a": TensorSpec((5,), "float32", "device"),
+        "b": TensorSpec((2, 3, 4, 5), "float64", "device", (60, 1, 15, 3)),
+    }
+    gradients = Block(specs)
+    block = memory.block(gradients.nbytes)
+    made = gradients.arrays(block, memory.in_block)
+    views = gradients.views(block.pointer)
+    for name, spec in specs.items():
+        assert (made[name].shape, made[name].stride()) == (spec.shape, spec.strides)
+        assert made[name].data_ptr() == views[name].pointer
+        assert made[name].untyped_storage().data_ptr() == block.pointer
+        made[name].fill_(ord(name))
+    assert gradients.views(block.pointer) is views
+    del block
+    assert {name: float(each.mean()) for name, each in made.items()} == {"a": 97.0, "b": 98.0}
+
+
+def test_gradients_that_overlap_are_copied_and_others_are_not():
+    whole = torch.arange(24.0).reshape(2, 3, 4)
+    given = [whole[:, 1:], None, whole[0], torch.ones(3), whole[1, 2]]
+    found = function._apart(given, [HERE] * len(given))
+    for index, each in enumerate(given):
+        if each is not None:
+            assert torch.equal(found[index], each)
+            found[index].zero_()
+    assert [each is None for each in found] == [False, True, False, False, False]
+    spans = sorted(function._span(each) for each in found if each is not None)
+    assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
+    assert found[3] is given[3]
 
 
 def test_a_tensor_is_looked_at_again_where_it_has_moved():
