@@ -1,6 +1,7 @@
 """Two processes train together: DistributedDataParallel around a model under a limit."""
 
 import fcntl
+import json
 import os
 import re
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ooc_cudnn.torch as ooc
+from benchmarks import ddp_scale
 from examples import ddp_resnet50
 from tests.support import ddp_ranks
 from tests.support.ddp_ranks import OPTIONS, RANKS, STEPS, UNEVEN, images, loss_of, model
@@ -168,3 +170,11 @@ def test_a_part_that_is_wrapped_already_is_refused(tmp_path):
             ooc.limit(inner, "1MiB")
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_quick_run_of_the_benchmark_writes_verified_results(tmp_path):
+    given = ["--quick", "--device", "host", "--output", str(tmp_path), "--scratch", str(tmp_path)]
+    assert ddp_scale.main(given) == 0
+    report = json.loads((tmp_path / "ddp_scale.json").read_text())
+    assert report["verified"] is True
+    assert report["measurements"]["2: rank 0"]["ranks_are_equal"] is True

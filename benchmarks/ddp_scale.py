@@ -1,0 +1,83 @@
+"""ResNet-50 under a memory limit on one card, and on two by DistributedDataParallel.
+
+Each rank is a process that torchrun starts, and has its own images. The step of the optimizer is
+part of what is timed. The first loss is compared with PyTorch's. In the end the weights of all ranks
+must be equal to the last bit. On the host (`--quick`) two tiny ranks train by gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from ooc_cudnn.bench.timing import Timing
+
+NAME = "ddp_scale"
+#: Of the loss in TF32, whose rounding is averaged.
+LOSS_TOLERANCE = 1e-2
+#: A rank that hangs is ended.
+PATIENCE_SECONDS = 240
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, default=768, help="images of a rank")
+    parser.add_argument("--limit", default="16GiB", help="device memory of a rank")
+    parser.add_argument("--cards", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=10)
+
+
+def body(report: common.Report) -> None:
+    asked = report.arguments
+    options = {"batch": asked.batch, "image": 224, "limit": asked.limit, "repeats": asked.repeats}
+    counts = asked.cards
+    if report.quick:
+        options = {"batch": 4, "image": 32, "limit": "4MiB", "repeats": 2, "width": 8}
+        options |= {"blocks": "1 1"}
+        counts = [2]
+    rates: dict[int, float] = {}
+    for count in counts:
+        rates[count] = _measured(report, str(count), count, options)
+    if not report.quick:
+        _measured(report, f"{counts[-1]}, exact statistics", counts[-1],
+                  options | {"statistics": "global"})  # fmt: skip
+    if 1 in rates and 2 in rates:
+        report.claim("two cards, times one", rates[2] / rates[1], ">=", 1.9)
+
+
+def _measured(report: common.Report, name: str, count: int, options: dict[str, Any]) -> float:
+    """Images a second of so many ranks."""
+    path = Path(common.folder_of(report.arguments)) / "ddp_rank.json"
+    path.unlink(missing_ok=True)
+    more = [part for key, value in options.items() for part in (f"--{key}", *str(value).split())]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+         str(count), "-m", "benchmarks.ddp_rank", *more, "--output", str(path),
+         "--device", "cuda" if report.arguments.cuda else "host"],
+        check=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+    found = json.loads(path.read_text())
+    path.unlink()
+    seconds = Timing(tuple(found.pop("seconds")))
+    rate = count * options["batch"] / seconds.median
+    report.measure(f"{name}: seconds", seconds, spoken=str(seconds))
+    report.measure(f"{name}: rank 0", found)
+    report.claim(f"{name}: images a second", rate)
+    report.claim(f"{name}: predicted / measured", found["predicted"] / seconds.median)
+    error = abs(found["loss"] / found["expected_loss"] - 1)
+    is_ok = error <= LOSS_TOLERANCE and found["ranks_are_equal"]
+    report.check(f"{name}: contents", {"ok": is_ok, "loss_error": error})
+    return rate
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, and write the report."""
+    return common.run(NAME, body, __doc__, argv, more=more)
+
+
+if __name__ == "__main__":
+    common.main(main)
