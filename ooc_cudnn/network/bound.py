@@ -112,7 +112,7 @@ def priced(machine: MachineModel) -> Callable[[Phase], float]:
     known: dict[Hashable, float] = {}
 
     def seconds_of(phase: Phase) -> float:
-        kind = _kind(phase.call)
+        kind = kind_of(phase.call)
         if kind not in known:
             known[kind] = compute_seconds(phase, machine)
         return known[kind]
@@ -120,7 +120,7 @@ def priced(machine: MachineModel) -> Callable[[Phase], float]:
     return seconds_of
 
 
-def _kind(call: Splittable) -> Hashable:
+def kind_of(call: Splittable) -> Hashable:
     """What the seconds of a call depend on: not on the very images or rows of a part of one."""
     if not isinstance(call, PartOf):
         return call

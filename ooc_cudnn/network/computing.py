@@ -6,7 +6,7 @@ Nothing is cut here: each phase is one piece, as if memory were plenty.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ooc_cudnn.devices.machines import computing_machine
@@ -22,12 +22,14 @@ def compute_seconds(phase: Phase, machine: MachineModel) -> float:
     return min(seconds_in(order, phase.call, machine) for order in ORDERS)
 
 
-def seconds_in(order: str, call: Splittable, machine: MachineModel) -> float:
-    """Seconds to compute a call in one piece, all its tensors in a memory order."""
-    orders, seconds = dict.fromkeys(call.operands, order), 0.0
+def seconds_in(
+    layout: str, call: Splittable, machine: MachineModel, orders: Mapping[str, str] | None = None
+) -> float:
+    """Seconds to compute a call in one piece in a layout, its operands in it too, or in these."""
+    orders, seconds = orders or dict.fromkeys(call.operands, layout), 0.0
     machine = computing_machine(machine, on_host=call.on_host)
     for sweep in range(call.sweeps):
-        launches, _ = launches_on(call, call.whole_piece(sweep), layout=order, orders=orders)
+        launches, _ = launches_on(call, call.whole_piece(sweep), layout=layout, orders=orders)
         seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)
     return seconds
 

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.network.bound import priced
 from ooc_cudnn.network.crossings import crossing
+from ooc_cudnn.network.least_computing import LeastComputing
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import NetworkPlan
@@ -51,8 +51,12 @@ class Fastest:
 
     def __init__(self, terms: Terms, step: Step | None = None) -> None:
         self.room, self._terms = terms.host, terms
-        self._seconds_of = priced(terms.target.machine)
-        self._computing = sum(map(self._seconds_of, step.phases if step else ()))
+        self._least = LeastComputing(terms)
+        #: Plans have their maps in one of these, that of the terms most likely.
+        self._orders = tuple(dict.fromkeys((terms.order, *terms.target.layouts)))
+        self._computing = (
+            min(self._least.seconds(step, order) for order in self._orders) if step else 0.0
+        )
         self.best: PlannedStep | None = None
         self.by_policy = dict[str, PlannedStep]()
         self.least: NetworkPlan | None = None
@@ -78,7 +82,7 @@ class Fastest:
         if self.best is None:
             return True
         machine, most = self._terms.target.machine, self.best.plan.seconds
-        if sum(map(self._seconds_of, step.phases)) >= most:
+        if all(self._least.seconds(step, order) >= most for order in self._orders):
             return False
         if stays is None:
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.network.phases import Step
@@ -10,6 +10,24 @@ from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.program import Home, byte_range
 from ooc_cudnn.tensor import TensorSpec, packed_strides
+
+
+def orders_of(step: Step, order: str) -> Callable[[Tensor], str]:
+    """The memory order of each tensor that is no view, where a step makes it.
+
+    Parameters have channels first, and so have their gradients, which users add to them.
+    """
+    of_parameters = {
+        step.base(gradient)
+        for name, gradient in step.gradients.items()
+        if step.tensors[name].kind == "parameter"
+    }
+
+    def order_of(tensor: Tensor) -> str:
+        is_map = tensor.kind in ("map", "gradient") and tensor.name not in of_parameters
+        return order if is_map else "channels_first"
+
+    return order_of
 
 
 class Homes:
@@ -49,12 +67,8 @@ class Homes:
         self.found: dict[str, Home] = {}
         self.between: dict[str, TensorSpec] = {}
         self._step, self._stays, self.spans = step, stays, spans
-        self._given, self._order, self._misaligned = given, order, misaligned
-        self._of_parameters = {
-            step.base(gradient)
-            for name, gradient in step.gradients.items()
-            if step.tensors[name].kind == "parameter"
-        }
+        self._given, self._misaligned = given, misaligned
+        self._order_of = orders_of(step, order)
 
     def _stay(self, base: str, at: int) -> int | None:
         for index, stay in enumerate(self._stays.get(base, ())):
@@ -88,14 +102,6 @@ class Homes:
         if given is None:
             self.between[name] = self.found[name].spec
         return name
-
-    def _order_of(self, tensor: Tensor) -> str:
-        """The memory order of a tensor that is no view, where the step makes it.
-
-        Parameters have channels first, and so have their gradients, which users add to them.
-        """
-        is_map = tensor.kind in ("map", "gradient") and tensor.name not in self._of_parameters
-        return self._order if is_map else "channels_first"
 
     def on_device(self, name: str, index: int) -> str:
         """The program's name for a tensor during one of its stays on the device."""

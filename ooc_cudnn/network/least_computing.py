@@ -1,0 +1,55 @@
+"""The least that a step computes, its tensors in the memory orders in which a plan has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+from ooc_cudnn.network.bound import kind_of
+from ooc_cudnn.network.computing import compute_seconds, seconds_in
+from ooc_cudnn.network.homes import orders_of
+from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.tensor import ORDERS, memory_order, packed_strides
+
+
+class LeastComputing:
+    """Seconds of computing that no plan of a step is below, its maps in a memory order.
+
+    Each phase is one piece here, and in whichever layout takes least; what is laid out anew for
+    that takes its time.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms, self._known = terms, dict[Hashable, float]()
+
+    def seconds(self, step: Step, order: str) -> float:
+        """What all phases of a step take."""
+        order_of = orders_of(step, order)
+        return sum(self._seconds_of(step, phase, order_of) for phase in step.phases)
+
+    def _seconds_of(self, step: Step, phase: Phase, order_of: Callable[[Tensor], str]) -> float:
+        orders = self._orders(step, phase, order_of)
+        kind = kind_of(phase.call), tuple(orders.items())
+        if kind not in self._known:
+            machine, layouts = self._terms.target.machine, self._terms.target.layouts
+            self._known[kind] = (
+                min(seconds_in(layout, phase.call, machine, orders) for layout in layouts)
+                if orders
+                else compute_seconds(phase, machine)
+            )
+        return self._known[kind]
+
+    def _orders(
+        self, step: Step, phase: Phase, order_of: Callable[[Tensor], str]
+    ) -> Mapping[str, str]:
+        """The memory order of each operand of a phase; nothing where users may have another."""
+        found = dict[str, str]()
+        for operand, name in phase.binds.items():
+            shape, base = step.tensors[name].shape, step.tensors[step.base(name)]
+            given = self._terms.given.get(base.name)
+            if given is not None and given.order != "channels_first":
+                return {}
+            packed = packed_strides(shape, order_of(base))
+            found[operand] = memory_order(shape, packed) or ORDERS[0]
+        return found
