@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
@@ -18,6 +20,12 @@ from ooc_cudnn.network.residency import Residency
 
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
+#: Where so many numbers of micro-batches in turn make no plan faster, more of them hardly will.
+MOST_IN_VAIN = 2
+#: Of memory, what tensors may hold where what is too large is streamed: pieces want the rest.
+SHARES_HELD = (1.0, 0.75, 0.5)
+#: A smaller share is tried where that before took no more than so many times the fastest plan.
+WORTH_LESS = 1.5
 
 
 class Deciding:
@@ -31,6 +39,11 @@ class Deciding:
         Micro-batches.
     made : Policy, optional
         That of this name when left out.
+
+    Attributes
+    ----------
+    fits : bool
+        False where a plan was asked for, and the step did not fit by any decision.
     """
 
     def __init__(
@@ -42,6 +55,7 @@ class Deciding:
         self._step = in_place(summed(step))
         self._known = dict[int, tuple[Step, Residency]]()
         self._first = self._first_that_fits()
+        self.fits = True
 
     def planned(self, name: str, fastest: Fastest, *, share: float = 0.0) -> PlannedStep | None:
         """Plan the step; None where it does not fit as the policy has it.
@@ -74,6 +88,7 @@ class Deciding:
                 figures = predicted(name, self.policy, rewritten, placed, how, self.terms)
                 return PlannedStep(figures, rewritten, placed)
             if at == last:
+                self.fits = may_stream  # with that there are only plans that are not worth it
                 return None
             # what tasks need beside the tensors was not counted
             at = min(at + max(1, len(self.decisions) // MOST_STEPS), last)
@@ -104,3 +119,54 @@ class Deciding:
                 low = middle + 1
             middle = (low + high) // 2
         return low
+
+
+class Alone:
+    """What a policy plans where it is asked for alone, but for what cannot be the fastest.
+
+    So whoever compares these plans with others finds none that is slower than the policy.
+    """
+
+    def __init__(self, step: Step, terms: Terms, policy: str) -> None:
+        self.policy, self._step, self._terms = policy, step, terms
+        self._own = Fastest(terms, step)
+        self._in_vain, self._skipped = 0, False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it tries no more micro-batches: they make nothing faster, or not by enough."""
+        return self._in_vain == MOST_IN_VAIN or self._own.is_enough()
+
+    @property
+    def fits_nowhere(self) -> bool:
+        """Whether it streams what is too large, since it has no plan without that."""
+        return self._own.best is None and not self._skipped
+
+    def planned(self, name: str, parts: int, fastest: Fastest) -> PlannedStep | None:
+        """Plan in so many micro-batches, where that may be faster than others."""
+        if self.has_ended:
+            return None
+        deciding = Deciding(self._step, self._terms, self.policy, parts)
+        made = deciding.planned(name, fastest)
+        is_skipped = made is None and deciding.fits
+        self._skipped = self._skipped or is_skipped
+        is_faster = self._own.take(made) or is_skipped  # as far as is known
+        self._in_vain = 0 if self._own.best is None or is_faster else self._in_vain + 1
+        return made
+
+    def streamed(self, name: str, parts: int, fastest: Fastest) -> Iterator[PlannedStep]:
+        """Plans in which what is too large is streamed, call by call."""
+        deciding = Deciding(self._step, self._terms, self.policy, parts)
+        for share in SHARES_HELD:
+            try:
+                made = deciding.planned(name, fastest, share=share)
+            except PlanInfeasibleError:
+                if fastest.best is None and fastest.least is None:
+                    raise
+                continue
+            if made is None:
+                continue
+            yield made
+            self._own.take(made)
+            if not self._own.is_near(made, WORTH_LESS):
+                break

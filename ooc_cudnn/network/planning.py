@@ -16,7 +16,7 @@ from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
-from ooc_cudnn.network.deciding import Deciding
+from ooc_cudnn.network.deciding import MOST_IN_VAIN, Alone, Deciding
 from ooc_cudnn.network.fastest import WORTH_TIME, Fastest, PlannedStep
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
@@ -47,8 +47,8 @@ from ooc_cudnn.tensor import ORDERS
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
 SEARCHED = "repeat"
 #: And of other steps than those.
-VDNN = ("vdnn_all", "vdnn_conv")
-NAMES = ("best", *BEST_OF, *VDNN, "vdnn_dyn", *WHOLE)
+VDNN = ("vdnn_all", "vdnn_conv", "vdnn_dyn")
+NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
@@ -56,10 +56,6 @@ SHARE_OF_BANDS = 0.7
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
-#: Of memory, what tensors may hold where what is too large is streamed: pieces want the rest.
-SHARES_HELD = (1.0, 0.75, 0.5)
-#: A smaller share is tried where that before took no more than so many times the fastest plan.
-WORTH_LESS = 1.5
 #: As a share of memory: of such maps few are there at once.
 LARGE = 1 / 8
 #: Slabs are so small that memory holds this many of the largest map, but no more than are many.
@@ -81,8 +77,6 @@ WAITING_A_LITTLE = 1.05
 FOR_COPIES = (1.0, 0.0)
 #: Micro-batches that are tried: the next number is worth it while it may be faster.
 MICRO_BATCHES = sorted({count << doubled for count in (2, 3) for doubled in range(8)})
-#: Where so many numbers in turn make no plan faster, more of them hardly will.
-MOST_IN_VAIN = 2
 
 
 @no_garbage_collection()
@@ -111,76 +105,52 @@ def plan_step(
     """
     check_asked(policy, micro_batches)
     step, terms = with_room_outside(step, terms)
-    given, step = step, _as_taken(step, policy)
-    target = terms.target
-    if len(target.layouts) > 1:
-        by_order = order_seconds(step, target.machine, target.layouts)
-        terms = replace(terms, order=by_order.fastest, by_order=by_order)
+    given, asked = step, terms
+    step, terms = _taken(given, asked, policy)
     if policy in WHOLE:
         return plan_mo_sos(name, step, terms, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
-    fastest, in_vain = Fastest(terms, step), 0
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
+    fastest, in_vain = Fastest(terms, step), 0
+    named = [Alone(step, terms, each) for each in (BEST_OF if policy == "best" else (policy,))]
     for parts in _counts(step, micro_batches, terms):
         taken = _rewritten(step, frozenset(), parts, 1)
         if not fastest.may_be(taken):
             break  # nor may more micro-batches, which compute longer still
         if policy == "best" and most_touched(taken, terms) > terms.target.room_bytes:
             continue  # no policy has what a phase touches there
-        is_faster = fastest.compare(_in_parts(name, step, terms, policy, parts, fastest))
-        in_vain = 0 if fastest.best is None or is_faster else in_vain + 1
-        if in_vain == MOST_IN_VAIN:
+        searches = policy == "best" and in_vain < MOST_IN_VAIN
+        if not searches and all(each.has_ended for each in named):
             break
+        found = list[bool]()
+        for each in named:
+            made = each.planned(name, parts, fastest)
+            found.append(fastest.take(made))
+            if made is None and each.policy == "keep" and searches:
+                found.append(fastest.compare(_searched_in(name, step, terms, parts, fastest)))
+        in_vain = 0 if fastest.best is None or any(found) else in_vain + 1
     if policy == "best":
         _in_time(name, terms, fastest)
     for way in WAYS if policy == "best" else ():
         if fastest.best is None or _waits(fastest.best.plan):
             fastest.compare(way(name, step, terms, micro_batches, fastest))
-    waits = fastest.best is None or _waits(fastest.best.plan, WAITING_A_LITTLE)
-    rest: tuple[str, ...] = (policy,) if fastest.best is None else ()
+    parts = micro_batches or 1
     if policy == "best":
-        rest = (*BEST_OF, *VDNN) if waits else VDNN
-    for each in rest:
-        taken = _as_taken(given, each) if each in VDNN else step
-        fastest.compare(_streamed(name, taken, terms, each, micro_batches or 1, fastest))
+        copying = [Alone(*_taken(given, asked, each), each) for each in VDNN]
+        for each in copying:
+            fastest.take(each.planned(name, parts, fastest))
+        named += copying
+    for each in named:
+        for made in each.streamed(name, parts, fastest) if each.fits_nowhere else ():
+            fastest.take(made)
     if policy == "best":
+        for each in named if _waits(fastest.found().plan, WAITING_A_LITTLE) else ():
+            fastest.compare(each.streamed(name, parts, fastest))
         _in_time(name, terms, fastest)
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
-
-
-def _in_parts(
-    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans in so many micro-batches that may be faster than those before."""
-    for each in BEST_OF if policy == "best" else (policy,):
-        made = _planned(name, step, terms, each, parts, fastest)
-        if made is not None:
-            yield made
-        elif (policy, each) == ("best", "keep"):
-            taken = _rewritten(step, frozenset(), 1, 1)
-            ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
-            yield from _searched(name, taken, terms, parts, fastest, ways)
-
-
-def _streamed(
-    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans by a policy in which what is too large is streamed, call by call."""
-    deciding = Deciding(step, terms, policy, parts)
-    for share in SHARES_HELD:
-        try:
-            made = deciding.planned(name, fastest, share=share)
-        except PlanInfeasibleError:
-            if fastest.best is None and fastest.least is None:
-                raise
-            continue
-        if made is not None:
-            yield made
-        if not fastest.is_near(made, WORTH_LESS):
-            break
 
 
 def bounded(
@@ -256,9 +226,27 @@ def _as_taken(step: Step, policy: str) -> Step:
     return fused(step if policy.startswith("vdnn") else compacted(step))
 
 
+def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
+    """The step that a policy takes, and terms with the memory order that it computes fastest in."""
+    step, target = _as_taken(step, policy), terms.target
+    if len(target.layouts) > 1:
+        by_order = order_seconds(step, target.machine, target.layouts)
+        terms = replace(terms, order=by_order.fastest, by_order=by_order)
+    return step, terms
+
+
 def _waits(plan: NetworkPlan, times: float = WAITING) -> bool:
     """Whether a plan waits for the link for much of its time."""
     return plan.seconds > times * plan.compute_seconds
+
+
+def _searched_in(
+    name: str, step: Step, terms: Terms, parts: int, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans in so many micro-batches whose events a search found."""
+    taken = _rewritten(step, frozenset(), 1, 1)
+    ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
+    return _searched(name, taken, terms, parts, fastest, ways)
 
 
 def _searched(

@@ -14,7 +14,7 @@ from ooc_cudnn.network.offloading import idle
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.remaking import can_be_remade, forward_only, seconds_to_remake
 from ooc_cudnn.network.residency import Residency, kept
-from ooc_cudnn.network.vdnn import vdnn_all, vdnn_conv
+from ooc_cudnn.network.vdnn import vdnn_all, vdnn_conv, vdnn_none
 from perfmodel import MachineModel
 
 
@@ -156,4 +156,5 @@ POLICIES: Mapping[str, Policy] = {
     "checkpoint": Policy(keep, checkpoint),
     "vdnn_all": Policy(vdnn_all, synchronous=True),
     "vdnn_conv": Policy(vdnn_conv, synchronous=True),
+    "vdnn_dyn": Policy(vdnn_none),  # its first pass; the others are those above
 }

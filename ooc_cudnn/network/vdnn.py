@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ooc_cudnn.network.offloading import idle, offloaded
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.residency import Residency
+from ooc_cudnn.network.residency import Residency, kept
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 
@@ -24,6 +24,11 @@ def vdnn_all(step: Step) -> Residency:
 def vdnn_conv(step: Step) -> Residency:
     """The inputs of convolutions leave, whose time hides the copies best."""
     return offloaded(step, prefetches(step, (BackwardFilter,)))
+
+
+def vdnn_none(step: Step) -> Residency:
+    """Nothing leaves: what the dynamic policy tries first."""
+    return kept(step, step.uses)
 
 
 def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
