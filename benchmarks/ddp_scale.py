@@ -1,8 +1,8 @@
 """ResNet-50 under a memory limit on one card, and on two by DistributedDataParallel.
 
 Each rank is a process that torchrun starts, and has its own images. The step of the optimizer is
-part of what is timed. The first loss is compared with PyTorch's. In the end the weights of all ranks
-must be equal to the last bit. On the host (`--quick`) two tiny ranks train by gloo.
+part of what is timed. The first loss is compared with PyTorch's. In the end the weights of all
+ranks must be equal to the last bit. On the host (`--quick`) two tiny ranks train by gloo.
 """
 
 from __future__ import annotations
