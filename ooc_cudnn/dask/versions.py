@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
+import ooc_cudnn
 from ooc_cudnn.errors import OocError
 
 
 def version() -> str:
-    """Of the library that is installed here."""
-    return importlib.metadata.version("ooc_cudnn")
+    """Of the library here, which need not be installed: a clone on the path will do."""
+    return ooc_cudnn.__version__
 
 
 def check_version(client_version: str) -> None:
