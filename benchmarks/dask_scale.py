@@ -20,13 +20,13 @@ from distributed import Client, get_task_stream
 
 import ooc_cudnn.dask as ooc
 from benchmarks import common
-from examples.slide_cluster import labels_of, tissue, u_net
+from examples.slide_cluster import tissue, u_net
 
 NAME = "dask_scale"
 #: Sites around a corner of chunks: what one call is made of, and what of it is compared. The
 #: network's reach is 22 sites.
 AROUND, COMPARED = 128, 48
-#: Labels that may differ: of logits that are equal but for rounding.
+#: Labels that may differ: of scores that are equal but for rounding.
 TIES = 1e-3
 
 
@@ -57,11 +57,8 @@ def body(report: common.Report) -> None:
             if not seconds:
                 _write_slide(report, folder, side, chunk)
             slide = da.from_zarr(str(folder), component="slide")
-            net, logits = u_net(slide.shape, width)
-            made = ooc.forward(net, logits, slide=slide)
-            labels = made.map_blocks(
-                labels_of, drop_axis=1, dtype="uint8", meta=np.empty((0,) * 3, "uint8")
-            )
+            net, output = u_net(slide.shape, width)
+            labels = ooc.forward(net, output, slide=slide)
             begin = time.perf_counter()
             client.compute(_corners(labels), sync=True)
             report.measure(f"{count}: first blocks, with their plans", time.perf_counter() - begin)
@@ -69,21 +66,21 @@ def body(report: common.Report) -> None:
             with get_task_stream(client) as stream:
                 ooc.to_zarr(labels, folder, component="labels", overwrite=True, compressors=None)
             seconds[count] = time.perf_counter() - begin
-            _tell(report, count, seconds[count], side, stream.data, made.npartitions)
+            _tell(report, count, seconds[count], side, stream.data, labels.npartitions)
             if asked.cuda:
                 found = ooc.workers(client)
-                plan = ooc.plan(partial(_logits, net, logits), slide, found, sides=())
+                plan = ooc.plan(partial(_labels, net, output), slide, found, sides=())
                 report.measure(f"{count}: plan", plan.parts, spoken=plan.explain())
                 report.claim(f"{count}: predicted / measured", plan.seconds / seconds[count])
-        report.check(f"{count}: contents", _compared(folder, net, logits, chunk))
+        report.check(f"{count}: contents", _compared(folder, net, output, chunk))
         report.write()
     if 1 in seconds and 2 in seconds:
         report.claim("two cards, times one", seconds[1] / seconds[2], ">=", 1.8)
     shutil.rmtree(folder)
 
 
-def _logits(net: Any, logits: Any, slide: da.Array) -> Any:
-    return ooc.forward(net, logits, slide=slide)
+def _labels(net: Any, output: Any, slide: da.Array) -> Any:
+    return ooc.forward(net, output, slide=slide)
 
 
 def _write_slide(report: common.Report, folder: Path, side: int, chunk: int) -> None:
@@ -98,8 +95,8 @@ def _write_slide(report: common.Report, folder: Path, side: int, chunk: int) -> 
 def _corners(array: da.Array) -> list[da.Array]:
     """A block of each kind: what every worker plans, and cuDNN builds, before it is timed."""
     last = [count - 1 for count in array.numblocks]
-    rows, columns = ({0, min(1, end), end} for end in last[1:])
-    return [array.blocks[0, row, column] for row in rows for column in columns]
+    rows, columns = ({0, min(1, end), end} for end in last[2:])
+    return [array.blocks[0, 0, row, column] for row in rows for column in columns]
 
 
 def _tell(
@@ -126,18 +123,18 @@ def _covered(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def _compared(folder: Path, net: Any, logits: Any, chunk: int) -> dict[str, Any]:
+def _compared(folder: Path, net: Any, labelled: Any, chunk: int) -> dict[str, Any]:
     """Labels around the first corners of chunks, and those of one call."""
     slide, labels = (da.from_zarr(str(folder), component=name) for name in ("slide", "labels"))
     small = net.resized(slide=(1, 3, 2 * AROUND, 2 * AROUND))
-    output = small.graph.tensors[logits.name]
+    output = small.graph.tensors[labelled.name]
     wrong = sites = 0
     for row in range(chunk, min(slide.shape[2], 3 * chunk), chunk):
         part = slice(row - AROUND, row + AROUND)
-        made = labels_of(small.forward(output, slide=np.asarray(slide[:, :, part, part])))
+        made = small.forward(output, slide=np.asarray(slide[:, :, part, part]))
         inner = slice(AROUND - COMPARED, AROUND + COMPARED)
-        there = np.asarray(labels[:, part, part])[:, inner, inner]
-        wrong += int((there != made[:, inner, inner]).sum())
+        there = np.asarray(labels[..., part, part])[..., inner, inner]
+        wrong += int((there != made[..., inner, inner]).sum())
         sites += there.size
     return {"ok": sites > 0 and wrong <= TIES * sites, "wrong": wrong, "compared": sites}
 

@@ -42,7 +42,7 @@ def tissue(block_info: Any) -> np.ndarray[Any, Any]:
 
 
 def u_net(shape: tuple[int, ...], width: int) -> tuple[ooc_cudnn.Network, Tensor]:
-    """A U-Net of three levels on stored images; its logits have as many sites as they."""
+    """A U-Net of three levels on stored images; the likeliest class of each of their sites."""
     net = ooc_cudnn.Network()
 
     def pair(x: Tensor, channels: int) -> Tensor:
@@ -58,12 +58,8 @@ def u_net(shape: tuple[int, ...], width: int) -> tuple[ooc_cudnn.Network, Tensor
     for level in (1, 0):
         up = net.transposed_convolution(x, width * 2**level, window=2, stride=2)
         x = pair(net.concatenate([kept.pop(), up]), width * 2**level)
-    return net, net.convolution(x, CLASSES, window=1, name="logits")
-
-
-def labels_of(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The likeliest class of each site."""
-    return logits.argmax(axis=1).astype("uint8")
+    # found on the card: a label takes a byte, the scores that it is made of several
+    return net, net.argmax(net.convolution(x, CLASSES, window=1))
 
 
 def label(options: argparse.Namespace) -> list[str]:
@@ -75,10 +71,8 @@ def label(options: argparse.Namespace) -> list[str]:
     made = da.map_blocks(tissue, chunks=grid, dtype="uint8", meta=np.empty((0,) * 4, "uint8"))
     _written("slide", made, store, "slide")
     slide = da.from_zarr(store, component="slide")
-    net, logits = u_net(slide.shape, options.width)
-    labels = ooc.forward(net, logits, slide=slide).map_blocks(
-        labels_of, drop_axis=1, dtype="uint8", meta=np.empty((0,) * 3, "uint8")
-    )
+    net, labelled = u_net(slide.shape, options.width)
+    labels = ooc.forward(net, labelled, slide=slide)[:, 0]
     levels = ["labels/0"]
     _written("labels", labels, store, levels[0])
     while side > SMALLEST_SIDE:
