@@ -6,8 +6,7 @@ promised is the peak with addresses, not the sum of what lives at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +41,8 @@ def held_bytes(extents: Sequence[Extent], steps: int) -> Any:
 #: Where too much is taken, extents that reach too far move up so many places in the order, this
 #: often; smaller ones, as a share of what may be taken, are placed in the end.
 PLACES, MOST_ROUNDS, SMALL = 20, 64, 2**-10
+#: So many times in turn may make nothing smaller.
+MOST_IN_VAIN = 25
 #: It is tried where no more than so many times that is taken.
 NEAR = 1.1
 
@@ -66,11 +67,14 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
     ]
     orders = [sorted(range(len(extents)), key=each.__getitem__) for each in keys]
     fit = _FirstFit(extents)
-    found = min(map(fit.placed, orders), key=lambda p: p.peak_bytes)
+    found = fit.placed(orders[0])
+    for order in orders[1:]:
+        found = fit.placed_below(found.peak_bytes, order) or found
     if enough_bytes is None or not enough_bytes < found.peak_bytes <= NEAR * enough_bytes:
         return found
     for order in orders[:2]:
-        found = min(found, _moved_up(fit, extents, order, enough_bytes), key=lambda p: p.peak_bytes)
+        moved_up = _moved_up(fit, extents, order, enough_bytes)
+        found = fit.placed_below(found.peak_bytes, moved_up) or found
         if found.peak_bytes <= enough_bytes:
             break
     return found
@@ -78,54 +82,79 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
 
 def _moved_up(
     fit: _FirstFit, extents: Sequence[Extent], order: Sequence[int], enough_bytes: int
-) -> Placed:
-    """Place extents in an order in which those that reached too far came earlier and earlier."""
+) -> list[int]:
+    """An order in which those extents come earlier that reached too far, the small ones last."""
     is_small = [extent.nbytes < SMALL * enough_bytes for extent in extents]
     large = [index for index in order if not is_small[index]]
     small = sorted((i for i in order if is_small[i]), key=lambda i: -extents[i].nbytes)
+    placed, moved, least, since = None, set[int](), np.inf, 0
     for _ in range(MOST_ROUNDS):
-        placed = fit.placed(large)
-        if placed.peak_bytes <= enough_bytes:
+        placed = fit.placed(large, placed, moved)
+        since = 0 if placed.peak_bytes < least else since + 1
+        least = min(least, placed.peak_bytes)
+        if placed.peak_bytes <= enough_bytes or since == MOST_IN_VAIN:
             break  # none of them would move, whatever the small ones take
         reach = [placed.offsets[index] + aligned(extents[index].nbytes) for index in large]
-        places = [at - (PLACES + 0.5) * (reach[at] > enough_bytes) for at in range(len(large))]
+        moved = {index for index, end in zip(large, reach, strict=True) if end > enough_bytes}
+        places = [at - (PLACES + 0.5) * (index in moved) for at, index in enumerate(large)]
         large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
-    return fit.placed([*large, *small])
+    return [*large, *small]
 
 
 class _FirstFit:
-    """Extents placed in an order, each at the lowest offset where nothing lives meanwhile.
-
-    Where another order begins as the one before, what is placed alike stays.
-    """
+    """Extents placed in an order, each at the lowest offset where nothing lives meanwhile."""
 
     def __init__(self, extents: Sequence[Extent]) -> None:
-        self._extents = extents
-        self._order: Sequence[int] = ()
-        self._first, self._last, self._start, self._stop = np.zeros((4, len(extents)), np.int64)
+        self._first = np.array([extent.first for extent in extents], np.int64)
+        self._last = np.array([extent.last for extent in extents], np.int64)
+        self._nbytes = np.array([aligned(extent.nbytes) for extent in extents], np.int64)
+        #: Of each extent the steps of its life, a bit each.
+        self._lives = [(1 << each.last + 1) - (1 << each.first) for each in extents]
 
-    def placed(self, order: Sequence[int]) -> Placed:
-        """Place the extents of an order; the offset of any other is 0."""
-        pairs = zip(order, self._order, strict=False)
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        for count, index in enumerate(order[alike:], alike):
-            extent = self._extents[index]
-            offset = self._lowest(extent, count)
-            self._first[count], self._last[count] = extent.first, extent.last
-            self._start[count], self._stop[count] = offset, offset + aligned(extent.nbytes)
-        self._order = order
-        offsets = [0] * len(self._extents)
-        for index, offset in zip(order, self._start.tolist(), strict=False):
-            offsets[index] = offset
-        return Placed(tuple(offsets), int(self._stop[: len(order)].max(initial=0)))
+    def placed(
+        self, order: Sequence[int], before: Placed | None = None, moved: Collection[int] = ()
+    ) -> Placed:
+        """Place the extents of an order; the offset of any other is 0.
 
-    def _lowest(self, extent: Extent, count: int) -> int:
-        """The lowest offset of an extent beside the first `count` that are placed."""
-        met = (self._first[:count] <= extent.last) & (self._last[:count] >= extent.first)
-        starts, stops = self._start[:count][met], self._stop[:count][met]
-        nearest = starts.argsort()
-        # where a gap begins: after all that starts before it
-        begins = np.zeros(len(starts) + 1, np.int64)
-        np.maximum.accumulate(stops[nearest], out=begins[1:])
-        free = np.flatnonzero(starts[nearest] - begins[:-1] >= aligned(extent.nbytes))
-        return int(begins[free[0] if len(free) else -1])
+        Where these were placed before in the same order, but that some moved up in it, only those
+        are placed again that live when one does which has moved, or lies elsewhere.
+        """
+        found = self._placed(order, np.inf, before, moved)
+        assert found is not None
+        return found
+
+    def placed_below(self, most_bytes: int, order: Sequence[int]) -> Placed | None:
+        """Place the extents of an order; None where they reach so many bytes."""
+        return self._placed(order, most_bytes, None, ())
+
+    def _placed(
+        self, order: Sequence[int], most: float, before: Placed | None, moved: Collection[int]
+    ) -> Placed | None:
+        offsets = np.array(before.offsets if before else [0] * len(self._lives), np.int64)
+        first, last, nbytes = (of[order] for of in (self._first, self._last, self._nbytes))
+        start = offsets[order]
+        stop, changed = start + nbytes, 0 if before else -1
+        for count, index in enumerate(order):
+            lives = self._lives[index]
+            if not changed & lives and index not in moved:
+                continue
+            met = np.flatnonzero((first[:count] <= last[count]) & (last[:count] >= first[count]))
+            met = met[start[met].argsort()]
+            lowest = _lowest(start[met], stop[met], nbytes[count])
+            if lowest + nbytes[count] >= most:
+                return None
+            if lowest != start[count] or index in moved:
+                changed |= lives
+            start[count], stop[count] = lowest, lowest + nbytes[count]
+        offsets[order] = start
+        return Placed(tuple(offsets.tolist()), int(stop.max(initial=0)))
+
+
+def _lowest(starts: Any, stops: Any, nbytes: int) -> int:
+    """The lowest offset of so many bytes beside ranges that are taken, by where they start."""
+    if not len(starts) or starts[0] >= nbytes:
+        return 0
+    ends = np.maximum.accumulate(stops)  # of all that start before
+    fits = starts[1:] - ends[:-1] >= nbytes
+    gap = int(fits.argmax()) if len(fits) else 0
+    return int(ends[gap] if len(fits) and fits[gap] else ends[-1])
