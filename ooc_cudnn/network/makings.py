@@ -125,13 +125,16 @@ class Makings:
                 self.children[parent].append(base)
         self.events = set[Again]()
         self._of = defaultdict[str, set[Again]](set)
+        #: The slots from which on events take memory; and of what is made again beside that, the
+        #: bytes written beside it, and those that its makers work in.
+        self._starts = dict[Again, int]()
+        self._made = dict[Again, tuple[int, int, float]]()
         #: When copies begin, and by when what is copied back has left.
         self._begun: dict[Again, int] = {}
         self._left: dict[str, int] = {}
         large = {base for base, nbytes in self.nbytes.items() if nbytes >= SMALL * room_bytes}
-        changing = [
-            base for base in self.uses if base in large & (self.items | self.children).keys()
-        ]
+        large &= self.items.keys() | self.children.keys()
+        changing = [base for base in self.uses if base in large]
         self.accesses: dict[str, list[tuple[int, bool]]] = {}
         self.versions: dict[str, list[Version]] = {}
         self._unread: dict[str, list[Again]] = {}
@@ -213,14 +216,25 @@ class Makings:
                 change = set.add if is_new else set.discard
                 change(self.events, event)
                 change(self._of[event.name], event)
+                self._place(event, is_new=is_new)
                 parents = self.items[event.name].parents if event.is_made else ()
                 touched |= dict.fromkeys((event.name, *parents))
                 copied = copied or not event.is_made
         if copied:
             touched |= dict.fromkeys(event.name for event in self._begun)
             self._copies()
+            self._starts |= {event: self.start_of(event) for event in self._begun}
             touched |= dict.fromkeys(event.name for event in self._begun)
         self._follow(name for name in touched if name in self.versions)
+
+    def _place(self, event: Again, *, is_new: bool) -> None:
+        """Note where an event of a making takes memory, or forget any event."""
+        if not is_new:
+            self._starts.pop(event, None)
+            self._made.pop(event, None)
+        elif event.is_made:
+            item, start = self.items[event.name], self.start_of(event)
+            self._starts[event], self._made[event] = start, (start, item.beside, item.working)
 
     def _copies(self) -> None:
         """Work out when copies begin and end."""
@@ -292,9 +306,8 @@ class Makings:
 
     def held(self) -> tuple[Any, Any]:
         """The slots in which something happens, and the bytes that are held in each."""
-        starts = [(self.start_of(event), event) for event in self.events]
-        made = [(at, self.items[event.name]) for at, event in starts if event.is_made]
-        slots = np.sort(np.append(self._phase_slots, [at for at, _ in starts]))
+        starts = np.fromiter(self._starts.values(), np.int64, len(self._starts))
+        slots = np.sort(np.append(self._phase_slots, starts))
         slots = slots[np.append(True, slots[1:] > slots[:-1])]
         first, last, nbytes = self._lives.all()
         come = np.bincount(slots.searchsorted(first), nbytes, len(slots) + 1)
@@ -304,9 +317,10 @@ class Makings:
         gone[phases + 1] += self._gone
         held = np.cumsum(come - gone, dtype=float)[:-1]
         held[phases] += self._working
-        at = slots.searchsorted([at for at, _ in made])
-        held += np.bincount(at, [item.beside for _, item in made], len(slots))
-        return slots, held + np.bincount(at, [item.working for _, item in made], len(slots))
+        made, beside, working = zip(*self._made.values(), strict=True) if self._made else ((),) * 3
+        at = slots.searchsorted(made)
+        held += np.bincount(at, beside, len(slots))
+        return slots, held + np.bincount(at, working, len(slots))
 
     def in_order(self) -> tuple[Again, ...]:
         """The events, in the order in which they happen."""
