@@ -54,6 +54,8 @@ class Deciding:
         self.decisions = self.made.decisions(step, terms.target.machine)
         self._step = in_place(summed(step))
         self._known = dict[int, tuple[Step, Residency]]()
+        #: By what is remade: decisions on what leaves change nothing of it.
+        self._rewritten = dict[frozenset[str], Step]()
         self._first = self._first_that_fits()
         self.fits = True
 
@@ -97,7 +99,10 @@ class Deciding:
         """The step, with what is remade; and where its tensors are."""
         if at not in self._known:
             decision = self.decisions[at]
-            rewritten = micro_batched(remade(self._step, decision.remade), self.parts)
+            rewritten = self._rewritten.get(decision.remade)
+            if rewritten is None:
+                rewritten = micro_batched(remade(self._step, decision.remade), self.parts)
+                self._rewritten[decision.remade] = rewritten
             if decision.offloaded:
                 stays = leaving(rewritten, decision.offloaded)
             else:
@@ -150,7 +155,7 @@ class Alone:
         made = deciding.planned(name, fastest)
         is_skipped = made is None and deciding.fits
         self._skipped = self._skipped or is_skipped
-        is_faster = self._own.take(made) or is_skipped  # as far as is known
+        is_faster = self._own.compare(filter(None, [made])) or is_skipped  # as far as is known
         self._in_vain = 0 if self._own.best is None or is_faster else self._in_vain + 1
         return made
 

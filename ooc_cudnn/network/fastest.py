@@ -46,7 +46,7 @@ class Fastest:
     near : list
         Plans that took little longer than the fastest of their time, and had no time to copy yet.
     work : int
-        Phases of all plans so far.
+        Phases of all plans that were compared.
     """
 
     def __init__(self, terms: Terms, step: Step | None = None) -> None:
@@ -95,10 +95,9 @@ class Fastest:
         return self.room is None or plan.host_bytes <= self.room.available_bytes
 
     def take(self, made: PlannedStep | None) -> bool:
-        """Keep a plan if it is the fastest so far; return whether it is."""
+        """Keep a plan if it is the fastest so far, whatever work it was; return whether it is."""
         if made is None:
             return False
-        self.work += len(made.step.phases)
         if not self.fits(made.plan):
             if self.least is None or made.plan.host_bytes < self.least.host_bytes:
                 self.least = made.plan
@@ -117,6 +116,7 @@ class Fastest:
         """Take plans while that is worth the work; return whether one was the fastest then."""
         found = False
         for made in () if self.is_enough() else plans:
+            self.work += len(made.step.phases)
             found = self.take(made) or found
             if self.is_enough():
                 break

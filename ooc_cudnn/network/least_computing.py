@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 
 from ooc_cudnn.network.bound import kind_of
 from ooc_cudnn.network.computing import compute_seconds, seconds_in
@@ -10,7 +11,7 @@ from ooc_cudnn.network.homes import orders_of
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.tensor import ORDERS, memory_order, packed_strides
+from ooc_cudnn.tensor import memory_order, packed_strides
 
 
 class LeastComputing:
@@ -22,11 +23,18 @@ class LeastComputing:
 
     def __init__(self, terms: Terms) -> None:
         self._terms, self._known = terms, dict[Hashable, float]()
+        #: The step that was asked for last, and its seconds by order: it is asked for often.
+        self._last: tuple[Step | None, dict[str, float]] = None, {}
 
     def seconds(self, step: Step, order: str) -> float:
         """What all phases of a step take."""
-        order_of = orders_of(step, order)
-        return sum(self._seconds_of(step, phase, order_of) for phase in step.phases)
+        if self._last[0] is not step:
+            self._last = step, {}
+        found = self._last[1]
+        if order not in found:
+            order_of = orders_of(step, order)
+            found[order] = sum(self._seconds_of(step, phase, order_of) for phase in step.phases)
+        return found[order]
 
     def _seconds_of(self, step: Step, phase: Phase, order_of: Callable[[Tensor], str]) -> float:
         orders = self._orders(step, phase, order_of)
@@ -50,6 +58,11 @@ class LeastComputing:
             given = self._terms.given.get(base.name)
             if given is not None and given.order != "channels_first":
                 return {}
-            packed = packed_strides(shape, order_of(base))
-            found[operand] = memory_order(shape, packed) or ORDERS[0]
+            found[operand] = _order(shape, order_of(base))
         return found
+
+
+@lru_cache(maxsize=4096)
+def _order(shape: tuple[int, ...], order: str) -> str:
+    """The memory order of a packed tensor: of those that are the same, the one that specs have."""
+    return memory_order(shape, packed_strides(shape, order)) or order

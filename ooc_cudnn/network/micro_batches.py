@@ -158,9 +158,9 @@ class OfImages:
         elif tensor.of:
             base = self._of(tensor.of, index, images)
             region = ((0, shape[0]), *tensor.region[1:])
-            self.tensors[made] = replace(tensor, name=made, shape=shape, of=base, region=region)
+            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind, base, region)
         else:
-            self.tensors[made] = replace(tensor, name=made, shape=shape)
+            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind)
         return made
 
 

@@ -132,11 +132,12 @@ class Step:
         """The uses of each tensor that is no view, those of its views among them."""
         touched: dict[str, list[int]] = {}
         written: dict[str, list[int]] = {}
+        bases = {name: self.base(name) for name in self.tensors}
         for at, phase in enumerate(self.phases):
-            reads, writes = ([self.base(n) for n in of] for of in (phase.reads, phase.writes))
-            for base in dict.fromkeys((*reads, *writes)):
+            writes = dict.fromkeys([bases[name] for name in phase.writes])
+            for base in dict.fromkeys([*(bases[name] for name in phase.reads), *writes]):
                 touched.setdefault(base, []).append(at)
-            for base in dict.fromkeys(writes):
+            for base in writes:
                 written.setdefault(base, []).append(at)
         return {
             base: Uses(tuple(found), tuple(written.get(base, ())))
