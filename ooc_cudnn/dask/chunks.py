@@ -17,10 +17,13 @@ import dask.array as da
 import numpy as np
 from dask.core import flatten
 
+from ooc_cudnn.arrays.making import empty_in
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.operations.window import Range
-from ooc_cudnn.tensor import INTEGERS, TensorSpec, dtype_name
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import INTEGERS, ITEM_BYTES, TensorSpec, dtype_name
 
 #: Adds to the graph under a key, as dask's documentation of graphs has it.
 Tasks = dict[Any, Any]
@@ -154,7 +157,39 @@ def joined(nested: Any) -> Any:
             f"the chunks of one array are arrays of {' and of '.join(frameworks)}: make them alike "
             "with array.map_blocks(numpy.asarray), or cupy.asarray"
         )
+    pieces = list(flatten(nested))
+    if all(type(each) is np.ndarray and each.dtype.name in ITEM_BYTES for each in pieces):
+        return _in_pinned_memory(nested, pieces[0])
     return da.core.concatenate3(nested)
+
+
+def _in_pinned_memory(nested: Any, first: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same, which is copied to a card without staging; its memory is kept for the next one."""
+
+    def extent(part: Any, axis: int) -> int:
+        while isinstance(part, list):
+            part = part[0]
+        return int(part.shape[axis])
+
+    def fill(part: Any, corner: tuple[int, ...]) -> None:
+        if not isinstance(part, list):
+            made[tuple(slice(at, at + n) for at, n in zip(corner, part.shape, strict=True))] = part
+            return
+        at = 0
+        for each in part:
+            fill(each, (*corner, at))
+            at += extent(each, len(corner))
+
+    shape, row = [], nested
+    for axis in range(first.ndim):
+        shape.append(sum(extent(each, axis) for each in row))
+        row = row[0]
+    device = get_device(current().device)
+    made: np.ndarray[Any, Any] = empty_in(
+        device, "pinned", tuple(shape), first.dtype.name, "channels_first"
+    )
+    fill(nested, ())
+    return made
 
 
 def block_shape(region: Region) -> Shape:
