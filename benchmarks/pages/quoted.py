@@ -86,6 +86,27 @@ def _googlenet() -> tuple[float, ...]:
     return tuple(100 * found[f"googlenet, batch 128: {way}"]["simulated"]["loss"] for way in ways)
 
 
+def _two_cards() -> tuple[float]:
+    return (claims("ddp_scale")["two cards, times one"],)
+
+
+def _exact_on_two() -> tuple[float]:
+    found = claims("ddp_scale")
+    return (found["2, exact statistics: images a second"] / found["1: images a second"],)
+
+
+def _door() -> tuple[float]:
+    return (claims("torch_door_resnet50")["resnet50: times the library's own step"],)
+
+
+def _door_and_pytorch() -> tuple[float]:
+    return (claims("torch_door_resnet50")["resnet50: times PyTorch in core"],)
+
+
+def _beyond_own() -> tuple[float]:
+    return (claims("torch_door_overhead")["overhead: door beyond own"],)
+
+
 LIMITS, PAPER, VDNN = "docs/limitations.md", "docs/paper.md", "docs/vdnn.md"
 QUOTES = (
     Quote("README.md", "at {:.0f} % of the link's speed", _staged),
@@ -118,6 +139,11 @@ QUOTES = (
     ),
     Quote(PAPER, "the simulation gives {:.0f} %, {:.0f} % below the figure", _few_channels),
     Quote(PAPER, "ends at most {} % off the best", _worst_local_search),
+    Quote("docs/scale.md", "train on {:.2f} times as many images a second as one", _two_cards),
+    Quote("docs/scale.md", "over all ranks it is {:.2f} times", _exact_on_two),
+    Quote("docs/pytorch.md", "takes {:.2f} times as long as the step of the library's", _door),
+    Quote("docs/pytorch.md", "and {:.2f} times as long as PyTorch's with", _door_and_pytorch),
+    Quote("docs/pytorch.md", "takes the door {:.1f} ms more than", _beyond_own),
     Quote(VDNN, "loses {:.0f} and {:.0f} % under", _googlenet),
 )
 
