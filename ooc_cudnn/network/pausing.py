@@ -160,6 +160,8 @@ class Paused:
         The new running statistics, by name.
     groups : tuple of tuple of str
         What each part of backward makes the gradients of.
+    shared : frozenset of str
+        Those of them whose gradients lie in one tensor with others.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class Paused:
         self._saved: dict[str, Any] | None = None
         #: The part that is next; None if one has failed.
         self._next: int | None = 0
-        self.groups = ready.groups
+        self.groups, self.shared = ready.groups, step.shared_gradients
         others = {*ready._results, *ready.changed} - ready.bases
         self._made = ready._results_made(given, others, making)
         #: Memory of the gradients on the device, of each group that has any and is to be made.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -120,6 +121,14 @@ class Step:
     @cached_property
     def _bases(self) -> dict[str, str]:
         return {}
+
+    @cached_property
+    def shared_gradients(self) -> frozenset[str]:
+        """Of what gradients are made of, those whose gradients lie in one tensor with others."""
+        bases = Counter(self.base(gradient) for gradient in self.gradients.values())
+        return frozenset(
+            n for n, gradient in self.gradients.items() if bases[self.base(gradient)] > 1
+        )
 
     @cached_property
     def touched(self) -> frozenset[str]:

@@ -113,7 +113,7 @@ class Run:
         self._settings, self._context = current(), copy_context()
         self._paused: Paused | None = request.forward(tensors)
         self.outputs = self._paused.outputs
-        self.groups = self._paused.groups
+        self.groups, self._shared = self._paused.groups, self._paused.shared
         self._differentiable = {name for group in self.groups for name in group}
         self._versions = request.versions()
         self._made: dict[str, Any] = {}
@@ -163,7 +163,10 @@ class Run:
         # autograd may be on a thread of its own, which knows no block that the caller is in
         self._context.run(self._go_on, self._differentiable.intersection(names))
         made = {name: self._made.pop(name, None) for name in names}
-        found = _apart([made[n] if n in self._reached else None for n in names], devices)
+        found = [
+            _apart(name, made[name] if name in self._reached else None, device, self._shared)
+            for name, device in zip(names, devices, strict=True)
+        ]
         if self._paused is not None and self._paused.is_over:
             self._paused = None
         return found
@@ -284,26 +287,13 @@ def first_alone(
     return [None if each is None else next(marked) for each in gradients]
 
 
-def _apart(gradients: Sequence[Any], devices: Sequence[torch.device]) -> list[torch.Tensor | None]:
-    """Gradients as tensors that do not overlap: their owners may change them in place."""
-    found = [None if each is None else tensor_of(each) for each in gradients]
-    spans = [(*_span(each), index) for index, each in enumerate(found) if each is not None]
-    end = 0
-    for start, stop, index in sorted(spans):
-        each = found[index]
-        assert each is not None
-        if start < end:
-            each = each.clone()
-        end = max(end, stop)
-        found[index] = each if each.device == devices[index] else each.to(devices[index])
-    return found
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The address of a tensor's first byte, and of the first one behind it."""
-    start = tensor.data_ptr()
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+def _apart(name: str, gradient: Any, device: torch.device, shared: Collection[str]) -> Any:
+    """A gradient as a tensor of its own: its owner may change it in place."""
+    if gradient is None:
+        return None
+    made = tensor_of(gradient)
+    made = made.clone() if name in shared else made
+    return made if made.device == device else made.to(device)
 
 
 def handed(

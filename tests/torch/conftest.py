@@ -2,7 +2,7 @@
 
 import pytest
 
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import deciding, planning
 
 
 @pytest.fixture
@@ -12,6 +12,6 @@ def few_plans(monkeypatch, searches_are_shared):
     What is left keeps, makes again, offloads and streams; tests of networks compare all plans.
     """
     monkeypatch.setattr(planning, "BEST_OF", ("keep", "remake"))
-    monkeypatch.setattr(planning, "SHARES_HELD", (1.0,))
+    monkeypatch.setattr(deciding, "SHARES_HELD", (1.0,))
     monkeypatch.setattr(planning, "VDNN", ())
     monkeypatch.setattr(planning, "WAYS", ())

@@ -1,9 +1,9 @@
 """What the door does on a card, as far as it shows without one."""
 
-import itertools
 import weakref
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -60,18 +60,20 @@ def test_several_results_lie_in_one_tensor():
     assert {name: float(each.mean()) for name, each in made.items()} == {"a": 97.0, "b": 98.0}
 
 
-def test_gradients_that_overlap_are_copied_and_others_are_not():
-    whole = torch.arange(24.0).reshape(2, 3, 4)
-    given = [whole[:, 1:], None, whole[0], torch.ones(3), whole[1, 2]]
-    found = function._apart(given, [HERE] * len(given))
-    for index, each in enumerate(given):
-        if each is not None:
-            assert torch.equal(found[index], each)
-            found[index].zero_()
-    assert [each is None for each in found] == [False, True, False, False, False]
-    spans = sorted(function._span(each) for each in found if each is not None)
-    assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
-    assert found[3] is given[3]
+def test_gradients_that_lie_in_one_tensor_are_copied():
+    """Both terms of a sum have that of the sum; their owners may change them in place."""
+    net = ooc_cudnn.Network()
+    x, t = (net.input(name, (2, 3, 4, 4), gradient=True) for name in ("x", "t"))
+    step = net.pausing_step(net.convolution(net.add(x, t), 2, window=1, name="conv"))
+    with ooc_cudnn.settings(device="host", machine="host"):
+        shared = step.forward(**{each.name: np.ones(each.shape, "f4") for each in (x, t)}).shared
+    assert shared == {"x", "t"}
+    given = torch.arange(24.0)
+    for name, is_copied in (("x", True), ("conv.w", False)):
+        found = function._apart(name, given, HERE, shared)
+        assert torch.equal(found, given)
+        assert (found.data_ptr() != given.data_ptr()) is is_copied
+    assert function._apart("x", None, HERE, shared) is None
 
 
 def test_a_tensor_is_looked_at_again_where_it_has_moved():
