@@ -21,6 +21,7 @@ from distributed import Client, get_task_stream
 import ooc_cudnn.dask as ooc
 from benchmarks import common
 from examples.slide_cluster import tissue, u_net
+from ooc_cudnn.dask.workers import THREADS
 
 NAME = "dask_scale"
 #: Sites around a corner of chunks: what one call is made of, and what of it is compared. The
@@ -36,6 +37,7 @@ def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--cards", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--limit", default="16GiB", help="device memory of a worker")
+    parser.add_argument("--threads", type=int, default=THREADS, help="of a worker")
 
 
 def body(report: common.Report) -> None:
@@ -51,7 +53,9 @@ def body(report: common.Report) -> None:
         if not asked.cuda:
             options |= {"memory_limit": "256MiB"}
         with (
-            ooc.cluster(count, **options, dashboard_address=":0") as local,
+            ooc.cluster(
+                count, threads_per_worker=asked.threads, **options, dashboard_address=":0"
+            ) as local,
             Client(local) as client,
         ):
             if not seconds:
