@@ -95,6 +95,18 @@ def _exact_on_two() -> tuple[float]:
     return (found["2, exact statistics: images a second"] / found["1: images a second"],)
 
 
+def _slide() -> tuple[float, ...]:
+    return (blocks.stored("dask_scale")["measurements"]["1: seconds"],)
+
+
+def _slide_predicted() -> tuple[float]:
+    return (100 * claims("dask_scale")["1: predicted / measured"],)
+
+
+def _slide_on_two() -> tuple[float]:
+    return (claims("dask_scale")["two cards, times one"],)
+
+
 def _door() -> tuple[float]:
     return (claims("torch_door_resnet50")["resnet50: times the library's own step"],)
 
@@ -140,6 +152,9 @@ QUOTES = (
     Quote(PAPER, "the simulation gives {:.0f} %, {:.0f} % below the figure", _few_channels),
     Quote(PAPER, "ends at most {} % off the best", _worst_local_search),
     Quote("docs/scale.md", "train on {:.2f} times as many images a second as one", _two_cards),
+    Quote("docs/scale.md", "from Zarr to Zarr in {:.1f} s on one H100", _slide),
+    Quote("docs/scale.md", "(the prediction was {:.0f} % of that)", _slide_predicted),
+    Quote("docs/scale.md", "on two of them {:.2f} times as fast", _slide_on_two),
     Quote("docs/scale.md", "over all ranks it is {:.2f} times", _exact_on_two),
     Quote("docs/pytorch.md", "takes {:.2f} times as long as the step of the library's", _door),
     Quote("docs/pytorch.md", "and {:.2f} times as long as PyTorch's with", _door_and_pytorch),

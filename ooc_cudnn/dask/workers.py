@@ -23,8 +23,9 @@ from ooc_cudnn.settings_table import PREFIX
 from ooc_cudnn.telling import warn
 from perfmodel import MachineModel
 
-#: One thread computes, since a device runs one call at a time; the other reads and writes chunks.
-THREADS = 2
+#: One thread computes, since a device runs one call at a time; the others read and write chunks. On
+#: an H100 a slide took 1.7 s with two threads, 1.4 s with four (`benchmarks.dask_scale`).
+THREADS = 4
 #: How often a task may be on a worker that dies before dask gives it up.
 DEATHS_OF_A_TASK = 100
 
