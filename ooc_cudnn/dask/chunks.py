@@ -19,6 +19,7 @@ from dask.core import flatten
 
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.operations.window import Range
@@ -142,6 +143,8 @@ def joined(nested: Any) -> Any:
     ------
     TypeError
         If they are arrays of different frameworks.
+    ValueError
+        If their shapes do not fit each other.
 
     >>> joined([[np.zeros((1, 2)), np.ones((1, 1))]]).tolist()
     [[0.0, 0.0, 1.0]]
@@ -165,30 +168,19 @@ def joined(nested: Any) -> Any:
 
 def _in_pinned_memory(nested: Any, first: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The same, which is copied to a card without staging; its memory is kept for the next one."""
-
-    def extent(part: Any, axis: int) -> int:
-        while isinstance(part, list):
-            part = part[0]
-        return int(part.shape[axis])
-
-    def fill(part: Any, corner: tuple[int, ...]) -> None:
-        if not isinstance(part, list):
-            made[tuple(slice(at, at + n) for at, n in zip(corner, part.shape, strict=True))] = part
-            return
-        at = 0
-        for each in part:
-            fill(each, (*corner, at))
-            at += extent(each, len(corner))
-
-    shape, row = [], nested
-    for axis in range(first.ndim):
-        shape.append(sum(extent(each, axis) for each in row))
-        row = row[0]
-    device = get_device(current().device)
-    made: np.ndarray[Any, Any] = empty_in(
-        device, "pinned", tuple(shape), first.dtype.name, "channels_first"
-    )
-    fill(nested, ())
+    chunks = da.core.chunks_from_arrays(nested)
+    device, shape = get_device(current().device), tuple(map(sum, chunks))
+    made: np.ndarray[Any, Any]
+    try:
+        made = empty_in(device, "pinned", shape, first.dtype.name, "channels_first")
+    except HostOutOfMemoryError:  # it need not be pinned
+        made = np.empty(shape, first.dtype)
+    for region, each in zip(da.core.slices_from_chunks(chunks), flatten(nested), strict=True):
+        if made[region].shape != each.shape:  # else what it leaves out is what was there before
+            raise ValueError(
+                f"a chunk has shape {each.shape}, where those beside it leave {made[region].shape}"
+            )
+        made[region] = each
     return made
 
 

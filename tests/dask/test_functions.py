@@ -10,6 +10,7 @@ da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 import dask  # noqa: E402
 
 import ooc_cudnn.dask as ooc  # noqa: E402
+from ooc_cudnn.dask.chunks import joined  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -168,3 +169,22 @@ def test_a_chunk_that_is_not_what_dask_says_is_named():
     x = da.from_array(X, chunks=CHUNKS).map_blocks(lambda block: block[:, :, 1:], dtype="float64")
     with pytest.raises(ValueError, match=r"a chunk of x has shape .* where the dask array says"):
         ooc.activation_forward(x).compute()
+
+
+def test_chunks_that_do_not_fit_each_other_are_refused():
+    """Smaller ones than dask says left what they did not fill as it was in memory."""
+
+    def without_a_row(block, block_info=None):
+        return block[:, :, :-1] if block_info[0]["chunk-location"][3] == 1 else block
+
+    x = da.from_array(X, chunks=CHUNKS).map_blocks(without_a_row, dtype=X.dtype)
+    with pytest.raises(ValueError, match=r"a chunk has shape .* where those beside it leave"):
+        ooc.convolution_forward(x, W, padding=1).compute()
+
+
+def test_a_blocks_input_need_not_be_pinned():
+    """Where the limit of pinned memory has no room, it is gathered elsewhere."""
+    with ooc_cudnn.settings(device="host", host_memory_limit=1):
+        found = joined([[[[X[:, :1]]], [[X[:, 1:]]]]])
+        assert ooc_cudnn.placement(found) == "pageable"
+    np.testing.assert_array_equal(found, X)
