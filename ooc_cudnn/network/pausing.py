@@ -222,7 +222,8 @@ class Paused:
         Parameters
         ----------
         seeds : sequence of array
-            The gradient of each output that has one, in order; any placement, any strides.
+            The gradient of each output that has one, in order; any placement, any strides. What is
+            added to an output last, or a part of it, has a gradient that may lie in that memory.
 
         Raises
         ------
@@ -284,7 +285,9 @@ class Paused:
                 arena.settle(self)
         self._saved = None
         group = ready.groups[at - 1]
-        found = {name: ready.of(self._made, step.gradients[name]) for name in group}
+        # what is added to an output last has for a gradient that of the output
+        seeds = {name: self._given[name].array for name in step.seeds.values()}
+        found = {name: ready.of(seeds | self._made, step.gradients[name]) for name in group}
         for name in group:  # whoever gets them may be their only owner
             self._made.pop(step.base(step.gradients[name]), None)
         if self.is_over:

@@ -124,8 +124,11 @@ class Step:
 
     @cached_property
     def shared_gradients(self) -> frozenset[str]:
-        """Of what gradients are made of, those whose gradients lie in one tensor with others."""
-        bases = Counter(self.base(gradient) for gradient in self.gradients.values())
+        """Of what gradients are made of, those whose gradients lie in one tensor with others.
+
+        Those of outputs, which are given, are among these others.
+        """
+        bases = Counter(map(self.base, (*self.gradients.values(), *self.seeds.values())))
         return frozenset(
             n for n, gradient in self.gradients.items() if bases[self.base(gradient)] > 1
         )

@@ -88,6 +88,25 @@ def test_gradients_are_those_of_a_step_that_does_not_pause(policy):
         assert_close(found[name], gradient, name, least=1e-2)
 
 
+@pytest.mark.parametrize("joined", ["sum", "concatenation"])
+def test_what_is_added_to_an_output_has_its_gradient(joined):
+    """And what is beside it in a concatenation a part of that: no phase makes these."""
+    net = ooc_cudnn.Network(seed=1)
+    x, t = (net.input(name, (2, 3, 4, 4), gradient=True) for name in ("x", "t"))
+    h = net.convolution(x, 3, window=1)
+    y = net.add(h, t) if joined == "sum" else net.concatenate([h, t])
+    random = np.random.default_rng(0)
+    given = {each.name: random.standard_normal(each.shape).astype("f4") for each in (x, t)}
+    seed = random.standard_normal(y.shape).astype("f4")
+    for where in (np.copy, on_the_device):
+        step = net.pausing_step(y, memory_limit=LARGE)
+        paused = step.forward(**{n: where(a) for n, a in given.items()})
+        assert paused.shared == {"t"}
+        found = paused.backward([where(seed)])
+        assert found.keys() == {"x", "t", "convolution_1.w", "convolution_1.b"}
+        np.testing.assert_array_equal(found["t"], seed[:, -3:])
+
+
 def test_an_output_that_backward_reads_leaves_once_and_comes_back():
     net = ooc_cudnn.Network(seed=1)
     x = net.input("x", SHAPE, "float64", gradient=True)
