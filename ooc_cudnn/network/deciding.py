@@ -20,6 +20,8 @@ from ooc_cudnn.network.residency import Residency
 
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
+#: Where the last decision does not fit, others are looked at: of the list, so many eighths.
+LAST_EIGHTHS = (7, 6, 4)
 #: Where so many numbers of micro-batches in turn make no plan faster, more of them hardly will.
 MOST_IN_VAIN = 2
 #: Of memory, what tensors may hold where what is too large is streamed: pieces want the rest.
@@ -111,11 +113,18 @@ class Deciding:
         return self._known[at]
 
     def _first_that_fits(self) -> int:
-        """The first decision whose tensors fit, by halving; the last one if none does."""
+        """The first decision whose tensors fit, by halving; the last one if none does.
+
+        The last few may take more than those before: what all is made again from its beginning.
+        """
         room_bytes = self.terms.target.room_bytes
         low, high = 0, len(self.decisions) - 1
-        if most_held(*self._as_decided(high)) > room_bytes:
+        ends = dict.fromkeys((high, *(high * share // 8 for share in LAST_EIGHTHS)))
+        fits = (at for at in ends if most_held(*self._as_decided(at)) <= room_bytes)
+        last = next(fits, None)
+        if last is None:
             return high
+        high = last
         middle = 0  # where all fits, nothing else is looked at
         while low < high:
             if most_held(*self._as_decided(middle)) <= room_bytes:
