@@ -94,7 +94,7 @@ class TrainingStep(Prepared[ReadyStep]):
             for name, spec in ready.changed.items():
                 network.running[name] = results[name]
                 if spec.placement == "pinned":
-                    self._wrapping.note(name, results[name], spec)
+                    self._wrapping.note(name, results[name], spec, device)
             self.gradients, self._kept = gradients, kept
         if not np.isfinite(value):
             warn(f"the loss is {value}")

@@ -21,7 +21,7 @@ class Wrapping:
 
     def __init__(self) -> None:
         self._there: dict[str, tuple[Hashable, Wrapped]] = {}
-        self._own: dict[str, Wrapped] = {}
+        self._own: dict[str, tuple[Hashable, Wrapped]] = {}
 
     def __call__(self, name: str, array: Any, device: Device) -> Wrapped:
         """An array, wrapped.
@@ -32,8 +32,8 @@ class Wrapping:
             As `wrap`.
         """
         own = self._own.get(name)
-        if own is not None and own.array is array:
-            return own
+        if own is not None and own[1].array is array and own[0] == _how(array, device):
+            return own[1]
         where = _where(array, device)
         known = self._there.get(name)
         if where is not None and known is not None and known[0] == where:
@@ -43,9 +43,12 @@ class Wrapping:
             self._there[name] = where, found._replace(array=None)
         return found
 
-    def note(self, name: str, array: Any, spec: TensorSpec) -> None:
-        """Take an array that the library has made, in pinned memory that nobody can unpin."""
-        self._own[name] = Wrapped(array, spec, address_of(array))
+    def note(self, name: str, array: Any, spec: TensorSpec, device: Device) -> None:
+        """Take an array that the library has made, in pinned memory that nobody can unpin.
+
+        It is pinned for that device; its owner may change its shape or dtype in place.
+        """
+        self._own[name] = _how(array, device), Wrapped(array, spec, address_of(array))
 
 
 def _where(array: Any, device: Device) -> Hashable:
@@ -57,4 +60,9 @@ def _where(array: Any, device: Device) -> Hashable:
         pointer = address_of(array)
     else:
         return None
-    return pointer, array.shape, array.strides, array.dtype, device.name
+    return pointer, _how(array, device)
+
+
+def _how(array: Any, device: Device) -> Hashable:
+    """How an array lies, and for which device."""
+    return array.shape, array.strides, array.dtype, device.name

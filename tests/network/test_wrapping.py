@@ -66,7 +66,7 @@ def test_memory_of_the_host_is_asked_for_each_time(host, looked_at):
     assert wrapping("w", array, host).spec.placement == "pageable"
     made = empty_in(host, "pinned", (2, 3), "float32", "channels_first")
     spec = ooc_cudnn.TensorSpec((2, 3), "float32", "pinned")
-    wrapping.note("running", made, spec)
+    wrapping.note("running", made, spec, host)
     assert wrapping("running", made, host).spec is spec
     assert looked_at == ["w"] * 3
     assert wrapping("running", np.zeros((2, 3), "float32"), host).spec.placement == "pageable"
@@ -91,3 +91,23 @@ def test_running_statistics_that_are_replaced_are_read(host):
     step(**given)
     for name, each in first.items():
         np.testing.assert_allclose(net.running[name], each, rtol=1e-13)
+
+
+def test_running_statistics_that_are_changed_in_shape_or_dtype_are_refused(host):
+    """In place: the array is the one that the step before has made."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (4, 3, 5), "float64")
+    normalised = net.batch_normalization(x, name="bn")
+    loss = net.mean_squared_error(normalised, net.input("t", x.shape, "float64"))
+    step = net.training_step(loss, memory_limit="1MiB")
+    random = np.random.default_rng(0)
+    given = {name: random.standard_normal(x.shape) for name in ("x", "t")}
+    step(**given)
+    array = next(iter(net.running.values()))
+    array.shape = (1, 3)
+    with pytest.raises(ValueError, match="must have shape"):
+        step(**given)
+    array.shape = (3,)
+    array.dtype = np.int64
+    with pytest.raises(TypeError, match="must be float64"):
+        step(**given)
