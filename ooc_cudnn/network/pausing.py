@@ -302,7 +302,7 @@ class Paused:
         for name, seed in zip(step.seeds.values(), seeds, strict=True):
             found = wrap(seed, self._ready.device, name=name)
             check_given(step.tensors[name], found)
-            spec = homes[name].spec
+            spec = homes[name].spec if name in homes else found.spec  # no phase may read it
             if found.spec != spec:
                 copied = self._ready._made(spec)
                 memcpy(copied, found.array)

@@ -312,6 +312,8 @@ class _Placing:
             if self.terms.synchronous and self._left_by(at):
                 items.append(Synchronisation())
             items += self._moves(at, COPY_OUT)
+        if turn == len(self.step.phases):  # gradients of outputs are all that there are
+            pause = len(items)
         overlap = self.terms.target.overlap
         if short:
             raise _TooLittleError(*short)

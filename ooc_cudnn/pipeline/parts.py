@@ -64,10 +64,10 @@ def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
     Raises
     ------
     ValueError
-        If these are not in order, or a part has no items.
+        If these are not in order, or a part has no items but the last.
     """
     ends = (0, *pauses, len(program.items))
-    if any(start >= stop for start, stop in pairwise(ends)):
+    if any(start >= stop for start, stop in pairwise(ends[:-1])) or ends[-2] > ends[-1]:
         raise ValueError(f"{program.name} cannot pause before items {list(pauses)}")
     parts = [_of(program, program.items[start:stop]) for start, stop in pairwise(ends)]
     kept = [tuple(_kept(program, pause)) for pause in pauses]

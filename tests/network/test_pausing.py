@@ -107,6 +107,27 @@ def test_what_is_added_to_an_output_has_its_gradient(joined):
         np.testing.assert_array_equal(found["t"], seed[:, -3:])
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
+def test_gradients_that_no_phase_reads_or_makes(beside):
+    """Both terms of a sum have that of the output: backward has nothing to do for it."""
+    net = ooc_cudnn.Network(seed=1)
+    x, t, s = (net.input(name, (2, 3, 4, 4), gradient=True) for name in ("x", "t", "s"))
+    outputs = [net.add(x, t), *([net.convolution(s, 3, window=1)] if beside else [])]
+    random = np.random.default_rng(0)
+    given = [x, t, s] if beside else [x, t]
+    arrays = {each.name: random.standard_normal(each.shape).astype("f4") for each in given}
+    seeds = [random.standard_normal(y.shape).astype("f4") for y in outputs]
+    for where in (np.copy, on_the_device):
+        step = net.pausing_step(*outputs, memory_limit=LARGE)
+        paused = step.forward(**{n: where(a) for n, a in arrays.items()})
+        np.testing.assert_array_equal(paused.outputs[0], arrays["x"] + arrays["t"])
+        step.forward(**arrays)  # the first one leaves the block
+        found = paused.backward([where(seed) for seed in seeds])
+        assert ("s" in found) is beside
+        for name in ("x", "t"):
+            np.testing.assert_array_equal(found[name], seeds[0])
+
+
 def test_an_output_that_backward_reads_leaves_once_and_comes_back():
     net = ooc_cudnn.Network(seed=1)
     x = net.input("x", SHAPE, "float64", gradient=True)
