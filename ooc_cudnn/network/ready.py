@@ -243,14 +243,14 @@ class ReadyStep(Ready):
         names = {*self._results, *self.changed} - self._gradients.keys()
         made = self._results_made(given, names, making)
         arrays = self._sources(self._own, given, made)
-        if memory is not None:
-            arrays |= self._block.views(memory.pointer)
 
         def make_arrays() -> None:
             if memory is not None:
                 made.update(self._block.arrays(memory, self._in_memory))
 
         with self.device.arena.lock, interrupts.deferred():
+            if memory is not None:
+                arrays |= self._block.views(memory.pointer)
             self._observed(self.executor, arrays, wait=wait, meanwhile=make_arrays)
         return made
 
