@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import ooc_cudnn
+import importlib.metadata
+
 from ooc_cudnn.errors import OocError
+
+#: Where it is on the path alone.
+NOT_INSTALLED = "of a clone that is not installed"
 
 
 def version() -> str:
-    """Of the library here, which need not be installed: a clone on the path will do."""
-    return ooc_cudnn.__version__
+    """Of the library that is installed here."""
+    try:
+        return importlib.metadata.version("ooc_cudnn")
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED
 
 
 def check_version(client_version: str) -> None:

@@ -1,5 +1,7 @@
 """What workers say of themselves, and what is refused or warned of."""
 
+import importlib.metadata
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ pytest.importorskip("distributed", reason="the extra dask is not installed")
 
 import ooc_cudnn.dask as ooc  # noqa: E402
 from ooc_cudnn.dask.chunks import joined  # noqa: E402
-from ooc_cudnn.dask.versions import version  # noqa: E402
+from ooc_cudnn.dask.versions import check_version, version  # noqa: E402
 
 HERE = version()
 CARD = ("cuda:0", "cuda", 2**30, shipped("h200"), HERE)
@@ -63,3 +65,13 @@ def test_a_cluster_is_of_processes_on_a_known_device():
         ooc.cluster(1, processes=False)
     with pytest.raises(ValueError, match="device must be 'auto', 'cuda' or 'host', not 'tpu'"):
         ooc.cluster(1, device="tpu")
+
+
+def test_a_clone_on_the_path_will_do(monkeypatch):
+    def missing(_):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    check_version(version())
+    with pytest.raises(ooc_cudnn.OocError, match="of a clone that is not installed, but .* 0.0.1"):
+        check_version("0.0.1")
