@@ -73,5 +73,5 @@ def test_a_clone_on_the_path_will_do(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     check_version(version())
-    with pytest.raises(ooc_cudnn.OocError, match=r"of a clone that is not installed, but .* 0\.0\.1"):
+    with pytest.raises(ooc_cudnn.OocError, match="that is not installed, but"):
         check_version("0.0.1")
