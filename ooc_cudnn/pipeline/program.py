@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request, worth_threads
 from ooc_cudnn.tensor import TensorSpec
+from perfmodel.cached import cached_property
 
 COPY_IN, COPY_OUT, COMPUTE = "copy_in", "copy_out", "compute"
 
