@@ -5,6 +5,7 @@ Those of a call lie in one block, one after the other: what is allocated is one 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,11 +65,11 @@ def bytes_there(step: Step, specs: Mapping[str, TensorSpec]) -> int:
 
 def block_bytes(specs: Mapping[str, TensorSpec]) -> int:
     """Bytes of a block of tensors."""
-    return sum(aligned(spec.nbytes) for spec in specs.values())
+    return Block(specs).nbytes
 
 
 class Block:
-    """How gradients lie in a block; where that is, is another matter each time.
+    """How tensors lie in a block, one after the other; the block may be anywhere.
 
     Parameters
     ----------
@@ -77,11 +78,10 @@ class Block:
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
-        self._specs, self._starts = dict(specs), dict[str, int]()
-        self.nbytes = 0
-        for name, spec in specs.items():
-            self._starts[name] = self.nbytes
-            self.nbytes += aligned(spec.nbytes)
+        self._specs = dict(specs)
+        sizes = (aligned(spec.nbytes) for spec in specs.values())
+        *starts, self.nbytes = itertools.accumulate(sizes, initial=0)
+        self._starts = dict(zip(specs, starts, strict=True))
         self._views = dict[int, dict[str, DeviceView]]()
 
     def views(self, pointer: int) -> Mapping[str, DeviceView]:

@@ -182,6 +182,8 @@ class Paused:
         self.groups, self.shared = ready.groups, step.shared_gradients
         others = {*ready._results, *ready.changed} - ready.bases
         self._made = ready._results_made(given, others, making)
+        #: What arrays on the device are made of.
+        self._of = making.memory or ready.memory
         #: Memory of the gradients on the device, of each group that has any and is to be made.
         self._memory: dict[int, Allocation] = {}
         self._views: dict[str, DeviceView] = {}
@@ -209,9 +211,8 @@ class Paused:
         def make_arrays() -> None:
             memory = self._memory.pop(at - 1, None)
             if memory is not None:
-                own = self._making.memory
-                make = ready._in_memory if own is None else own.in_block
-                self._made.update(ready.blocks[at - 1].arrays(memory, make))
+                made = ready.blocks[at - 1].arrays(memory, self._of.in_block)
+                self._made.update(made)
 
         ready._observed(ready.executors[at], arrays, block, wait=wait, meanwhile=make_arrays)
         self._next = at + 1
@@ -243,13 +244,9 @@ class Paused:
         self._take(seeds)
         on_host = ready.bases - ready._gradients.keys()
         self._made |= ready._results_made(self._given, on_host, self._making)
-        own = self._making.memory
         for group, gradients in enumerate(ready.blocks):
             if gradients.nbytes:
-                memory = (
-                    ready._memory_for(gradients) if own is None else own.block(gradients.nbytes)
-                )
-                self._memory[group] = memory
+                memory = self._memory[group] = self._of.block(gradients.nbytes)
                 self._views |= gradients.views(memory.pointer)
         return self.go_on()
 

@@ -13,7 +13,6 @@ from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
-from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.memory.loans import Allocation, Lent
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
@@ -26,7 +25,7 @@ from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
 
 class Memory(Protocol):
-    """How another framework makes what is on the device: the arrays are its own then."""
+    """What arrays on the device are made of: the library's own memory, or another framework's."""
 
     def array(self, spec: TensorSpec) -> Any:
         """An array by itself."""
@@ -38,13 +37,34 @@ class Memory(Protocol):
         """An array from a byte of a block on, which it keeps alive."""
 
 
+class OwnMemory:
+    """The library's own, which counts against a limit in bytes."""
+
+    def __init__(self, device: Device, limit: int) -> None:
+        self._device, self._limit = device, limit
+
+    def array(self, spec: TensorSpec) -> Any:
+        """An array by itself."""
+        order = spec.order or "channels_first"
+        return empty_in(self._device, "device", spec.shape, spec.dtype, order, self._limit)
+
+    def block(self, nbytes: int) -> Lent:
+        """A block, for several arrays."""
+        return self._device.arena.allocate_array(nbytes, self._limit)
+
+    def in_block(self, block: Lent, spec: TensorSpec, start: int) -> Any:
+        """An array from a byte of a block on, which it keeps alive."""
+        strides = tuple(step * spec.itemsize for step in spec.strides)
+        return self._device.as_array(block, spec.shape, spec.dtype, start=start, strides=strides)
+
+
 class Making(NamedTuple):
     """What whoever runs a step does itself.
 
     Attributes
     ----------
     memory : Memory, optional
-        Where results on the device are made; the library's own without it.
+        Of results on the device; the library's own without it.
     changing : collection of str
         What is given that the step may change where it lies; of all else it changes copies.
     """
@@ -64,6 +84,7 @@ class Ready:
 
     def __init__(self, planned: PlannedStep, device: Device) -> None:
         self.planned, self.device = planned, device
+        self.memory: Memory = OwnMemory(device, planned.plan.memory_limit)
         step, self.program = planned.step, planned.placed.program
         results = results_of(step)
         specs = {name: home.spec for name, home in self.program.homes.items()}
@@ -100,13 +121,13 @@ class Ready:
             purpose=f"what {program.name} keeps on the host",
         )
         for name, start in program.pinned.items():
-            yield name, _within(block, start, program.between[name])
+            yield name, _within(block, program.between[name], start)
 
     def _made(self, spec: TensorSpec, making: Making = PLAIN) -> Any:
-        if making.memory is not None and spec.placement == "device":
-            return making.memory.array(spec)
-        order, limit = spec.order or "channels_first", self.planned.plan.memory_limit
-        return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order, limit)
+        if spec.placement == "device":
+            return (making.memory or self.memory).array(spec)
+        order = spec.order or "channels_first"
+        return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order)
 
     def _results_made(
         self, given: Mapping[str, Wrapped], names: Collection[str], making: Making = PLAIN
@@ -122,27 +143,13 @@ class Ready:
     def _changed_made(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Arrays for what a step changes; those on the host in one block of pinned memory."""
         specs = {name: self.program.homes[name].spec for name in names}
-        pinned = {name: spec for name, spec in specs.items() if spec.placement != "device"}
-        total = sum(aligned(spec.nbytes) for spec in pinned.values())
-        if total:
-            block = allocate(self.device, total, current().host_memory_limit)
-        start = 0
-        for name, spec in specs.items():
-            if name not in pinned:
-                yield name, self._made(spec)
-                continue
-            yield name, _within(block, start, spec)
-            start += aligned(spec.nbytes)
-
-    def _memory_for(self, block: Block) -> Lent:
-        """Memory for a block of gradients."""
-        limit = self.planned.plan.memory_limit
-        return self.device.arena.allocate_array(block.nbytes, limit)
-
-    def _in_memory(self, memory: Allocation, spec: TensorSpec, start: int) -> Any:
-        """An array from a byte of a block on."""
-        strides = tuple(step * spec.itemsize for step in spec.strides)
-        return self.device.as_array(memory, spec.shape, spec.dtype, start=start, strides=strides)
+        there = {name: spec for name, spec in specs.items() if spec.placement == "device"}
+        pinned = Block({name: spec for name, spec in specs.items() if name not in there})
+        if pinned.nbytes:
+            memory = allocate(self.device, pinned.nbytes, current().host_memory_limit)
+            yield from pinned.arrays(memory, _within).items()
+        for name, spec in there.items():
+            yield name, self._made(spec)
 
     def _sources(
         self, own: Mapping[str, Any], given: Mapping[str, Wrapped], made: Mapping[str, Any]
@@ -215,9 +222,9 @@ class ReadyStep(Ready):
         #: Of the gradients on the device.
         self._block = Block(self._gradients)
 
-    def gradient_memory(self) -> Lent | None:
+    def gradient_memory(self) -> Allocation | None:
         """Memory for the gradients on the device; None if there are none."""
-        return self._memory_for(self._block) if self._gradients else None
+        return self.memory.block(self._block.nbytes) if self._gradients else None
 
     def run(
         self,
@@ -225,7 +232,7 @@ class ReadyStep(Ready):
         making: Making = PLAIN,
         *,
         wait: bool = True,
-        memory: Lent | None = None,
+        memory: Allocation | None = None,
     ) -> dict[str, Any]:
         """Run on given arrays; return every result by the name of its tensor.
 
@@ -236,7 +243,7 @@ class ReadyStep(Ready):
         making : Making
         wait : bool
             Whether the host waits until all is there.
-        memory : Lent, optional
+        memory : Allocation, optional
             Where gradients on the device are to be, if there are any: `gradient_memory`. Their
             arrays are made while the device works.
         """
@@ -246,7 +253,7 @@ class ReadyStep(Ready):
 
         def make_arrays() -> None:
             if memory is not None:
-                made.update(self._block.arrays(memory, self._in_memory))
+                made.update(self._block.arrays(memory, self.memory.in_block))
 
         with self.device.arena.lock, interrupts.deferred():
             if memory is not None:
@@ -269,7 +276,7 @@ def number(array: Any) -> float:
     return float(np.asarray(array).reshape(-1)[0])
 
 
-def _within(block: HostArray, start: int, spec: TensorSpec) -> HostArray:
+def _within(block: HostArray, spec: TensorSpec, start: int) -> HostArray:
     """An array of a spec that begins at a byte of a block."""
     strides = tuple(step * spec.itemsize for step in spec.strides)
     return np.ndarray(spec.shape, numpy_dtype(spec.dtype), block, start, strides)
