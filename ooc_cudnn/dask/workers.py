@@ -24,7 +24,7 @@ from ooc_cudnn.telling import warn
 from perfmodel import MachineModel
 
 #: One thread computes, since a device runs one call at a time; the others read and write chunks. On
-#: an H100 a slide took 1.7 s with two threads, 1.4 s with four (`benchmarks.dask_scale`).
+#: an H100 `benchmarks.dask_scale --cards 1 --side 16384` took 1.7 s with two, 1.4 s with four.
 THREADS = 4
 #: How often a task may be on a worker that dies before dask gives it up.
 DEATHS_OF_A_TASK = 100
