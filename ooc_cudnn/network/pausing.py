@@ -283,8 +283,8 @@ class Paused:
         self._saved = None
         group = ready.groups[at - 1]
         # what is added to an output last has for a gradient that of the output
-        seeds = {name: self._given[name].array for name in step.seeds.values()}
-        found = {name: ready.of(seeds | self._made, step.gradients[name]) for name in group}
+        there = {name: self._given[name].array for name in step.seeds.values()} | self._made
+        found = {name: ready.of(there, step.gradients[name]) for name in group}
         for name in group:  # whoever gets them may be their only owner
             self._made.pop(step.base(step.gradients[name]), None)
         if self.is_over:
