@@ -22,7 +22,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
+.PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -33,6 +33,9 @@ demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than th
 
 test: $(VENV)/ready-dev $(VENV)/ready-torch $(VENV)/ready-dask ## all tests that this machine can run
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-all: export OOC_TESTS_EVERY_CASE = 1
+test-all: test ## the same with every case of what `make test` takes a sample of: two hours
 
 faults: $(VENV)/ready-dev ## Ctrl-C at every point of a repeated call, and all other faults: half an hour
 	@FAULTS=all $(BIN)/python -m pytest --timeout 7200 tests/faults $(ARGS)

@@ -15,6 +15,7 @@ import pytest
 
 import perfmodel
 from ooc_cudnn.settings_table import SETTINGS
+from tests.support import sampling
 
 # No tests in there, and what needs a card raises where it is imported without one.
 collect_ignore = ["support"]
@@ -118,8 +119,11 @@ def no_threads_left():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave nightly tests out unless they are asked for."""
+    """Leave out nightly tests unless they are asked for, and cases that are not in the sample."""
+    out = set()
     if "nightly" not in config.option.markexpr:
-        nightly = [item for item in items if item.get_closest_marker("nightly")]
-        config.hook.pytest_deselected(items=nightly)
-        items[:] = [item for item in items if item not in nightly]
+        out |= {item for item in items if item.get_closest_marker("nightly")}
+    if not sampling.is_whole(config):
+        out |= sampling.left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in out])
+    items[:] = [item for item in items if item not in out]

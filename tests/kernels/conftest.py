@@ -1,18 +1,17 @@
 """Tests of the kernels alone: all on the card, or a sample of them on the CPU where there is none.
 
-`OOC_TESTS_EVERY_KERNEL=1` runs all of them on the CPU, in some half an hour of one core.
+`make test-all` runs all of them on the CPU, in some half an hour of one core.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.support import cuda_on_cpu
+from tests.support import cuda_on_cpu, sampling
 from tests.support.card import ON_CARD, run_on_cpu
 
 #: Of a test's cases the CPU runs the first, and then one of so many: a prime number, so that all
@@ -30,9 +29,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.gpu)
         elif cuda_on_cpu.compiler() is None:
             item.add_marker(pytest.mark.skip(reason="no card, and no g++ that knows _Float16"))
-    # what is asked for by name runs
-    whole = ON_CARD or os.environ.get("OOC_TESTS_EVERY_KERNEL") or config.option.keyword
-    if whole or any("::" in argument for argument in config.args):
+    if ON_CARD or sampling.is_whole(config):
         return
     of_tests = itertools.groupby(here, lambda item: (item.path, item.originalname))
     kept = {
