@@ -7,6 +7,7 @@ import io
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +17,8 @@ import ooc_cudnn.torch as ooc
 from examples import ddp_resnet50
 from ooc_cudnn.network.pausing import Paused
 from ooc_cudnn.torch import ranks
+from tests.support import searches
+from tests.support.few_plans import compare_few
 
 RANKS, STEPS, LIMIT = 2, 3, "48KiB"
 #: Images of each rank where it says "uneven".
@@ -90,7 +93,12 @@ def run(rank, folder):
     ranks.BUCKET_BYTES = 1  # backward pauses wherever it may
     store = distributed.FileStore(f"{folder}/store", RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    with ooc_cudnn.settings(device="host", machine="host"):
+    with (
+        ooc_cudnn.settings(device="host", machine="host"),
+        pytest.MonkeyPatch.context() as patch,
+        searches.shared(),
+    ):
+        compare_few(patch)
         found = {name: both(name, rank) for name in OPTIONS}
         found["order"] = in_order(rank)
         found["global"] = over_all(rank)
