@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import dask.array as da
@@ -23,9 +23,11 @@ from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
 from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.dask.work import client_settings, trimmed
-from ooc_cudnn.network.blocks import BlockStep, block_of_step
+from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.given import wrong_names
+from ooc_cudnn.network.grids import Grid
 from ooc_cudnn.network.in_blocks import forward_alone
+from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.tensors import Tensor
@@ -134,15 +136,13 @@ def lazily_forward(
     name = f"forward-{token}"
     work = NetworkWork(token, step, tuple(arrays), dict(lasting), from_client)
     tasks: Tasks = {named(name, "work"): work}
-    regions = _input_regions(step, output, cuts)
-    for index in product(*(range(len(each) - 1) for each in cuts)):
-        region = tuple((each[at], each[at + 1]) for at, each in zip(index, cuts, strict=True))
-        needed = _needed(regions, index)
+    for place in Grid(step, cuts):
         operands = [
-            Regions(array, tasks, named(name, f"halo_{each}"))[needed[each]]
+            Regions(array, tasks, named(name, f"halo_{each}"))[place.inputs[each]]
             for each, array in arrays.items()
         ]
-        tasks[(name, *index)] = (run_block, named(name, "work"), Wanted(region), *operands)
+        wanted = Wanted(place.region, place.kind)
+        tasks[(name, *place.index)] = (run_block, named(name, "work"), wanted, *operands)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(arrays.values()))
     chunks = tuple(tuple(b - a for a, b in pairwise(each)) for each in cuts)
     meta = np.empty((0,) * len(chunks), numpy_dtype(tensor.dtype))
@@ -197,35 +197,6 @@ def _cuts(output: Tensor, guide: da.Array) -> tuple[tuple[int, ...], ...]:
     return tuple(cuts)
 
 
-#: Of each place on each axis, the region of each input.
-AxisRegions = list[list[Mapping[str, Region]]]
-
-
-def _input_regions(step: Step, output: str, cuts: tuple[tuple[int, ...], ...]) -> AxisRegions:
-    """What blocks need of the inputs along each axis, which does not depend on the others."""
-    whole = tuple((0, each[-1]) for each in cuts)
-    return [
-        [
-            block_of_step(step, output, (*whole[:axis], cut, *whole[axis + 1 :])).inputs
-            for cut in pairwise(each)
-        ]
-        for axis, each in enumerate(cuts)
-    ]
-
-
-def _needed(regions: AxisRegions, index: tuple[int, ...]) -> dict[str, Region]:
-    """What a block needs of each input."""
-    along = [of_axis[at] for of_axis, at in zip(regions, index, strict=True)]
-    found = {}
-    for name, first in along[0].items():
-        # Where the output has fewer axes, the input is whole along the others.
-        found[name] = tuple(
-            along[axis][name][axis] if axis < len(along) else each
-            for axis, each in enumerate(first)
-        )
-    return found
-
-
 # On a worker --------------------------------------------------------------------------------------
 
 
@@ -259,34 +230,44 @@ class NetworkWork:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The region of the output that a task makes."""
+    """The block that a task makes: its region of the output, and its kind in the grid."""
 
     region: Region
+    kind: tuple[int, ...]
 
 
 class _Ready:
-    """A step for blocks of one shape, planned once; runs one block at a time."""
+    """What makes blocks of one kind: a step, planned once, that runs one block at a time."""
 
-    def __init__(self, step: Step) -> None:
-        self.lock = threading.Lock()
-        self.forward = forward_alone(step)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forward: ForwardStep | None = None
+        #: The region that is made of the first block, and the one that was wanted.
+        self._made: Region = ()
+        self._wanted: Region = ()
+
+    def run(self, work: NetworkWork, wanted: Wanted, given: Mapping[str, Any]) -> Any:
+        """Make a block of what is needed of the inputs."""
+        with self._lock:
+            if self._forward is None:
+                block = block_of_step(work.step, work.step.outputs[0], wanted.region)
+                self._made, self._wanted = block.output, wanted.region
+                self._forward = forward_alone(block.step)
+            (made,) = self._forward.run(given, lasting=work.lasting).outputs
+        return trimmed(made, self._made, self._wanted)
 
 
 @lru_cache(maxsize=REMEMBERED_BLOCKS)
-def _ready(token: str, step: Step) -> _Ready:
-    return _Ready(step)
+def _ready(token: str, kind: tuple[int, ...]) -> _Ready:
+    return _Ready()
 
 
 def run_block(work: NetworkWork, wanted: Wanted, *operands: Any) -> Any:
     """Make one block of the output from what is needed of each input."""
     check_version(work.version)
     with settings(**work.settings, progress=False):
-        block: BlockStep = block_of_step(work.step, work.step.outputs[0], wanted.region)
-        ready = _ready(work.token, block.step)
         given = {
             name: np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
             for name, array in zip(work.inputs, map(joined, operands), strict=True)
         }
-        with ready.lock:
-            (made,) = ready.forward.run(given, lasting=work.lasting).outputs
-    return trimmed(made, block.output, wanted.region)
+        return _ready(work.token, wanted.kind).run(work, wanted, given)

@@ -25,7 +25,6 @@ from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.in_blocks import forward_alone
 from ooc_cudnn.operations.blocks import call_of_block, cut_shape
-from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
@@ -223,8 +222,9 @@ def _planned(
     )
 
 
-#: Blocks of one kind take equally long: their extents, and which borders they meet.
-_Kind = tuple[tuple[int, bool, bool], ...]
+#: Blocks of one kind take equally long: of a network's by their grid, of a call's those of the same
+#: extents that meet the same borders.
+_Kind = tuple[Any, ...]
 
 
 class _Stage(NamedTuple):
@@ -256,12 +256,11 @@ def _stage(layer: Mapping[Any, Any]) -> _Stage | None:
 
 
 def _kind(work: Work | NetworkWork, part: Part | Wanted) -> _Kind:
-    region: Region
-    if isinstance(part, Part) and isinstance(work, Work):
-        region = (part.block.images, part.block.channels, *part.block.sites)
-        shape = cut_shape(work.call)
-    elif isinstance(part, Wanted) and isinstance(work, NetworkWork):
-        region, shape = part.region, work.step.tensors[work.step.outputs[0]].shape
+    if isinstance(part, Wanted):
+        return part.kind
+    assert isinstance(work, Work)
+    region = (part.block.images, part.block.channels, *part.block.sites)
+    shape = cut_shape(work.call)
     return tuple(
         (stop - start, start == 0, stop == extent)
         for (start, stop), extent in zip(region, shape, strict=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,10 @@ import numpy as np
 from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.files import bases
-from ooc_cudnn.network.blocks import BlockStep, block_of_step
+from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.graph import Graph
+from ooc_cudnn.network.grids import Grid, Place
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
@@ -37,10 +38,6 @@ from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import MachineModel
-from perfmodel.cached import cached_property
-
-#: A block's region of the output, what it needs of each input, and what runs it.
-Block = tuple[Region, Mapping[str, Region], ForwardStep]
 
 #: How often the longest axis may be cut; the others into blocks of like extents.
 CUTS = tuple(sorted({count for power in range(10) for count in (2**power, 3 * 2**power)}))
@@ -127,51 +124,14 @@ class InBlocks:
         *,
         counts_given: bool = False,
     ) -> None:
-        self.step, self.cuts, self._limit = step, tuple(map(tuple, cuts)), memory_limit
-        self._counts_given = counts_given
-        (self._output,) = step.outputs
+        self.grid, self._limit, self._counts_given = Grid(step, cuts), memory_limit, counts_given
         self._ready: dict[tuple[int, ...], ForwardStep] = {}
 
-    @cached_property
-    def _along(self) -> list[list[tuple[int, Mapping[str, Region]]]]:
-        """Of each place on each axis, which kind it is, and what it needs of the inputs."""
-        whole = tuple((0, each[-1]) for each in self.cuts)
-        found = []
-        for axis, each in enumerate(self.cuts):
-            kinds: dict[Step, int] = {}
-            places = []
-            for cut in pairwise(each):
-                made = self._made((*whole[:axis], cut, *whole[axis + 1 :]))
-                places.append((kinds.setdefault(made.step, len(kinds)), made.inputs))
-            found.append(places)
-        return found
-
-    def _made(self, region: Region) -> BlockStep:
-        return block_of_step(self.step, self._output, region)
-
-    def blocks(self) -> Iterator[Block]:
-        """Every block in turn.
-
-        What it needs along an axis does not depend on the others, nor does what it launches.
-        """
-        for index in product(*(range(len(each) - 1) for each in self.cuts)):
-            region = tuple(
-                (each[at], each[at + 1]) for at, each in zip(index, self.cuts, strict=True)
-            )
-            along = [each[at] for at, each in zip(index, self._along, strict=True)]
-            needed = {
-                name: tuple(
-                    along[axis][1][name][axis] if axis < len(along) else part
-                    for axis, part in enumerate(first)
-                )
-                for name, first in along[0][1].items()
-            }
-            yield region, needed, self._ready_for(tuple(kind for kind, _ in along), region)
-
-    def _ready_for(self, kinds: tuple[int, ...], region: Region) -> ForwardStep:
-        forward = self._ready.get(kinds)
+    def _ready_for(self, place: Place) -> ForwardStep:
+        forward = self._ready.get(place.kind)
         if forward is None:
-            forward = self._ready[kinds] = forward_alone(self._made(region).step, self._limit)
+            made = block_of_step(self.grid.step, self.grid.output, place.region)
+            forward = self._ready[place.kind] = forward_alone(made.step, self._limit)
             forward.counts_given = self._counts_given
         return forward
 
@@ -192,18 +152,19 @@ class InBlocks:
             Of the output's shape and dtype.
         """
 
-        def taken(block: Block) -> tuple[Block, dict[str, Any]]:
-            return block, {name: _read(inputs[name], part) for name, part in block[1].items()}
+        def taken(place: Place) -> tuple[Place, dict[str, Any]]:
+            return place, {name: _read(inputs[name], part) for name, part in place.inputs.items()}
 
         # files are read for the next block while this one is made
         with ThreadPoolExecutor(1) as pool:
-            ahead = deque[Future[tuple[Block, dict[str, Any]]]]()
-            for block in chain(self.blocks(), (None,)):
-                if block is not None:
-                    ahead.append(pool.submit(taken, block))
-                if len(ahead) == 2 or (block is None and ahead):
-                    (region, _, forward), parts = ahead.popleft().result()
-                    forward.run(parts, {self._output: out[_slices(region)]}, lasting, making)
+            ahead = deque[Future[tuple[Place, dict[str, Any]]]]()
+            for next_place in chain(self.grid, (None,)):
+                if next_place is not None:
+                    ahead.append(pool.submit(taken, next_place))
+                if len(ahead) == 2 or (next_place is None and ahead):
+                    place, parts = ahead.popleft().result()
+                    into = {self.grid.output: out[_slices(place.region)]}
+                    self._ready_for(place).run(parts, into, lasting, making)
 
     @property
     def plan(self) -> NetworkPlan | None:

@@ -85,7 +85,7 @@ def test_labels_go_from_file_to_file_in_blocks(model, tmp_path, monkeypatch, cut
     assert (np.asarray(labels) != expected.numpy()).mean() < 1e-3
     blocks, again = made
     assert blocks is again  # planned once
-    assert len(list(blocks.blocks())) == 4
+    assert len(list(blocks.grid)) == 4
     assert blocks.plan.device_bytes <= 384 * 1024
 
 
