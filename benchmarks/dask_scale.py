@@ -16,6 +16,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.utils import key_split
 from distributed import Client, get_task_stream
 
 import ooc_cudnn.dask as ooc
@@ -32,7 +33,7 @@ TIES = 1e-3
 
 
 def more(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, default=32768, help="rows and columns of the slide")
+    parser.add_argument("--side", type=int, default=65536, help="rows and columns of the slide")
     parser.add_argument("--chunk", type=int, default=4096, help="of a chunk")
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--cards", type=int, nargs="+", default=[1, 2])
@@ -64,8 +65,13 @@ def body(report: common.Report) -> None:
             net, output = u_net(slide.shape, width)
             labels = ooc.forward(net, output, slide=slide)
             begin = time.perf_counter()
-            client.compute(_corners(labels), sync=True)
+            for worker in client.scheduler_info()["workers"]:
+                client.compute(_corners(labels), workers=[worker], sync=True)
             report.measure(f"{count}: first blocks, with their plans", time.perf_counter() - begin)
+            begin = time.perf_counter()
+            client.compute(slide.map_blocks(_corner, chunks=(1, 3, 1, 1)), sync=True)
+            reading = time.perf_counter() - begin
+            report.measure(f"{count}: reading alone", reading)
             begin = time.perf_counter()
             with get_task_stream(client) as stream:
                 ooc.to_zarr(labels, folder, component="labels", overwrite=True, compressors=None)
@@ -73,7 +79,8 @@ def body(report: common.Report) -> None:
             _tell(report, count, seconds[count], side, stream.data, labels.npartitions)
             if asked.cuda:
                 found = ooc.workers(client)
-                plan = ooc.plan(partial(_labels, net, output), slide, found, sides=())
+                rate = slide.nbytes / reading
+                plan = ooc.plan(partial(_labels, net, output), slide, found, sides=(), store=rate)
                 report.measure(f"{count}: plan", plan.parts, spoken=plan.explain())
                 report.claim(f"{count}: predicted / measured", plan.seconds / seconds[count])
         report.check(f"{count}: contents", _compared(folder, net, output, chunk))
@@ -96,8 +103,12 @@ def _write_slide(report: common.Report, folder: Path, side: int, chunk: int) -> 
     report.measure("writing the slide", time.perf_counter() - begin)
 
 
+def _corner(chunk: Any) -> Any:
+    return chunk[:, :, :1, :1].copy()
+
+
 def _corners(array: da.Array) -> list[da.Array]:
-    """A block of each kind: what every worker plans, and cuDNN builds, before it is timed."""
+    """A block of each kind: what each worker plans, and cuDNN builds, before it is timed."""
     last = [count - 1 for count in array.numblocks]
     rows, columns = ({0, min(1, end), end} for end in last[2:])
     return [array.blocks[0, 0, row, column] for row in rows for column in columns]
@@ -107,10 +118,19 @@ def _tell(
     report: common.Report, count: int, seconds: float, side: int, stream: Any, blocks: int
 ) -> None:
     spans: dict[str, list[tuple[float, float]]] = {}
+    kinds: dict[str, list[float]] = {}
     for task in stream:
+        kind = key_split(task["key"])
         for each in task["startstops"]:
-            if each["action"] == "compute" and "forward" in str(task["key"]):
+            said = kind if each["action"] == "compute" else f"{kind}, {each['action']}"
+            kinds.setdefault(said, []).append(each["stop"] - each["start"])
+            if said.startswith("forward") and not said.endswith(("work", "halo_slide", "transfer")):
                 spans.setdefault(task["worker"], []).append((each["start"], each["stop"]))
+    for kind, each in kinds.items():
+        spoken = f"{len(each)} of {np.median(each) * 1e3:.1f} ms, {sum(each):.2f} s"
+        report.measure(
+            f"{count}: {kind}", {"count": len(each), "seconds": sum(each)}, spoken=spoken
+        )
     busy = sum(map(_covered, spans.values()))
     report.measure(f"{count}: seconds", seconds)
     report.measure(f"{count}: seconds of a block", busy / blocks)
