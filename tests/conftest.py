@@ -102,6 +102,14 @@ def searches_are_shared():
 
 
 @pytest.fixture
+def few_plans(monkeypatch, searches_are_shared):
+    """Compare few plans: for tests of what is computed, which any plan computes."""
+    from tests.support.few_plans import compare_few
+
+    compare_few(monkeypatch)
+
+
+@pytest.fixture
 def random():
     """A generator that gives each test the same numbers every time."""
     return np.random.default_rng(20)

@@ -94,7 +94,7 @@ def test_the_widest_layers_hold_three_maps_and_not_four():
     ("make", "limit"),
     [(branching, "150kB"), (branching, "40MB"), (normalised, "12kB"), (normalised, "40MB")],
 )
-def test_steps_run_in_place(make, limit):
+def test_steps_run_in_place(make, limit, few_plans):
     """Whether tensors stay on the device or are streamed."""
     net, loss = make()
     random = np.random.default_rng(5)

@@ -21,7 +21,7 @@ def made():
 
 
 @pytest.mark.parametrize("limit", ["1MiB", 2048])
-def test_views_fill_the_arrays_that_are_given(made, limit):
+def test_views_fill_the_arrays_that_are_given(made, limit, few_plans):
     """A part lies in what it is joined to: an array of the user's for it was never written."""
     net, outputs, x = made
     expected = [net.forward(output, x=x) for output in outputs]

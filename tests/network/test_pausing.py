@@ -21,6 +21,8 @@ from tests.support.on_device import on_the_device
 SHAPE = (4, 3, 32, 32)
 LARGE, SMALL, LEAST = "64MiB", "400KiB", "200KiB"
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 
 @pytest.fixture(autouse=True)
 def on_the_host():

@@ -19,6 +19,7 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.telling import forget_warnings
 from perfmodel import shipped
 from tests.support.on_device import on_the_device
+from tests.support.sampling import number
 
 LIMIT = "160KiB"
 
@@ -144,7 +145,7 @@ def given(net, batch=4):
     return {"images": images, "labels": drawn.integers(0, 10, batch)}
 
 
-def test_a_step_runs_by_a_plan_that_was_kept(monkeypatch):
+def test_a_step_runs_by_a_plan_that_was_kept(monkeypatch, few_plans):
     def run(net, loss):
         step = net.training_step(loss, memory_limit=LIMIT)
         return step(**given(net)), step
@@ -340,7 +341,7 @@ def test_no_edit_of_a_file_gives_another_result(policy):
     (path,) = files()
     written = json.loads(json.loads(path.read_text())["plan"])
     places, drawn = leaves(written), random.Random(4)
-    for _ in range(60):
+    for _ in range(number(20, of=60)):
         plan = json.loads(json.dumps(written))
         *to, last = drawn.choice(places)
         held = plan
