@@ -17,6 +17,7 @@ from tests.support import calls, reference
 from tests.support.calls import ConvolutionCase
 from tests.support.forced import legal_splits
 from tests.support.nonfinite import check_alike, outcome, sprinkled, sprinkled_split
+from tests.support.sampling import number
 from tests.support.splits import GEOMETRIES, LAYOUTS, MAKERS, POOLINGS, RINGS, make, some
 
 torch = pytest.importorskip("torch")
@@ -24,7 +25,7 @@ pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 #: Splits of each call and seed that are tried; of gradients, most of which have padding, more.
 SPLITS, MORE_SPLITS = 12, 30
-SEEDS = 2
+SEEDS = number(1, of=2)
 
 
 @pytest.mark.parametrize("name", MAKERS)
