@@ -96,15 +96,25 @@ def _exact_on_two() -> tuple[float]:
 
 
 def _slide() -> tuple[float, ...]:
-    return (blocks.stored("dask_scale")["measurements"]["1: seconds"],)
+    return (blocks.stored("dask_scale")["measurements"]["1: seconds"]["median"],)
 
 
 def _slide_predicted() -> tuple[float]:
     return (100 * claims("dask_scale")["1: predicted / measured"],)
 
 
-def _slide_on_two() -> tuple[float]:
-    return (claims("dask_scale")["two cards, times one"],)
+def _slide_on_two() -> tuple[float, float]:
+    found = claims("dask_scale")
+    return found["two cards, times one"], 100 * found["2: predicted / measured"]
+
+
+def _waiting_for_tasks() -> tuple[float]:
+    """Milliseconds a task in which two workers were in no block."""
+    found = blocks.stored("dask_scale")["measurements"]
+    names = [each for each in found if each[0] == "2" and "transfer" not in each]
+    tasks = sum(found[each]["count"] for each in names if "count" in str(found[each]))
+    idle = 1 - claims("dask_scale")["2: workers' time in blocks, of all"]
+    return (1e3 * idle * found["2: seconds"]["samples"][0] / tasks,)
 
 
 def _door() -> tuple[float]:
@@ -153,8 +163,11 @@ QUOTES = (
     Quote(PAPER, "ends at most {} % off the best", _worst_local_search),
     Quote("docs/scale.md", "train on {:.2f} times as many images a second as one", _two_cards),
     Quote("docs/scale.md", "from Zarr to Zarr in {:.1f} s on one H100", _slide),
-    Quote("docs/scale.md", "(the prediction was {:.0f} % of that)", _slide_predicted),
-    Quote("docs/scale.md", "on two of them {:.2f} times as fast", _slide_on_two),
+    Quote("docs/scale.md", "({:.0f} % of that was predicted)", _slide_predicted),
+    Quote(
+        "docs/scale.md", "on two of them {:.2f} times as fast ({:.0f} % predicted", _slide_on_two
+    ),
+    Quote("docs/scale.md", "waited for {:.1f} ms a task", _waiting_for_tasks),
     Quote("docs/scale.md", "over all ranks it is {:.2f} times", _exact_on_two),
     Quote("docs/pytorch.md", "takes {:.2f} times as long as the step of the library's", _door),
     Quote("docs/pytorch.md", "and {:.2f} times as long as PyTorch's with", _door_and_pytorch),
