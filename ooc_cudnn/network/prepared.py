@@ -20,6 +20,7 @@ from ooc_cudnn.network.planning import plan_again
 from ooc_cudnn.network.ready import Ready
 from ooc_cudnn.network.residency import changed_by
 from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
@@ -68,6 +69,11 @@ class Prepared(ABC, Generic[R]):
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
         return f"<{type(self).__name__}: {said}>"
+
+    @property
+    def program(self) -> Program | None:
+        """What the last call ran; None before the first."""
+        return None if self._last_ready is None else self._last_ready[1].program
 
     def planned_for(
         self,

@@ -29,12 +29,13 @@ NAMES = [
     "kernels",
     "layouts",
     "networks",
+    "step_costs",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
-    if name in ("volume", "engines", "fused", "kernels", "layouts", "networks"):
+    if name in ("volume", "engines", "fused", "kernels", "layouts", "networks", "step_costs"):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     if name == "networks":  # these two take long to plan

@@ -1,0 +1,118 @@
+"""Where a network's step takes longer than predicted: task by task, and kernel by kernel.
+
+A step of a case of `benchmarks.networks` is run under one limit. Each task's seconds on the compute
+stream stand beside those of its replay. On a card the kernels of one more step are listed, as
+PyTorch's profiler sees them (CUPTI): those of a recorded step, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import ooc_cudnn
+from benchmarks import common, networks
+from benchmarks.contenders.torch_network import load_torch
+from ooc_cudnn.pipeline.program import COMPUTE
+from ooc_cudnn.pipeline.simulate import simulate_program
+from ooc_cudnn.pipeline.trace import Trace
+
+NAME = "step_costs"
+#: Rows that are printed of each table; all are kept.
+SHOWN = 16
+QUICK = "unet"
+
+
+def body(report: common.Report) -> None:
+    asked = report.arguments
+    case = networks.CASES[QUICK if report.quick else asked.case]
+    net, loss = case.small() if report.quick else case.make()
+    limit = case.small_limit if report.quick else asked.limit
+    inputs = networks.drawn(net)
+    # by a machine that is named, plans would not follow what is measured
+    machine = None if asked.cuda else asked.machine
+    with ooc_cudnn.settings(allow_tf32=True, memory_limit=limit, machine=machine):
+        networks.place_parameters(net)
+        step = net.training_step(loss)
+        if asked.tune_seconds:
+            step.tune(seconds=asked.tune_seconds, **inputs)
+        step(**inputs)
+        seconds = networks.repeated(partial(step, **inputs), report.synchronize)
+        _, _, call = networks.one_step(step, inputs)
+        report.measure("seconds", seconds, spoken=str(seconds))
+        report.claim("predicted / measured", step.plan.seconds / seconds.median)
+        found = seconds_of_tasks(call.trace, simulate_program(step.program))
+        report.measure(
+            "tasks, seconds measured and predicted", found, spoken=_tasks_in_short(found)
+        )
+        report.check("contents: tasks", {"ok": len(found) == len(tuple(step.program.tasks))})
+        if asked.cuda:
+            kernels = kernels_of(partial(step, **inputs))
+            report.measure("kernels, launches and seconds", kernels, spoken=_in_short(kernels))
+
+
+def seconds_of_tasks(measured: Trace, predicted: Trace) -> dict[str, tuple[float, float]]:
+    """Seconds of each task on the compute stream, those first that were missed by most.
+
+    Raises
+    ------
+    ValueError
+        If these are traces of different steps.
+    """
+    found: dict[str, list[float]] = {}
+    for at, trace in enumerate((measured, predicted)):
+        for step in trace.steps:
+            if step.stream == COMPUTE:
+                row = found.setdefault(step.task, [0.0, 0.0])
+                row[at] += step.stop_seconds - step.start_seconds
+    if len(measured.steps) != len(predicted.steps):
+        raise ValueError("the traces are of different steps")
+    missed = sorted(found.items(), key=lambda each: each[1][1] - each[1][0])
+    return {name: (row[0], row[1]) for name, row in missed}
+
+
+def kernels_of(run: Any) -> dict[str, tuple[int, float]]:
+    """Launches and seconds of each kernel that a call runs on the card, the longest first."""
+    torch = load_torch(cuda=True)
+    torch.cuda.init()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watch:
+        run()
+        torch.cuda.synchronize()
+    found: dict[str, tuple[int, float]] = {}
+    for event in watch.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            count, seconds = found.get(event.name, (0, 0.0))
+            lasted = (event.time_range.end - event.time_range.start) / 1e6
+            found[event.name] = count + 1, seconds + lasted
+    return dict(sorted(found.items(), key=lambda each: -each[1][1]))
+
+
+def _tasks_in_short(found: Mapping[str, tuple[float, float]]) -> str:
+    rows = [
+        (name, f"{1e3 * seconds:.2f}", f"{1e3 * said:.2f}")
+        for name, (seconds, said) in list(found.items())[:SHOWN]
+    ]
+    sums = (f"{1e3 * sum(row[at] for row in found.values()):.2f}" for at in (0, 1))
+    return "\n" + common.table(("task, ms", "measured", "predicted"), [*rows, ("all", *sums)])
+
+
+def _in_short(found: Mapping[str, tuple[int, float]]) -> str:
+    rows = [
+        (name[:80], f"{count}", f"{1e3 * seconds:.2f}")
+        for name, (count, seconds) in list(found.items())[:SHOWN]
+    ]
+    return "\n" + common.table(("kernel", "launches", "ms"), rows)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--case", choices=networks.CASES, default="resnet50")
+    parser.add_argument("--limit", default="16GiB", help="device memory")
+    parser.add_argument("--tune-seconds", type=float, default=0.0, help="for measuring, at most")
+
+
+main = partial(common.run, NAME, body, __doc__, more=options)
+
+if __name__ == "__main__":
+    common.main(main)
