@@ -109,7 +109,7 @@ CASES = {
         lambda: networks.vgg16(1024, dropout=0),
         lambda: networks.vgg16(2, 32, width=1 / 16, dropout=0, **SMALL),
         torch_networks.vgg16,
-        {"16GiB": 1.05},
+        {"16GiB": 1.05, "8GiB": 1.02},
         "2MiB",
         micro_batches=True,
     ),

@@ -22,14 +22,14 @@ from ooc_cudnn.pipeline.trace import Trace
 NAME = "step_costs"
 #: Rows that are printed of each table; all are kept.
 SHOWN = 16
-QUICK = "unet"
+QUICK, QUICK_LIMIT = "vgg16", "16MiB"
 
 
 def body(report: common.Report) -> None:
     asked = report.arguments
     case = networks.CASES[QUICK if report.quick else asked.case]
     net, loss = case.small() if report.quick else case.make()
-    limit = case.small_limit if report.quick else asked.limit
+    limit = QUICK_LIMIT if report.quick else asked.limit
     inputs = networks.drawn(net)
     # by a machine that is named, plans would not follow what is measured
     machine = None if asked.cuda else asked.machine
