@@ -15,7 +15,7 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, working_bytes
 from ooc_cudnn.network.repeating import Again, makers_of
 from ooc_cudnn.network.residency import GIVEN, Residency, Stay, kept
-from ooc_cudnn.network.searching import search
+from ooc_cudnn.network.searching import fits, search
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
@@ -25,6 +25,8 @@ WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0
 LITTLE, LITTLE_OF_ROOM = 2**16, 2**-12
 #: Of the room, the most that is left to a phase's pieces: more would only make them larger.
 MOST_FOR_PIECES = 0.25
+#: As a share of what all phases take, what copies in place of making again must save.
+WORTH_COPYING = 0.003
 
 
 #: Kinds of tensors that may come from the host: inputs, which are there; and all others, too.
@@ -94,7 +96,8 @@ def made_again(
     copied : collection of str
         Kinds of tensors that may leave and come back; of micro-batches only inputs.
     before : frozenset of Again
-        The events to begin with, those of a plan in which less may be copied.
+        The events to begin with, those of a plan in which less may be copied. Nothing is yielded
+        where more copies can hardly save anything of what these take.
     """
     machine, room = terms.target.machine, terms.target.room_bytes
     always = {base for base, spec in terms.given.items() if spec.placement == "device"}
@@ -109,22 +112,24 @@ def made_again(
         part, phases = parts.part, parts.of
     if room <= 0:
         return
+    seconds_of = priced(machine)
+
+    def begun(share: float, working: Sequence[float] = ()) -> Makings:
+        makings = Makings(part, seconds_of, share * room, machine, always, working, copied=copied)
+        makings.change(add=before)
+        return makings
+
+    if before and begun(1.0).saved_by_copies < WORTH_COPYING:
+        return
+    if micro_batches > 1 and not fits(begun(1.0)):
+        return  # planning what phases work in takes longer than that
     working = working_bytes(part, kept(part, part.uses), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     hopeless = -1.0
     for share, left in WAYS:
         if left == hopeless:
             continue  # it did not fit in more
-        makings = Makings(
-            part,
-            priced(machine),
-            share * room,
-            machine,
-            always,
-            left * working,
-            copied=copied,
-        )
-        makings.change(add=before)
+        makings = begun(share, left * working)
         if search(makings):
             before = frozenset(makings.events)
             yield MadeAgain.of(makings, phases)

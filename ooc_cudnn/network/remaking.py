@@ -168,7 +168,7 @@ class Remaking:
     def _rebound(self, phase: Phase) -> Phase:
         """A phase that reads and writes what is made again in place of what was."""
         binds = {operand: self._again(name) for operand, name in phase.binds.items()}
-        return replace(phase, binds=binds)
+        return phase if binds == phase.binds else replace(phase, binds=binds)
 
     def _again(self, name: str) -> str:
         base, region = self.before.place(name)

@@ -48,6 +48,17 @@ def search(makings: Makings) -> bool:
     return True
 
 
+def fits(makings: Makings) -> bool:
+    """Whether a search finds events with which all fits, whatever they take."""
+    search, before = _Search(makings), frozenset(makings.events)
+    for measure, tried in enumerate(FIRST):
+        search.begin(measure, MOST_TO_FIT[measure])
+        if search.fit(tried):
+            return True
+        makings.change(add=before, remove=makings.events - before)
+    return False
+
+
 class _Candidate(NamedTuple):
     """Events, and by two measures what they take: a byte, and a byte that is too much meanwhile."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,13 @@ from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning
 from ooc_cudnn.network.bound import priced
 from ooc_cudnn.network.fastest import Fastest
-from ooc_cudnn.network.made_again import ALL, INPUTS, MadeAgain, coming_back, made_again
+from ooc_cudnn.network.made_again import (
+    ALL,
+    INPUTS,
+    MadeAgain,
+    coming_back,
+    made_again,
+)
 from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.placing import Terms, most_held
 from ooc_cudnn.network.policies import POLICIES
@@ -130,6 +137,20 @@ def test_what_it_makes_again_fits():
         before = takes
     assert max(Counter(each.name for each in made.again).values()) > 1  # and let go in between
     assert not list(made_again(step, under(full // 10), 1))
+
+
+def test_copies_that_save_nothing_are_not_searched(monkeypatch):
+    """What is made again in less time than it takes to copy it is made again."""
+    step, full = taken(*blocks(256, 56, 3, channels=64))
+    terms = under(int(0.6 * full))
+    made = next(made_again(step, terms, 1))
+    again = partial(made_again, step, terms, 1, copied=ALL, before=made.events)
+    makings = searchable(step, full, copied=ALL)
+    makings.change(add=made.events)
+    assert 0 < makings.saved_by_copies < 1
+    assert next(again()).seconds <= made.seconds
+    monkeypatch.setattr("ooc_cudnn.network.made_again.WORTH_COPYING", 1.0)
+    assert not list(again())
 
 
 @pytest.mark.parametrize(
