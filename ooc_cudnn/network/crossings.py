@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.residency import Residency
 from perfmodel import MachineModel
 
 
@@ -24,40 +22,6 @@ def copy_of(nbytes: int, machine: MachineModel, *, leaves: bool) -> Copy:
     back = slower.copy_in * machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
     out = slower.copy_out * machine.transfer.copy_seconds("copy_out", "pinned", nbytes)
     return Copy(back, out if leaves else 0.0)
-
-
-def crossing(
-    step: Step, stays: Residency, machine: MachineModel, on_device: Collection[str]
-) -> tuple[float, float]:
-    """Seconds that the link is busy each way, in and out, at the least.
-
-    Parameters
-    ----------
-    stays : Residency
-        What is in none of its own when a phase reads or writes it is streamed.
-    on_device : collection of str
-        Tensors that lie there in any case.
-    """
-    sizes_in, sizes_out = list[int](), list[int]()
-    for base, found in stays.items():
-        if base not in on_device:
-            nbytes = step.tensors[base].nbytes
-            sizes_in += [nbytes for stay in found if stay.fetched]
-            sizes_out += [nbytes for stay in found if stay.leaves is not None]
-    for at, phase in enumerate(step.phases):
-        if phase.call.on_host:
-            continue
-        for names, sizes in ((set(phase.reads), sizes_in), (set(phase.writes), sizes_out)):
-            for name in names:
-                base = step.base(name)
-                if base in on_device or any(s.first <= at <= s.last for s in stays.get(base, ())):
-                    continue
-                sizes.append(step.tensors[name].nbytes)
-    copy_seconds = machine.transfer.copy_seconds
-    return (
-        copy_seconds("copy_in", "pinned", sum(sizes_in), len(sizes_in)),
-        copy_seconds("copy_out", "pinned", sum(sizes_out), len(sizes_out)),
-    )
 
 
 def left_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:

@@ -9,6 +9,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.least_computing import LeastComputing
 from ooc_cudnn.network.micro_batches import micro_batched
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
@@ -41,6 +42,8 @@ class Deciding:
         Micro-batches.
     made : Policy, optional
         That of this name when left out.
+    ready : Step, optional
+        The step, summed and in place, where that was made before.
 
     Attributes
     ----------
@@ -49,12 +52,18 @@ class Deciding:
     """
 
     def __init__(
-        self, step: Step, terms: Terms, policy: str, parts: int, made: Policy | None = None
+        self,
+        step: Step,
+        terms: Terms,
+        policy: str,
+        parts: int,
+        made: Policy | None = None,
+        ready: Step | None = None,
     ) -> None:
         self.policy, self.parts, self.made = policy, parts, made or POLICIES[policy]
         self.terms = replace(terms, synchronous=self.made.synchronous)
         self.decisions = self.made.decisions(step, terms.target.machine)
-        self._step = in_place(summed(step))
+        self._step = in_place(summed(step)) if ready is None else ready
         self._known = dict[int, tuple[Step, Residency]]()
         #: By what is remade: decisions on what leaves change nothing of it.
         self._rewritten = dict[frozenset[str], Step]()
@@ -141,9 +150,11 @@ class Alone:
     So whoever compares these plans with others finds none that is slower than the policy.
     """
 
-    def __init__(self, step: Step, terms: Terms, policy: str) -> None:
-        self.policy, self._step, self._terms = policy, step, terms
-        self._own = Fastest(terms, step)
+    def __init__(
+        self, step: Step, ready: Step, terms: Terms, policy: str, least: LeastComputing
+    ) -> None:
+        self.policy, self._step, self._ready, self._terms = policy, step, ready, terms
+        self._own = Fastest(terms, step, least)
         self._in_vain, self._skipped = 0, False
 
     @property
@@ -160,7 +171,7 @@ class Alone:
         """Plan in so many micro-batches, where that may be faster than others."""
         if self.has_ended:
             return None
-        deciding = Deciding(self._step, self._terms, self.policy, parts)
+        deciding = Deciding(self._step, self._terms, self.policy, parts, ready=self._ready)
         made = deciding.planned(name, fastest)
         is_skipped = made is None and deciding.fits
         self._skipped = self._skipped or is_skipped
@@ -170,7 +181,7 @@ class Alone:
 
     def streamed(self, name: str, parts: int, fastest: Fastest) -> Iterator[PlannedStep]:
         """Plans in which what is too large is streamed, call by call."""
-        deciding = Deciding(self._step, self._terms, self.policy, parts)
+        deciding = Deciding(self._step, self._terms, self.policy, parts, ready=self._ready)
         for share in SHARES_HELD:
             try:
                 made = deciding.planned(name, fastest, share=share)
@@ -179,7 +190,7 @@ class Alone:
                     raise
                 continue
             if made is None:
-                continue
+                break  # with less memory it is worth it even less
             yield made
             self._own.take(made)
             if not self._own.is_near(made, WORTH_LESS):

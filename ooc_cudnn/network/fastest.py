@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.network.crossings import crossing
 from ooc_cudnn.network.least_computing import LeastComputing
+from ooc_cudnn.network.least_seconds import least_seconds
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import NetworkPlan
@@ -15,7 +15,10 @@ from ooc_cudnn.network.residency import Residency
 
 #: A plan that takes no more than so many times the fastest before either has time to copy may be
 #: the fastest then.
-WORTH_TIME = 1.05
+NEAR = 1.05
+#: A plan is made with time to copy where the least that it takes is by this share below the
+#: fastest: replays take some thousandths longer than that.
+WORTH_TIME = 0.003
 #: Work is counted in phases of plans, never in time. So much is worth each second that a faster
 #: plan may save, for a step is run often; and so much is enough for any step.
 WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
@@ -44,24 +47,31 @@ class Fastest:
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
     near : list
-        Plans that took little longer than the fastest of their time, and had no time to copy yet.
+        Plans that had no time to copy yet, and took little longer than the fastest such plan.
+    untimed : float
+        Seconds of that one.
     work : int
         Phases of all plans that were compared.
     """
 
-    def __init__(self, terms: Terms, step: Step | None = None) -> None:
+    def __init__(
+        self, terms: Terms, step: Step | None = None, least: LeastComputing | None = None
+    ) -> None:
         self.room, self._terms = terms.host, terms
-        self._least = LeastComputing(terms)
+        given = terms.given.items()
+        self.on_device = {base for base, spec in given if spec.placement == "device"}
+        #: It may be shared by several, for it knows what it was asked before.
+        self.computing = LeastComputing(terms) if least is None else least
         #: Plans have their maps in one of these, that of the terms most likely.
         self._orders = tuple(dict.fromkeys((terms.order, *terms.target.layouts)))
-        self._computing = (
-            min(self._least.seconds(step, order) for order in self._orders) if step else 0.0
+        self._in_one_piece = (
+            min(self.computing.seconds(step, order) for order in self._orders) if step else 0.0
         )
         self.best: PlannedStep | None = None
         self.by_policy = dict[str, PlannedStep]()
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
-        self.near = list[PlannedStep]()
+        self.near, self.untimed = list[PlannedStep](), float("inf")
         self.work = 0
 
     def is_enough(self) -> bool:
@@ -71,24 +81,34 @@ class Fastest:
         """
         if self.best is None:
             return False
-        saved = max(self.best.plan.seconds - self._computing, 0.0)
+        saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
         return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
 
     def may_be(self, step: Step, stays: Residency | None = None) -> bool:
         """Whether a step may be the fastest, where its tensors are there for these stays.
 
-        No replay takes less than computing in one piece, or than what crosses the link one way.
+        No replay takes less than computing in one piece, or than with these copies beside that. But
+        with time to copy it may wait for fewer of them.
         """
         if self.best is None:
             return True
+        most = self.best.plan.seconds
+        return any(
+            self.computing.seconds(step, order) < most
+            and (stays is None or self._may_be_in(order, step, stays))
+            for order in self._orders
+        )
+
+    def _may_be_in(self, order: str, step: Step, stays: Residency) -> bool:
+        assert self.best is not None
         machine, most = self._terms.target.machine, self.best.plan.seconds
-        if all(self._least.seconds(step, order) >= most for order in self._orders):
-            return False
-        if stays is None:
-            return True
-        given = self._terms.given.items()
-        on_device = {base for base, spec in given if spec.placement == "device"}
-        return max(crossing(step, stays, machine, on_device)) < most
+        seconds = self.computing.of_phases(step, order)
+        least = least_seconds(step, stays, machine, seconds, self.on_device)
+        return least.seconds < most or self.is_worth_time(least.unwaited)
+
+    def is_worth_time(self, least: float) -> bool:
+        """Whether a plan that takes so many seconds at the least is worth time to copy."""
+        return self.best is None or least < (1 - WORTH_TIME) * self.best.plan.seconds
 
     def fits(self, plan: NetworkPlan) -> bool:
         """Whether host memory has room for what a plan keeps there."""
@@ -105,7 +125,8 @@ class Fastest:
         policy, seconds = made.plan.policy, made.plan.seconds
         if policy not in self.by_policy or seconds < self.by_policy[policy].plan.seconds:
             self.by_policy[policy] = made
-        if self.is_near(made, WORTH_TIME):
+        self.untimed = min(self.untimed, seconds)
+        if seconds <= NEAR * self.untimed:
             self.near.append(made)
         if self.best is not None and seconds >= self.best.plan.seconds:
             return False

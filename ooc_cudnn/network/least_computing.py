@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 
 from ooc_cudnn.network.bound import kind_of
@@ -24,16 +24,20 @@ class LeastComputing:
     def __init__(self, terms: Terms) -> None:
         self._terms, self._known = terms, dict[Hashable, float]()
         #: The step that was asked for last, and its seconds by order: it is asked for often.
-        self._last: tuple[Step | None, dict[str, float]] = None, {}
+        self._last: tuple[Step | None, dict[str, list[float]]] = None, {}
 
     def seconds(self, step: Step, order: str) -> float:
         """What all phases of a step take."""
+        return sum(self.of_phases(step, order))
+
+    def of_phases(self, step: Step, order: str) -> Sequence[float]:
+        """What each phase of a step takes."""
         if self._last[0] is not step:
             self._last = step, {}
         found = self._last[1]
         if order not in found:
             order_of = orders_of(step, order)
-            found[order] = sum(self._seconds_of(step, phase, order_of) for phase in step.phases)
+            found[order] = [self._seconds_of(step, phase, order_of) for phase in step.phases]
         return found[order]
 
     def _seconds_of(self, step: Step, phase: Phase, order_of: Callable[[Tensor], str]) -> float:

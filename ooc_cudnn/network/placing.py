@@ -30,7 +30,7 @@ from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.least_copies import least_copied
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
-from ooc_cudnn.network.residency import GIVEN, Residency, Stay, results_of
+from ooc_cudnn.network.residency import GIVEN, Residency, is_there, results_of
 from ooc_cudnn.network.spilling import spilled
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
@@ -161,14 +161,10 @@ def place_step(
 def _is_relieved(before: Residency, stays: Residency, phase: int) -> bool:
     """Whether something that was on the device in a phase is there no more."""
     return any(
-        _is_there(found, phase) and not _is_there(stays.get(base, ()), phase)
+        is_there(found, phase) and not is_there(stays.get(base, ()), phase)
         for base, found in before.items()
         if stays.get(base) is not found
     )
-
-
-def _is_there(stays: Iterable[Stay], phase: int) -> bool:
-    return any(stay.first <= phase <= stay.last for stay in stays)
 
 
 def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | None:

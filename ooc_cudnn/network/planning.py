@@ -17,11 +17,12 @@ from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.deciding import MOST_IN_VAIN, Alone, Deciding
-from ooc_cudnn.network.fastest import WORTH_TIME, Fastest, PlannedStep
+from ooc_cudnn.network.fastest import NEAR, Fastest, PlannedStep
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.least_seconds import least_seconds
 from ooc_cudnn.network.made_again import ALL, INPUTS, coming_back, made_again
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
@@ -114,9 +115,11 @@ def plan_step(
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     fastest, in_vain = Fastest(terms, step), 0
-    named = [Alone(step, terms, each) for each in (BEST_OF if policy == "best" else (policy,))]
+    alone = BEST_OF if policy == "best" else (policy,)
+    ready = in_place(summed(step))
+    named = [Alone(step, ready, terms, each, fastest.computing) for each in alone]
     for parts in _counts(step, micro_batches, terms):
-        taken = _rewritten(step, frozenset(), parts, 1)
+        taken = micro_batched(ready, parts)
         if not fastest.may_be(taken):
             break  # nor may more micro-batches, which compute longer still
         if policy == "best" and most_touched(taken, terms) > terms.target.room_bytes:
@@ -129,7 +132,11 @@ def plan_step(
             made = each.planned(name, parts, fastest)
             found.append(fastest.take(made))
             if made is None and each.policy == "keep" and searches:
-                found.append(fastest.compare(_searched_in(name, step, terms, parts, fastest)))
+                ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
+                plans = _searched(name, ready, terms, parts, fastest, ways)
+                found.append(fastest.compare(plans))
+                if parts == 1:  # the faster it is, the fewer others may be
+                    _in_time(name, terms, fastest)
         in_vain = 0 if fastest.best is None or any(found) else in_vain + 1
     if policy == "best":
         _in_time(name, terms, fastest)
@@ -138,7 +145,9 @@ def plan_step(
             fastest.compare(way(name, step, terms, micro_batches, fastest))
     parts = micro_batches or 1
     if policy == "best":
-        copying = [Alone(*_taken(given, asked, each), each) for each in VDNN]
+        whole, by = _taken(given, asked, VDNN[0])
+        ready = in_place(summed(whole))
+        copying = [Alone(whole, ready, by, each, fastest.computing) for each in VDNN]
         for each in copying:
             fastest.take(each.planned(name, parts, fastest))
         named += copying
@@ -240,15 +249,6 @@ def _waits(plan: NetworkPlan, times: float = WAITING) -> bool:
     return plan.seconds > times * plan.compute_seconds
 
 
-def _searched_in(
-    name: str, step: Step, terms: Terms, parts: int, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans in so many micro-batches whose events a search found."""
-    taken = _rewritten(step, frozenset(), 1, 1)
-    ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
-    return _searched(name, taken, terms, parts, fastest, ways)
-
-
 def _searched(
     name: str,
     step: Step,
@@ -284,12 +284,13 @@ def _searched(
 def _in_time(name: str, terms: Terms, fastest: Fastest) -> None:
     """Take plans near the fastest with time to copy, the fastest first."""
     near, fastest.near = sorted(fastest.near, key=lambda each: each.plan.seconds), []
-    near = [made for made in near if fastest.is_near(made, WORTH_TIME)]
+    untimed = fastest.untimed
+    near = [made for made in near if made.plan.seconds <= NEAR * untimed]
     ways = [iter(_with_time(name, made, terms, fastest)) for made in near]
     plans = (made for turn in zip_longest(*ways) for made in turn if made is not None)
     fastest.take(next(plans, None))  # it is worth that, whatever was compared before
     fastest.compare(plans)
-    fastest.near = []
+    fastest.near, fastest.untimed = [], untimed
 
 
 def _with_time(
@@ -304,15 +305,17 @@ def _with_time(
     if plan.compute_seconds >= fastest.best.plan.seconds:
         return
     tasks = [item for item in placed.program.items if isinstance(item, Task)]
+    machine = terms.target.machine
     room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
-    seconds = [task.seconds for task in plan.tasks]
-    there = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    seconds, pieces = zip(*((task.seconds, task.pieces) for task in plan.tasks), strict=True)
+    there = fastest.on_device
     for stays in (*streamed_first(step, placed.residency), placed.residency):
         for share in FOR_COPIES:  # addresses may want more
-            each = with_time_to_copy(
-                step, stays, terms.target.machine, seconds, share * room, there
-            )
+            each = with_time_to_copy(step, stays, machine, seconds, share * room, there)
             if each == placed.residency:
+                break
+            least = least_seconds(step, each, machine, seconds, there, pieces).seconds
+            if not fastest.is_worth_time(least):
                 break
             again = place_step(name, step, each, terms, may_stream=False, is_worth=fastest.may_be)
             if again is not None:

@@ -7,7 +7,7 @@ the first, and is fetched for the second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Step, Uses
@@ -37,6 +37,11 @@ class Stay(NamedTuple):
 
 #: The stays of each tensor that is no view.
 Residency = Mapping[str, tuple[Stay, ...]]
+
+
+def is_there(stays: Iterable[Stay], phase: int) -> bool:
+    """Whether a tensor is on the device in a phase."""
+    return any(stay.first <= phase <= stay.last for stay in stays)
 
 
 def results_of(step: Step) -> set[str]:
