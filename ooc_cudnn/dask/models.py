@@ -70,5 +70,5 @@ def infer(model: Any, *inputs: Any) -> da.Array:
         raise UnsupportedModelError(f"{name} permutes the axes of its result: do that with dask's")
     values = dict(zip(ready.graph.inputs, arrays, strict=True))
     chunked = {each: values[given.value] for each, given in lowered.inputs.items()}
-    plain = {each: tensor.detach().cpu().numpy() for each, tensor in lasting.items()}
+    plain = {each: tensor.detach().cpu().numpy().copy() for each, tensor in lasting.items()}
     return lazily_forward(lowered.network.forward_phases(results[0].tensor), chunked, plain)

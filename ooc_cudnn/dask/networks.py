@@ -47,7 +47,7 @@ def forward(network: Network, /, *outputs: Tensor, **inputs: Any) -> Any:
     network : Network
         Its inputs have the shapes of the whole arrays: `Network.resized` makes them so.
     *outputs : Tensor
-        Maps, of as many images as the inputs.
+        Maps, of as many images as the inputs. Parameters are taken as they are now.
     **inputs : dask array
         By the names of inputs, chunked along images and any spatial axis.
 
@@ -92,7 +92,7 @@ def _output(network: Network, output: Tensor, inputs: Mapping[str, Any]) -> da.A
     for name, array in arrays.items():
         _check(step.tensors[name], array)
     lasting = {
-        name: as_numpy(array)
+        name: np.array(as_numpy(array))  # as they are now, whatever becomes of them
         for held in (network.parameters, network.running)
         for name, array in held.items()
         if name in kinds
@@ -130,7 +130,7 @@ def lazily_forward(
     cuts = _cuts(tensor, _guide(tensor, arrays))
     from_client = client_settings()
     token = tokenize(
-        repr(step.phases), output, sorted(from_client.items()), cuts,
+        repr(step.phases), sorted(step.tensors.items()), output, sorted(from_client.items()), cuts,
         [array.name for array in arrays.values()], sorted(lasting.items()),
     )  # fmt: skip
     name = f"forward-{token}"

@@ -107,6 +107,46 @@ def test_drawn_networks(seed):
     np.testing.assert_allclose(ooc.forward(net, y, **cut), expected, rtol=0, atol=1e-12 * size)
 
 
+def test_networks_that_differ_in_where_maps_lie_have_names_of_their_own():
+    """What is joined or cropped is a view: phases are the same, and blocks were another's."""
+    given = images(1, 2, 14, 12)
+    image = da.from_array(given, chunks=(1, 2, 5, 5))
+
+    def joined(net, x, order):
+        maps = [net.convolution(x, 2, window=1) for _ in range(2)]
+        return net.concatenate(maps[::order])
+
+    def cropped(net, x, first):
+        return net.crop(net.activation(x), first, (8, 8))
+
+    for part, ways in ((joined, (1, -1)), (cropped, (1, 3))):
+        found = []
+        for way in ways:
+            net = ooc_cudnn.Network()
+            y = net.convolution(
+                part(net, net.input("image", given.shape, "float64"), way), 2, window=3
+            )
+            made = ooc.forward(of_whole_numbers(net), y, image=image)
+            found.append((made, net.forward(y, image=given)))
+        (one, other) = dask.compute(found[0][0], found[1][0])
+        assert found[0][0].name != found[1][0].name
+        np.testing.assert_array_equal(one, found[0][1])
+        np.testing.assert_array_equal(other, found[1][1])
+
+
+def test_parameters_are_those_of_when_the_array_was_made():
+    net = ooc_cudnn.Network()
+    y = net.convolution(net.input("image", (1, 1, 12, 8), "float64"), 2, window=3)
+    of_whole_numbers(net)
+    given = images(1, 1, 12, 8)
+    image = da.from_array(given, chunks=(1, 1, 5, 8))
+    made, expected = ooc.forward(net, y, image=image), net.forward(y, image=given)
+    for array in net.parameters.values():
+        array[...] = 7
+    np.testing.assert_array_equal(made, expected)
+    assert ooc.forward(net, y, image=image).name != made.name
+
+
 def test_stored_images_are_widened_where_they_are_computed():
     net = ooc_cudnn.Network()
     x = net.input("image", (1, 3, 30, 10), "uint8")
