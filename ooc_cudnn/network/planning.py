@@ -145,7 +145,7 @@ def plan_step(
             fastest.compare(way(name, step, terms, micro_batches, fastest))
     parts = micro_batches or 1
     if policy == "best":
-        whole, by = _taken(given, asked, VDNN[0])
+        whole, by = _taken(given, asked, "vdnn_all")  # the same for each
         ready = in_place(summed(whole))
         copying = [Alone(whole, ready, by, each, fastest.computing) for each in VDNN]
         for each in copying:
