@@ -35,7 +35,7 @@ test: $(VENV)/ready-dev $(VENV)/ready-torch $(VENV)/ready-dask ## all tests that
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: export OOC_TESTS_EVERY_CASE = 1
-test-all: test ## the same with every case of what `make test` takes a sample of: two hours
+test-all: test ## the same with every case of what `make test` takes a sample of: an hour
 
 faults: $(VENV)/ready-dev ## Ctrl-C at every point of a repeated call, and all other faults: half an hour
 	@FAULTS=all $(BIN)/python -m pytest --timeout 7200 tests/faults $(ARGS)

@@ -1,16 +1,12 @@
 """What `make test` runs of a large product of parameters."""
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support import sampling
 
-ROOT = Path(__file__).parents[1]
 #: As values of parameters come: a product, one with gaps, and one parameter.
 PRODUCTS = {
     "two": list(itertools.product("abc", "pqrs")),
@@ -44,23 +40,40 @@ def test_of_three_parameters_every_pair_of_values_is_there():
         assert len({(case[at], case[other]) for case in taken}) == 9
 
 
-def collected(*arguments, **environment):
-    """The cases of a test that pytest finds, in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    without = {key: value for key, value in os.environ.items() if not key.startswith("OOC_TESTS")}
-    done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=without | environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if "::" in line]
+class Hashed(SimpleNamespace):
+    """Known by what it is, not by what it holds."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
-def test_what_is_asked_for_runs_whole():
-    file = "tests/devices/kernels/test_group_walk.py"
-    sampled, every = collected(file), collected(file, OOC_TESTS_EVERY_CASE="1")
-    assert 0 < len(sampled) < 0.7 * len(every)
-    assert set(sampled) < set(every)
-    (one, *_) = set(every) - set(sampled)
-    assert collected(one) == [one]
-    name = one.partition("::")[2].partition("[")[0]
-    assert collected(file, "-k", name) == [case for case in every if f"::{name}[" in case]
+def item(nodeid, **parameters):
+    """What pytest makes of a case, as far as it is looked at."""
+    return Hashed(nodeid=nodeid, callspec=SimpleNamespace(params=parameters))
+
+
+def test_of_some_folders_a_part_is_left_out(monkeypatch):
+    monkeypatch.setattr(sampling, "ONE_IN", {"functions": 2})
+    cases = [(name, at) for name in ("data: 1d", "filter: 1d", "data: 2d") for at in range(4)]
+    items = {
+        folder: [item(f"tests/{folder}/f.py::test[{n}-{at}]", name=n, at=at) for n, at in cases]
+        for folder in ("functions", "network")
+    }
+    plain = Hashed(nodeid="tests/functions/f.py::test_without_parameters")
+    out = sampling.left_out([*items["functions"], *items["network"], plain])
+    assert len(out) == 6
+    assert out < set(items["functions"])
+
+
+def test_what_is_asked_for_runs_whole(monkeypatch):
+    def config(*args, keyword=""):
+        return SimpleNamespace(args=args, option=SimpleNamespace(keyword=keyword))
+
+    monkeypatch.setattr(sampling, "EVERY", False)
+    assert not sampling.is_whole(config("tests", "tests/functions/test_call.py"))
+    assert sampling.is_whole(config("tests/functions/test_call.py::test_two_threads_at_once"))
+    assert sampling.is_whole(config("tests", keyword="halo"))
+    assert sampling.number(3, of=5) == 3
+    monkeypatch.setattr(sampling, "EVERY", True)
+    assert sampling.is_whole(config("tests"))
+    assert sampling.number(3, of=5) == 5

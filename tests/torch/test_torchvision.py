@@ -6,6 +6,8 @@ import torch
 from tests.support.torch_checks import TOLERANCE, check
 from tests.support.torchvision_models import made
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 #: Of an input that is small, but for which each model has a site left at its end.
 CASES = {
     "resnet18": ((2, 3, 64, 64), {}),
