@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 
+from ooc_cudnn.network.emitting import identity
 from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.tensors import Tensor, extents, meet
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED
 from ooc_cudnn.operations.global_average import GlobalAverage
 from ooc_cudnn.operations.group_normalization import GroupStatistics
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 
@@ -89,13 +91,61 @@ def _statistics(call: GroupStatistics, x: da.Array, sites: tuple[int, ...]) -> I
     return mean.astype(dtype), (1 / da.sqrt(variance + call.epsilon)).astype(dtype)
 
 
+def with_map_alone(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
+    """The step with a barrier's map in a tensor of its own, where other parts need the barrier.
+
+    So it is in a concatenation of a map and of what is made of that map's mean. What wrote a part
+    of the map writes it alone; a copy follows, to where others look for it.
+    """
+    if barrier.phase not in up_to(step, barrier.base).phases:
+        return step, barrier
+    places = {name: step.place(name) for name in step.tensors}
+    base, region = places[barrier.phase.binds["x"]]
+    written = [places[name] for phase in step.phases for name in phase.writes]
+    for place in written:  # what is written at once stays together
+        if place.base == base and meet(place.region, region):
+            region = hull(place.region, region)
+    tensors = dict(step.tensors)
+    alone = Tensor(f"{base} for {barrier.phase.name}", extents(region), tensors[base].dtype)
+    tensors[alone.name] = alone
+    for name, place in places.items():
+        if name != base and place.base == base and hull(place.region, region) == region:
+            part = tuple(
+                (a - c, b - c) for (a, b), (c, _) in zip(place.region, region, strict=True)
+            )
+            tensors[name] = replace(tensors[name], of=alone.name, region=part)
+    moved = replace(step, tensors=tensors)
+    phases = list[Phase]()
+    for phase in step.phases:
+        phases.append(phase)
+        for name in phase.writes:
+            if moved.base(name) == alone.name:
+                there = Tensor(f"{name} in {base}", tensors[name].shape, tensors[name].dtype)
+                tensors[there.name] = replace(there, of=base, region=places[name].region)
+                binds = {"x": name, "y": there.name}
+                call = identity(there)
+                phases.append(replace(phase, name=f"{name} copy", call=call, binds=binds))
+    made = replace(step, tensors=tensors, phases=tuple(phases), forward_count=len(phases))
+    return made, Barrier(barrier.phase, alone.name)
+
+
+def hull(one: Region, other: Region) -> Region:
+    """The least region around two.
+
+    >>> hull(((0, 2), (1, 3)), ((1, 2), (0, 2)))
+    ((0, 2), (0, 3))
+    """
+    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
 def up_to(step: Step, output: str) -> Step:
     """The phases that an output needs, and no others."""
-    needed, phases = {output}, list[Phase]()
+    needed, phases = {step.place(output)}, list[Phase]()
     for phase in reversed(step.phases):
-        if needed & {step.base(name) for name in phase.writes}:
+        written = [step.place(name) for name in phase.writes]
+        if any(a.base == b.base and meet(a.region, b.region) for a in written for b in needed):
             phases.append(phase)
-            needed |= {step.base(name) for name in phase.binds.values()}
+            needed |= {step.place(name) for name in phase.reads}
     phases.reverse()
     return replace(step, phases=tuple(phases), outputs=(output,), forward_count=len(phases))
 

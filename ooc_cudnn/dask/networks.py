@@ -18,7 +18,15 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from ooc_cudnn.dask.barriers import Barrier, behind, first_barrier, read_by, reduced, up_to
+from ooc_cudnn.dask.barriers import (
+    Barrier,
+    behind,
+    first_barrier,
+    read_by,
+    reduced,
+    up_to,
+    with_map_alone,
+)
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
 from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
@@ -153,6 +161,7 @@ def _behind(
     step: Step, barrier: Barrier, arrays: Mapping[str, da.Array], lasting: Mapping[str, Any]
 ) -> da.Array:
     """What comes behind a phase that reads whole images, from its map and its results."""
+    step, barrier = with_map_alone(step, barrier)
     base, phase = barrier.base, barrier.phase
     known = dict(arrays)
     if base not in known:

@@ -176,6 +176,28 @@ def test_what_is_made_of_whole_images_is_reduced_over_chunks(chunks):
         np.testing.assert_allclose(made, net.forward(output, image=given), rtol=0, atol=1e-13)
 
 
+def test_a_map_may_be_joined_with_what_is_made_of_its_mean():
+    """Both lie in one tensor, and the part that needed the mean was asked for to make the mean."""
+    net = ooc_cudnn.Network()
+    x = net.input("image", (2, 2, 7, 6), "float64")
+
+    def scaled(h):
+        squeezed = net.activation(net.linear(net.global_average(h), h.shape[1]), "sigmoid")
+        return net.multiply(h, squeezed)
+
+    maps = [net.convolution(x, 2, window=3, padding=1)]
+    for _ in range(2):
+        maps.append(scaled(maps[-1]))
+    dense = net.concatenate([*maps, net.activation(net.crop(maps[0], 0, (7, 6)))])
+    more = net.concatenate([dense, net.instance_normalization(dense)])
+    y = net.convolution(more, 2, window=3, padding=1)
+    given = images(2, 2, 7, 6)
+    cut = da.from_array(given, chunks=(1, 2, (2, 5), (4, 2)))
+    for output in (net.concatenate(maps[1:]), dense, y):
+        made = ooc.forward(net, output, image=cut)
+        np.testing.assert_allclose(made, net.forward(output, image=given), rtol=0, atol=1e-13)
+
+
 def test_what_cannot_be_reduced_is_named():
     net = ooc_cudnn.Network()
     x = net.input("image", (1, 2, 12, 8), "float64")
