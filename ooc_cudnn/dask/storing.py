@@ -45,17 +45,20 @@ def to_zarr(
     overwrite : bool
         Whether an array that is there is replaced.
     compute : bool
-        Whether to write now; else a `dask.delayed.Delayed` is returned, or None where nothing is
-        left to write.
+        Whether to write now; else what `dask.compute` and `Client.compute` write is returned, or
+        None where nothing is left to write.
     **options
-        For `zarr.create_array`: compressors, attributes.
+        For `zarr.create_array`: compressors, attributes, shards (a task writes a whole one),
+        storage_options (for a URL).
 
     Returns
     -------
-    zarr.Array, or Delayed
+    zarr.Array, or a collection of dask's
 
     Raises
     ------
+    TypeError
+        If it is no dask array.
     ValueError
         If there is an array that is not the one to be completed.
     OSError, PermissionError
@@ -72,13 +75,15 @@ def to_zarr(
     ...     int(written[9]), to_zarr(da.arange(10, chunks=4), f"{folder}/a.zarr", resume=True)[3]
     (9, ...)
     """
+    if not isinstance(array, da.Array):
+        raise TypeError(f"array must be a dask array, not {type(array).__name__}")
     chunks = tuple(
         min(max(sizes), extent) for sizes, extent in zip(array.chunks, array.shape, strict=True)
     )
-    array = array.rechunk(chunks)
     target, is_new = _target(
         array, store, component, chunks, resume=resume, overwrite=overwrite, options=options
     )
+    array = array.rechunk(target.shards or target.chunks)  # what is one file, one task writes
     cuts = [list(pairwise(starts(sizes))) for sizes in array.chunks]
     regions = {}
     for index in product(*map(range, array.numblocks)):
@@ -117,7 +122,12 @@ def _target(
     """The array in the store, and whether it is new."""
     if resume:
         try:
-            found = zarr.open_array(store, path=component or "", mode="r+")
+            found = zarr.open_array(
+                store,
+                path=component or "",
+                mode="r+",
+                storage_options=options.get("storage_options"),
+            )
         except FileNotFoundError:
             pass
         else:
@@ -144,7 +154,7 @@ def _target(
 
 
 def _is_there(target: Any, index: tuple[int, ...]) -> bool:
-    """Whether a chunk has been written."""
+    """Whether a chunk, or a shard of them, has been written."""
     from zarr.core.sync import sync
 
     key = target.metadata.encode_chunk_key(index)

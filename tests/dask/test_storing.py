@@ -1,5 +1,7 @@
 """Zarr stores: chunks that are there are whole, and are not made again."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,30 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
     store = zarr.storage.LocalStore(path, read_only=True)
     with pytest.raises(ValueError, match="read-only"):
         ooc.to_zarr(da.zeros((4, 4), chunks=2), store, overwrite=True)
+
+
+def test_a_task_writes_a_whole_shard(tmp_path):
+    """Tasks that write chunks of one shard write over each other; chunks were taken for shards."""
+    made = []
+    options = {"shards": (1, 3, 16, 30), "resume": True}
+    written = ooc.to_zarr(counted(made), tmp_path / "a.zarr", **options)  # of 3 chunks 2 shards
+    (tmp_path / "a.zarr" / "c" / "0" / "0" / "0" / "0").unlink()
+    made.clear()
+    ooc.to_zarr(counted(made), tmp_path / "a.zarr", **options)
+    assert sorted(made) == [(0, 0, 0, 0), (0, 0, 1, 0)]
+    assert (written.chunks, written.shards) == ((1, 3, 8, 30), (1, 3, 16, 30))
+    np.testing.assert_array_equal(written[:], CONTENT)
+
+
+def test_what_opens_a_store_opens_it_again(tmp_path):
+    pytest.importorskip("fsspec")
+    url, options = f"file://{tmp_path}/a.zarr", {"storage_options": {"auto_mkdir": True}}
+    ooc.to_zarr(da.zeros((4,), chunks=2), url, **options)
+    shutil.rmtree(tmp_path / "a.zarr" / "c")
+    made = ooc.to_zarr(da.ones((4,), chunks=2), url, resume=True, **options)
+    assert int(made[:].sum()) == 4
+
+
+def test_what_is_no_dask_array_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="array must be a dask array, not ndarray"):
+        ooc.to_zarr(CONTENT, tmp_path / "a.zarr")
