@@ -60,7 +60,7 @@ class Way:
 def records(folder: Path = common.RESULTS) -> dict[str, Record]:
     """Return the latest record of each case that was measured at full size, and was right.
 
-    Limits that it leaves out are those of the record before.
+    Limits that it leaves out are those of the record before, if that is of the same card.
     """
     there = [stored(path.stem, folder) for path in folder.glob(f"{NAME}*.json")]
     fit = [each for each in there if each["verified"] and not each["quick"]]
@@ -68,15 +68,17 @@ def records(folder: Path = common.RESULTS) -> dict[str, Record]:
     for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):
         for case in CASES:
             if any(name.startswith((f"{case}, ", f"{case}: ")) for name in record["measurements"]):
-                found[case] = _beside(found.get(case, {}), record)
+                before = found.get(case)
+                is_same = before is not None and _card(before) == _card(record)
+                found[case] = _beside(before, record) if before and is_same else record
     return found
 
 
 def _beside(old: Record, new: Record) -> Record:
     """A record, with what only an older one has."""
     again = {claim["name"] for claim in new["claims"]}
-    claims = [claim for claim in old.get("claims", ()) if claim["name"] not in again]
-    both = {key: {**old.get(key, {}), **new[key]} for key in ("measurements", "checks")}
+    claims = [claim for claim in old["claims"] if claim["name"] not in again]
+    both = {key: {**old[key], **new[key]} for key in ("measurements", "checks")}
     return {**new, **both, "claims": [*claims, *new["claims"]]}
 
 

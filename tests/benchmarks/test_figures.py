@@ -311,6 +311,12 @@ def test_a_limit_that_the_latest_record_leaves_out_is_that_of_the_one_before(tmp
     assert "limit 40 GiB | 700 ms |" in table
     assert table.count("an eighth of it") == 1
     assert "| unet_3d, 100GiB: off by |" in table
+    record["environment"]["gpu"] = {"name": "Another"}  # whose steps stand beside its own alone
+    (tmp_path / "networks_23.json").write_text(json.dumps(record))
+    table = steps.long(tmp_path)
+    assert "limit 40 GiB | 700 ms |" in table
+    assert "limit 100 GiB" not in table
+    assert "unet_3d, 100GiB" not in table
 
 
 def test_part_of_a_network_is_compared_with_nothing(tmp_path):
