@@ -124,7 +124,7 @@ MODELS = {
     "residual": (residual, (4, 3, 16, 16)),
     "U-Net": (UNet, (2, 2, 32, 32)),
     "U-Net with batch norm": (lambda: UNet(norm="Batch"), (2, 2, 32, 32)),
-    "3-D U-Net": (lambda: UNet(axes=3), (1, 2, 16, 16, 16)),
+    "3-D U-Net": (lambda: UNet(axes=3), (1, 2, 8, 8, 8)),
     "squeeze and excite": (SqueezeExcite, (2, 3, 16, 16)),
     "ConvNeXt": (ConvNeXt, (2, 3, 16, 16)),
 }
