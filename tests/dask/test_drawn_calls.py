@@ -1,4 +1,4 @@
-"""Drawn calls on drawn chunkings, each equal to one call on plain arrays."""
+"""Drawn calls on drawn chunkings, by two workers: each equal to one call on plain arrays."""
 
 import math
 from itertools import pairwise
@@ -11,8 +11,6 @@ from tests.fuzz.cases import DRAWERS
 from tests.fuzz.stream import Stream
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
-
-import dask  # noqa: E402
 
 import ooc_cudnn.dask as ooc  # noqa: E402
 
@@ -90,12 +88,12 @@ def one_call(problem, values):
 
 
 @pytest.mark.parametrize("first", range(0, CALLS, AT_ONCE))
-def test_equal_to_one_call(first, in_float64, monkeypatch):
-    not_exact = []
-    with ooc_cudnn.settings(deterministic=True), dask.config.set(scheduler="synchronous"):
+def test_equal_to_one_call(first, client, in_float64, monkeypatch):
+    expected, made, said = [], [], []
+    with ooc_cudnn.settings(deterministic=True):
         for seed in range(first, first + AT_ONCE):
             stream, problem, values = drawn(seed)
-            expected = one_call(problem, values)
+            one = one_call(problem, values)
             chunked = {
                 name: da.from_array(each, chunks=drawn_chunks(stream, each.shape))
                 if len(each.shape) == len(problem.tensors[next(iter(values))].shape)
@@ -105,19 +103,19 @@ def test_equal_to_one_call(first, in_float64, monkeypatch):
             with monkeypatch.context() as patched:
                 patched.setattr(ooc_cudnn, "chain_forward", ooc.chain_forward)
                 found = called(problem, chunked, ooc)
-            pairs = [(expected, found)]
-            if isinstance(expected, tuple):
-                pairs = list(zip(expected, found, strict=True))
-            same = True
-            for one, other in pairs:
-                said = f"{seed}: {problem.function} {problem.options} {problem.words}"
-                computed = other.compute()
-                assert other.shape == one.shape == computed.shape, said
-                assert other.dtype == one.dtype == computed.dtype, said
-                same &= bool(np.array_equal(one, computed, equal_nan=True))
-                size = np.nanmax(np.abs(one), initial=1.0)
-                np.testing.assert_allclose(
-                    computed, one, rtol=1e-12, atol=1e-13 * size, err_msg=said
-                )
-            not_exact += [problem.function] * (not same)
-    assert not set(not_exact) - ROUNDED, not_exact
+            several = isinstance(one, tuple)
+            expected += one if several else (one,)
+            made += found if several else (found,)
+            said += [
+                (problem.function, f"{seed}: {problem.function} {problem.options} {problem.words}")
+            ] * (len(made) - len(said))
+    not_exact = set()
+    computed = client.gather(client.compute(made))
+    for one, array, other, (function, words) in zip(expected, made, computed, said, strict=True):
+        assert array.shape == one.shape == other.shape, words
+        assert array.dtype == one.dtype == other.dtype, words
+        size = np.nanmax(np.abs(one), initial=1.0)
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-13 * size, err_msg=words)
+        if not np.array_equal(one, other, equal_nan=True):
+            not_exact.add(function)
+    assert not not_exact - ROUNDED
