@@ -29,6 +29,7 @@ from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_bytes, format_seconds
+from perfmodel import MachineModel
 
 #: Dask's scheduler and workers take about so long for a task: 15 ms a block of 10 tasks were seen,
 #: on two local workers that shared two cores with other programs.
@@ -298,12 +299,13 @@ class _Price:
 
 def _price(work: Work | NetworkWork, part: Part | Wanted, there: Sequence[Worker]) -> _Price:
     seconds_of = _network_block if isinstance(work, NetworkWork) else _call_block
-    seconds: dict[tuple[str, int], tuple[float, int, int]] = {}
+    seconds: dict[tuple[MachineModel, int], tuple[float, int, int]] = {}
+    each = []
     for worker in there:
-        key = worker.machine.name, worker.memory_limit
+        key = worker.machine, worker.memory_limit  # models of one name may differ: calibrated ones
         if key not in seconds:
             seconds[key] = seconds_of(work, part, worker)
-    each = [seconds[worker.machine.name, worker.memory_limit] for worker in there]
+        each.append(seconds[key])
     return _Price(tuple(found[0] for found in each), each[0][1], each[0][2])
 
 

@@ -1,5 +1,7 @@
 """`plan` over a cluster: blocks priced by each worker's machine model, chunks compared."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,14 @@ def test_a_worker_without_a_card_is_given_fewer_blocks():
     host = ooc.plan(layer, X, [HOST], sides=())
     assert host.seconds > card.seconds
     assert both.computing_seconds < host.computing_seconds / 1.5
+
+
+def test_machine_models_of_one_name_may_differ():
+    slower = replace(HOST, machine=replace(HOST.machine, name=CARD.machine.name))
+    alike = [CARD, replace(CARD, machine=replace(CARD.machine))]
+    mixed, both = (ooc.plan(layer, X, on, sides=()) for on in ([CARD, slower], alike))
+    assert mixed.computing_seconds == ooc.plan(layer, X, [CARD, HOST], sides=()).computing_seconds
+    assert mixed.computing_seconds > both.computing_seconds
 
 
 def test_sums_and_stretches_between_barriers_are_counted():
