@@ -12,6 +12,7 @@ from benchmarks.pages import readme
 from ooc_cudnn.bench.contents import Images, filters, points, poison, unwritten, verify
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
+from tests.support.sampling import number
 
 NAMES = [
     "copies",
@@ -33,7 +34,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", number(NAMES[::2], of=NAMES))
 def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
     if name in ("volume", "engines", "fused", "kernels", "layouts", "networks", "step_costs"):
         pytest.importorskip("torch")  # what its contents are compared with

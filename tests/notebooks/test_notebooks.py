@@ -27,6 +27,7 @@ import itertools
 from PIL import Image
 
 from notebooks import occupancy, pictures, story
+from tests.support.sampling import number
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
@@ -48,7 +49,7 @@ def environment(tmp_path_factory):
     return os.environ | {key: str(root / value) for key, value in folders.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", number(NAMES[::4], of=NAMES))
 def test_a_notebook_runs(name, tmp_path, environment):
     if "pytorch" in name:
         pytest.importorskip("torch")
