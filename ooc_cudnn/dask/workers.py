@@ -110,7 +110,24 @@ def cluster(
             return _started(CardCluster(cards, **options), workers or len(cards))
         from dask_cuda import LocalCUDACluster
 
-        return LocalCUDACluster(**options)
+        return _keeping_environment(LocalCUDACluster)(**options)
+
+
+def _keeping_environment(cluster: Any) -> Any:
+    """A class of clusters whose workers have the environment that was asked for.
+
+    That of dask-cuda puts which cards a worker sees in its place, and all else is lost.
+    """
+
+    class Keeping(cluster):
+        def new_worker_spec(self) -> dict[Any, Any]:
+            found: dict[Any, Any] = super().new_worker_spec()
+            asked = self.new_spec["options"].get("env") or {}
+            for spec in found.values():
+                spec["options"]["env"] = {**asked, **spec["options"].get("env", {})}
+            return found
+
+    return Keeping
 
 
 def _cards() -> tuple[str, ...]:

@@ -1,10 +1,13 @@
 """Two workers on this machine: the same numbers, their own settings, and workers that die."""
 
 import importlib
+import importlib.machinery
 import os
 import random
 import signal
+import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -88,6 +91,32 @@ def test_workers_on_cards_have_one_each(monkeypatch):
     monkeypatch.setattr(workers, "driver_facts", lambda load: {})
     with pytest.raises(ooc_cudnn.OocError, match="the driver shows none"):
         ooc.cluster(device="cuda")
+
+
+def test_workers_of_dask_cuda_have_the_settings_that_were_asked_for(monkeypatch):
+    """It replaces the environment of each worker by the card that it sees."""
+
+    class LocalCUDACluster(distributed.LocalCluster):
+        def __init__(self, **options):
+            super().__init__(**{**options, "n_workers": 0})
+
+        def new_worker_spec(self):
+            spec = {**self.new_spec, "options": dict(self.new_spec["options"])}
+            spec["options"]["env"] = {"CUDA_VISIBLE_DEVICES": "0"}
+            return {0: spec}
+
+    module = types.ModuleType("dask_cuda")
+    module.__spec__ = importlib.machinery.ModuleSpec("dask_cuda", None)
+    module.LocalCUDACluster = LocalCUDACluster
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    workers = importlib.import_module("ooc_cudnn.dask.workers")
+    monkeypatch.setattr(workers, "driver_facts", lambda load: {"gpus": [{}]})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with ooc.cluster(memory_limit="1GiB", env={"A": "b"}, dashboard_address=":0") as local:
+        assert isinstance(local, LocalCUDACluster)
+        env = local.new_worker_spec()[0]["options"]["env"]
+    assert (env["CUDA_VISIBLE_DEVICES"], env["A"]) == ("0", "b")
+    assert (env["OOC_CUDNN_MEMORY_LIMIT"], env["OOC_CUDNN_DEVICE"]) == ("1GiB", "cuda")
 
 
 def _late(block):
