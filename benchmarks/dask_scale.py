@@ -32,6 +32,8 @@ NAME = "dask_scale"
 AROUND, COMPARED = 128, 48
 #: Labels that may differ: of scores that are equal but for rounding.
 TIES = 1e-3
+#: What dask may take of a block of one second.
+BESIDE = 0.03
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +146,8 @@ def tell_tasks(report: common.Report, count: int, seconds: float, stream: Any, b
     busy = sum(map(_covered, spans.values()))
     report.measure(f"{count}: seconds of a block", busy / blocks)
     report.claim(f"{count}: workers' time in blocks, of all", busy / count / seconds)
+    beside = (count * seconds - busy) / blocks
+    report.claim(f"{count}: beside a block, of a second", beside, "<=", BESIDE, "s")
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

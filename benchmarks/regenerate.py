@@ -3,7 +3,7 @@
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
 `host_split`, `model_accuracy`, `planning`, `planning_networks`, `trades`, `paper_model`, `vdnn`,
-`mo_sos` and `network_steps` do.
+`mo_sos`, `network_steps` and `cluster_scaling` do.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.pages import (
     pictures,
     quoted,
     readme,
+    scaling,
     steps,
     trials,
 )
@@ -44,6 +45,7 @@ BLOCKS = (
     *kernels.BLOCKS,
     *layouts.BLOCKS,
     *trials.BLOCKS,
+    *scaling.BLOCKS,
 )
 SETTINGS_PAGE = "docs/settings_page.py"
 

@@ -117,6 +117,13 @@ def _waiting_for_tasks() -> tuple[float]:
     return (1e3 * idle * found["2: seconds"]["samples"][0] / tasks,)
 
 
+def _beside_a_block() -> tuple[float, ...]:
+    """Milliseconds for each block in which a worker was in none, of one card's and of two."""
+    found, said = blocks.stored("dask_scale")["measurements"], claims("dask_scale")
+    shares = ((count, said[f"{count}: workers' time in blocks, of all"]) for count in "12")
+    return tuple(1e3 * found[f"{n}: seconds of a block"] * (1 / share - 1) for n, share in shares)
+
+
 def _door() -> tuple[float]:
     return (claims("torch_door_resnet50")["resnet50: times the library's own step"],)
 
@@ -167,7 +174,8 @@ QUOTES = (
     Quote(
         "docs/scale.md", "on two of them {:.2f} times as fast ({:.0f} % predicted", _slide_on_two
     ),
-    Quote("docs/scale.md", "waited for {:.1f} ms a task", _waiting_for_tasks),
+    Quote("docs/scale.md", "a worker took {:.1f} ms (one card) or {:.1f} ms (two)", _beside_a_block),
+    Quote("docs/scale.md", "after the last, {:.1f} ms a task", _waiting_for_tasks),
     Quote("docs/scale.md", "over all ranks it is {:.2f} times", _exact_on_two),
     Quote("docs/pytorch.md", "takes {:.2f} times as long as the step of the library's", _door),
     Quote("docs/pytorch.md", "and {:.2f} times as long as PyTorch's with", _door_and_pytorch),
