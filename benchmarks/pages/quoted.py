@@ -174,7 +174,9 @@ QUOTES = (
     Quote(
         "docs/scale.md", "on two of them {:.2f} times as fast ({:.0f} % predicted", _slide_on_two
     ),
-    Quote("docs/scale.md", "a worker took {:.1f} ms (one card) or {:.1f} ms (two)", _beside_a_block),
+    Quote(
+        "docs/scale.md", "a worker took {:.1f} ms (one card) or {:.1f} ms (two)", _beside_a_block
+    ),
     Quote("docs/scale.md", "after the last, {:.1f} ms a task", _waiting_for_tasks),
     Quote("docs/scale.md", "over all ranks it is {:.2f} times", _exact_on_two),
     Quote("docs/pytorch.md", "takes {:.2f} times as long as the step of the library's", _door),

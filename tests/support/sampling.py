@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 #: Of tests in these folders of `tests/` one case in so many runs.
-ONE_IN = {"functions": 5, "devices": 3, "operations": 3}
+ONE_IN = {"functions": 8, "devices": 3, "operations": 3}
 #: Whether every case runs: `make test-all`.
 EVERY = bool(os.environ.get("OOC_TESTS_EVERY_CASE"))
 
