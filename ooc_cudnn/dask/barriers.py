@@ -17,14 +17,14 @@ import dask.array as da
 
 from ooc_cudnn.network.emitting import identity
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.tensors import Tensor, extents, meet
+from ooc_cudnn.network.tensors import Tensor, counted_from, extents, hull, meet
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED
 from ooc_cudnn.operations.global_average import GlobalAverage
 from ooc_cudnn.operations.group_normalization import GroupStatistics
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 
@@ -110,9 +110,7 @@ def with_map_alone(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
     tensors[alone.name] = alone
     for name, place in places.items():
         if name != base and place.base == base and hull(place.region, region) == region:
-            part = tuple(
-                (a - c, b - c) for (a, b), (c, _) in zip(place.region, region, strict=True)
-            )
+            part = counted_from(place.region, region)
             tensors[name] = replace(tensors[name], of=alone.name, region=part)
     moved = replace(step, tensors=tensors)
     phases = list[Phase]()
@@ -127,15 +125,6 @@ def with_map_alone(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
                 phases.append(replace(phase, name=f"{name} copy", call=call, binds=binds))
     made = replace(step, tensors=tensors, phases=tuple(phases), forward_count=len(phases))
     return made, Barrier(barrier.phase, alone.name)
-
-
-def hull(one: Region, other: Region) -> Region:
-    """The least region around two.
-
-    >>> hull(((0, 2), (1, 3)), ((1, 2), (0, 2)))
-    ((0, 2), (0, 3))
-    """
-    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def up_to(step: Step, output: str) -> Step:

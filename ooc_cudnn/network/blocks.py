@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.tensors import Tensor, extents, meet, whole
+from ooc_cudnn.network.tensors import Tensor, counted_from, extents, hull, meet, whole
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.blocks import (
     Block,
@@ -106,7 +106,7 @@ class _Blocks:
             if needed is None or not meet(needed, place):
                 continue
             part = _in_view(_common(needed, place), place, self.step.tensors[name].shape)
-            found = part if found is None else _hull(found, part)
+            found = part if found is None else hull(found, part)
         return found
 
     def _call(self, phase: Phase, wanted: Region) -> tuple[Splittable, Mapping[str, Region]]:
@@ -147,7 +147,7 @@ class _Blocks:
             region = whole(self.step.tensors[base].shape)
         else:
             region = self._in_base(name, region)
-        self.needed[base] = _hull(self.needed.get(base, region), region)
+        self.needed[base] = hull(self.needed.get(base, region), region)
 
     def _in_base(self, name: str, region: Region) -> Region:
         tensor = self.step.tensors[name]
@@ -171,7 +171,7 @@ class _Blocks:
             region = self._in_base(name, regions[operand])
             if self.step.tensors[base].kind in LASTING:
                 region = self._in_base(name, whole(self.step.tensors[name].shape))
-            part = tuple((a - b, c - b) for (a, c), (b, _) in zip(region, held, strict=True))
+            part = counted_from(region, held)
             tensor = self.tensors[base]
             if part == whole(tensor.shape) and shape == tensor.shape:
                 yield operand, base
@@ -215,7 +215,3 @@ def _in_view(region: Region, place: Region, shape: Shape) -> Region:
 
 def _common(one: Region, other: Region) -> Region:
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _hull(one: Region, other: Region) -> Region:
-    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -13,8 +13,8 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a block is.
+class GridBlock:
+    """A block of a grid.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Grid:
             found.append(places)
         return found
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[GridBlock]:
         """Every block in turn.
 
         What it needs along an axis does not depend on the others, nor does what it launches.
@@ -83,4 +83,4 @@ class Grid:
                 )
                 for name, first in along[0][1].items()
             }
-            yield Place(index, region, inputs, tuple(kind for kind, _ in along))
+            yield GridBlock(index, region, inputs, tuple(kind for kind, _ in along))

@@ -24,7 +24,7 @@ from ooc_cudnn.memory.files import bases
 from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.graph import Graph
-from ooc_cudnn.network.grids import Grid, Place
+from ooc_cudnn.network.grids import Grid, GridBlock
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
@@ -127,7 +127,7 @@ class InBlocks:
         self.grid, self._limit, self._counts_given = Grid(step, cuts), memory_limit, counts_given
         self._ready: dict[tuple[int, ...], ForwardStep] = {}
 
-    def _ready_for(self, place: Place) -> ForwardStep:
+    def _ready_for(self, place: GridBlock) -> ForwardStep:
         forward = self._ready.get(place.kind)
         if forward is None:
             made = block_of_step(self.grid.step, self.grid.output, place.region)
@@ -152,12 +152,12 @@ class InBlocks:
             Of the output's shape and dtype.
         """
 
-        def taken(place: Place) -> tuple[Place, dict[str, Any]]:
+        def taken(place: GridBlock) -> tuple[GridBlock, dict[str, Any]]:
             return place, {name: _read(inputs[name], part) for name, part in place.inputs.items()}
 
         # files are read for the next block while this one is made
         with ThreadPoolExecutor(1) as pool:
-            ahead = deque[Future[tuple[Place, dict[str, Any]]]]()
+            ahead = deque[Future[tuple[GridBlock, dict[str, Any]]]]()
             for next_place in chain(self.grid, (None,)):
                 if next_place is not None:
                     ahead.append(pool.submit(taken, next_place))

@@ -97,6 +97,24 @@ def meet(one: Region, other: Region) -> bool:
     return all(a[0] < b[1] and b[0] < a[1] for a, b in zip(one, other, strict=True))
 
 
+def hull(one: Region, other: Region) -> Region:
+    """The least region around two.
+
+    >>> hull(((0, 2), (1, 3)), ((1, 2), (0, 2)))
+    ((0, 2), (0, 3))
+    """
+    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def counted_from(region: Region, other: Region) -> Region:
+    """A region of a tensor as one of a part of it: counted from where the part begins.
+
+    >>> counted_from(((2, 4), (1, 3)), ((1, 9), (1, 9)))
+    ((1, 3), (0, 2))
+    """
+    return tuple((a - c, b - c) for (a, b), (c, _) in zip(region, other, strict=True))
+
+
 def place_of(name: str, tensors: Mapping[str, Tensor]) -> Place:
     """Where a tensor lies, through all views of views."""
     tensor = tensors[name]
