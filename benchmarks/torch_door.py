@@ -429,6 +429,8 @@ def overhead(report: common.Report) -> None:
         bare.forward = lambda _: Nothing.apply((batch, classes), *bare.parameters())
         nothing = Step(bare, case, report, None)
         door = Step(model, case, report, limit)
+        keeper, kept = Step(copy.deepcopy(eager.model), case, report, limit), list[Any]()
+        keeper.model.register_forward_hook(lambda _, __, scores: kept.append(scores.detach()))
         ways: dict[str, Callable[[], Any]] = {
             "own": lambda: own(**inputs),
             "door": lambda: door(x, target),
@@ -437,17 +439,26 @@ def overhead(report: common.Report) -> None:
         expected, found = eager(x, target), door(x, target)
         count = 3 if report.quick else OVERHEAD_STEPS
         timings = interleave(ways, report.synchronize, repeats=count, warmup=3)
-        # by itself: in turns with it the door comes to other addresses, and is not recorded
-        bare_alone = {"nothing": lambda: nothing(x, target)}
-        timings |= interleave(bare_alone, report.synchronize, repeats=count, warmup=3)
+        beside: dict[str, Callable[[], Any]] = {
+            "nothing": lambda: nothing(x, target),
+            "door, outputs kept": lambda: keeper(x, target),
+        }
+        timings |= interleave(beside, report.synchronize, repeats=count, warmup=3)
         for name, timing in timings.items():
             report.measure(f"{OVERHEAD}: {name}, seconds", timing, spoken=str(timing))
         beyond = timings["door"].median - timings["own"].median
-        report.claim(
-            f"{OVERHEAD}: door beyond own", beyond * 1e3, "<=", OVERHEAD_SECONDS * 1e3, "ms"
-        )
-        beyond -= timings["nothing"].median
-        report.claim(f"{OVERHEAD}: door beyond own and what PyTorch takes", beyond * 1e3, unit="ms")
+        report.claim(f"{OVERHEAD}: door beyond own", beyond * 1e3, unit="ms")
+        takes = timings["nothing"].median
+        report.claim(f"{OVERHEAD}: what PyTorch takes", takes * 1e3, unit="ms")
+        for name in ("door", "door, outputs kept"):
+            own_part = timings[name].median - timings["own"].median - takes
+            report.claim(
+                f"{OVERHEAD}: {name}, beyond own and what PyTorch takes",
+                own_part * 1e3,
+                "<=",
+                OVERHEAD_SECONDS * 1e3,
+                "ms",
+            )
         ratio = timings["door"].median / timings["PyTorch"].median
         report.claim(f"{OVERHEAD}: door / PyTorch", ratio)
         for name in ("door", "own"):

@@ -65,6 +65,8 @@ class Prepared(ABC, Generic[R]):
         #: Whether what is handed in on the device counts against the limit, too. The library's own
         #: arrays do so anyhow.
         self.counts_given = False
+        #: What whoever calls holds of the device beside, for this step alone.
+        self.beside_bytes = 0
 
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
@@ -124,10 +126,10 @@ class Prepared(ABC, Generic[R]):
         return min(self._kept.nbytes, block_bytes(gradients_there(self._step, specs)))
 
     def _given_bytes(self, given: Mapping[str, Wrapped]) -> int:
-        """What is handed in takes of the device, where that counts."""
-        if not self.counts_given:
-            return 0
-        return sum(e.spec.nbytes for e in given.values() if e.spec.placement == "device")
+        """What is handed in takes of the device, where that counts, and what is held beside."""
+        there = (each.spec for each in given.values() if each.spec.placement == "device")
+        handed_in = sum(spec.nbytes for spec in there) if self.counts_given else 0
+        return handed_in + self.beside_bytes
 
     def _prepared(
         self, device: Device, given: Mapping[str, Wrapped], changing: Collection[str] = ()

@@ -24,8 +24,9 @@ from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
 from ooc_cudnn.torch.capture import capture
-from ooc_cudnn.torch.cards import at, making_there, results_there
+from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent, bytes_of
 from ooc_cudnn.torch.function import (
     Request,
     differentiable_outputs,
@@ -120,6 +121,8 @@ class ReadyModel:
         for step in (self.pausing, self.forward):
             if step is not None:  # PyTorch's tensors on the card count, too
                 step.counts_given = True
+                step.beside_bytes = bytes_of(outputs, self.device)
+        self._places = FixedPlaces(self.device)
         self._parts, self._wrapping = Parts(model), Wrapping()
         #: Running statistics that the network holds in a wider type.
         self._held_as = {
@@ -309,7 +312,7 @@ class ReadyModel:
                 wanted,
                 arrays,
                 to.inputs,
-                self.device,
+                self._places,
                 self._wrapping,
                 changing,
                 seeds,
@@ -319,12 +322,12 @@ class ReadyModel:
         elif self.forward is not None:
             arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
             inputs, lasting = handed(arrays, to.inputs, self._wrapping)
-            written = results_there(self.forward.outputs, self.device)
-            if out is not None:
-                written = {self.forward.outputs[0].name: out}
+            lent, outputs = Lent(self._places), self.forward.outputs
+            written = lent.results(outputs) if out is None else {outputs[0].name: out}
             making = making_there(self.device, changing)
             ran = self.forward.run(inputs, written, lasting, making)
-            made = tuple(map(tensor_of, ran.outputs))
+            made = tuple(lent.apart(tensor_of(each)) for each in ran.outputs)
+            lent.give_back()
         return {y.name: each for y, each in zip(to.outputs, made, strict=True)}, running
 
     def _copied(self, running: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 
-from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.ready import Making
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.tensor import TensorSpec
 
@@ -76,23 +73,6 @@ def at(device: torch.device) -> Iterator[None]:
         yield
 
 
-def results_there(outputs: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
-    """Tensors of PyTorch for outputs of a network on a card; none for those on the host."""
-    if device.type != "cuda":
-        return {}
-    found = {}
-    for output in outputs:
-        spec = _packed(output.shape, output.dtype)
-        tensor = empty_there(spec, device)
-        found[output.name] = Wrapped(tensor, spec, tensor.data_ptr())
-    return found
-
-
-@lru_cache
-def _packed(shape: tuple[int, ...], dtype: str) -> TensorSpec:
-    return TensorSpec(shape, dtype, "device")
-
-
 def empty_there(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     """A tensor of PyTorch on a card, as a spec has it."""
     dtype = getattr(torch, spec.dtype)
@@ -133,8 +113,3 @@ class InTensors:
 def making_there(device: torch.device, changing: Collection[str]) -> Making:
     """Results on a card as tensors of PyTorch; there, nobody waits for what is not on the host."""
     return Making(InTensors(device) if device.type == "cuda" else None, changing)
-
-
-def packed_there(gradient: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The gradient of an output as backward takes it."""
-    return gradient.detach().to(device).contiguous()

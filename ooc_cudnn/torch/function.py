@@ -20,7 +20,8 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS, Settings
-from ooc_cudnn.torch.cards import at, making_there, packed_there, results_there
+from ooc_cudnn.torch.cards import at, making_there
+from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent
 from ooc_cudnn.torch.wrapping import Wrapping
 
 
@@ -37,7 +38,7 @@ class Request:
     inputs : collection of str
         Those of all names that are inputs of the network; the others are parameters and running
         statistics.
-    device : torch.device
+    places : FixedPlaces
         Where outputs are to be.
     wrapping : Wrapping
     changing : collection of str
@@ -54,7 +55,7 @@ class Request:
         names: Sequence[str],
         others: Mapping[str, Any],
         inputs: Collection[str],
-        device: torch.device,
+        places: FixedPlaces,
         wrapping: Wrapping,
         changing: Collection[str],
         seeds: Mapping[str, int],
@@ -62,7 +63,8 @@ class Request:
     ) -> None:
         self.seeds, self.reached = seeds, reached
         self.step, self.names, self.others = step, tuple(names), dict(others)
-        self.device, self.wrapping, self.changing = device, wrapping, frozenset(changing)
+        self.device, self.wrapping, self.changing = places.device, wrapping, frozenset(changing)
+        self.lent = Lent(places)
         self.inputs = frozenset(inputs)
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
@@ -72,7 +74,7 @@ class Request:
         """
         self.others |= {name: state_of(seed, self.device) for name, seed in self.seeds.items()}
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
-        out = results_there(self.step.outputs, self.device)
+        out = self.lent.results(self.step.outputs)
         inputs, lasting = handed(arrays, self.inputs, self.wrapping)
         making = making_there(self.device, self.changing)
         return self.step.run(inputs, out, lasting, making)
@@ -145,10 +147,10 @@ class Run:
             if paused is None or paused.has_begun:
                 paused = request.forward(tensors)
             self._paused = None  # nor is it there after an error
-            outputs = map(tensor_of, self.outputs)
+            outputs = zip(request.step.outputs, map(tensor_of, self.outputs), strict=True)
             seeds = [
-                packed_there(torch.zeros_like(y) if each is None else each, request.device)
-                for y, each, names in zip(outputs, gradients, request.reached, strict=True)
+                request.lent.gradient(y, torch.zeros_like(made) if each is None else each)
+                for (y, made), each, names in zip(outputs, gradients, request.reached, strict=True)
                 if names
             ]
             self._made = paused.begin_backward(seeds)
@@ -169,6 +171,7 @@ class Run:
         ]
         if self._paused is not None and self._paused.is_over:
             self._paused = None
+            self.request.lent.give_back()
         return found
 
     def _go_on(self, names: set[str]) -> None:
@@ -238,7 +241,7 @@ class Call(torch.autograd.Function):
         ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
         ctx.devices = [each.device for each in given[: len(names)]]
         # tensors of their own: what has a graph must not be held by what the graph holds
-        outputs = tuple(tensor_of(each).detach() for each in run.outputs)
+        outputs = tuple(run.request.lent.apart(tensor_of(each)) for each in run.outputs)
         ctx.save_for_backward(*tensors, *outputs)
         ctx.set_materialize_grads(False)
         reached = zip(outputs, run.request.reached, strict=True)

@@ -1,0 +1,113 @@
+"""Small tensors on a card that lie in a call where they lay in the call before.
+
+What runs at the same addresses again is recorded, and then issued whole. PyTorch hands out other
+addresses where a user keeps what a model made, or computes something else between two calls. So
+the network writes small outputs here, and reads their gradients here; users get copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.torch.cards import empty_there
+
+#: Larger ones are not copied: the copy would be missed where memory is short.
+MOST_BYTES = 2**22
+
+
+def bytes_of(outputs: Sequence[Tensor], device: torch.device) -> int:
+    """What the places of some outputs, and of their gradients, take of a card at most."""
+    sizes = (each.nbytes for each in outputs if device.type == "cuda")
+    return 2 * sum(size for size in sizes if size <= MOST_BYTES)
+
+
+@lru_cache
+def _packed(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    return TensorSpec(shape, dtype, "device")
+
+
+class FixedPlaces:
+    """Tensors by name, each lent to one call at a time, in the order of one stream.
+
+    A call that does not give its tensors back, as it failed or had no backward, takes them along.
+
+    Parameters
+    ----------
+    device : torch.device
+
+    Examples
+    --------
+    >>> places = FixedPlaces(torch.device("cpu"))
+    >>> spec = TensorSpec((2, 3), "float32", "device")
+    >>> one, other = Lent(places), Lent(places)
+    >>> first = one.tensor("y", spec)
+    >>> other.tensor("y", spec) is first  # the call before is not over
+    False
+    >>> one.give_back()
+    >>> Lent(places).tensor("y", spec) is first
+    True
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.free: dict[tuple[str, int], torch.Tensor] = {}
+
+
+class Lent:
+    """What a call has of the fixed places.
+
+    Parameters
+    ----------
+    places : FixedPlaces
+    """
+
+    def __init__(self, places: FixedPlaces) -> None:
+        self._places = places
+        self._taken: dict[tuple[str, int], torch.Tensor] = {}
+
+    def tensor(self, name: str, spec: TensorSpec) -> torch.Tensor:
+        """The tensor of a name, which nobody else writes to until it is given back."""
+        device = self._places.device
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        key = name, stream
+        if key not in self._taken:
+            found = self._places.free.pop(key, None)
+            if found is None:
+                with torch.inference_mode(False):  # a later call may be outside of it
+                    found = empty_there(spec, device)
+            self._taken[key] = found
+        return self._taken[key]
+
+    def results(self, outputs: Sequence[Tensor]) -> dict[str, Wrapped]:
+        """Tensors for outputs of a network on a card, by name; none for those on the host."""
+        device, found = self._places.device, {}
+        for output in outputs if device.type == "cuda" else ():
+            spec = _packed(output.shape, output.dtype)
+            small = spec.nbytes <= MOST_BYTES
+            made = self.tensor(output.name, spec) if small else empty_there(spec, device)
+            found[output.name] = Wrapped(made, spec, made.data_ptr())
+        return found
+
+    def gradient(self, output: Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of an output as backward takes it."""
+        found = gradient.detach()
+        if self._places.device.type == "cuda" and output.nbytes <= MOST_BYTES:
+            there = self.tensor(f"gradient of {output.name}", _packed(output.shape, output.dtype))
+            return there.copy_(found)
+        return found.to(self._places.device).contiguous()
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as its owner may keep it: a copy, if it is lent."""
+        lent = any(tensor.data_ptr() == each.data_ptr() for each in self._taken.values())
+        return tensor.clone() if lent else tensor.detach()
+
+    def give_back(self) -> None:
+        """Let the next call have them: this one reads them no more."""
+        self._places.free |= self._taken
+        self._taken = {}

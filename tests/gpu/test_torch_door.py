@@ -1,0 +1,146 @@
+"""Models of PyTorch on a card: what they make, whoever keeps what; and that steps are recorded."""
+
+import copy
+
+import pytest
+
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.pipeline import repeated
+
+torch = pytest.importorskip("torch")
+import ooc_cudnn.torch as ooc  # noqa: E402
+
+SHAPE, STEPS = (4, 3, 16, 16), 6
+
+
+def model():
+    """Enough tasks to be recorded; batch norm, a sum and a flattened end."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Conv2d(n, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        for n in (3, 8, 8, 8)
+    ]
+    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    return nn.Sequential(*blocks, *ends).cuda().double()
+
+
+@pytest.fixture
+def pair():
+    """A model under a limit, and the same one without."""
+    eager = model()
+    return ooc.limit(copy.deepcopy(eager), "1GiB"), eager
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """How many graphs were made."""
+    made, record = [], type(get_device("cuda")).record
+
+    def count(*arguments, **how):
+        made.append(record(*arguments, **how))
+        return made[-1]
+
+    monkeypatch.setattr(type(get_device("cuda")), "record", count)
+    return made
+
+
+def drawn(at):
+    torch.manual_seed(at)
+    return torch.randn(SHAPE, dtype=torch.float64, device="cuda")
+
+
+def gradients(model):
+    return [each.grad.clone() for each in model.parameters()]
+
+
+def close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_outputs_that_are_kept_stay_as_they_are_and_steps_are_recorded(pair, recorded):
+    """Each output is kept, and memory between is taken: PyTorch's addresses move."""
+    x = drawn(0)
+    kept, others = [], []
+    for at in range(STEPS):
+        outputs = []
+        x.copy_(drawn(at))
+        for each in pair:
+            each.zero_grad(set_to_none=True)
+            y = each(x)
+            others.append(torch.empty(64 * (at + 1), device="cuda"))
+            (y * y).sum().backward()
+            outputs.append(y)
+        kept.append((*outputs, outputs[1].detach().clone()))
+        close(gradients(pair[0]), gradients(pair[1]))
+    assert len({y.data_ptr() for y, _, _ in kept}) == STEPS
+    close([y for y, _, _ in kept], [expected for _, _, expected in kept])
+    assert 1 <= len(recorded) <= 2 * repeated.MOST_RECORDED
+    assert None not in recorded
+    count = len(recorded)
+    pair[0].zero_grad(set_to_none=True)
+    pair[0](x).sum().backward()
+    assert len(recorded) <= count + 2
+
+
+def test_two_calls_at_once_have_outputs_of_their_own(pair):
+    found = []
+    for each in pair:
+        one, other = each(drawn(1)), each(drawn(2))
+        (one * one).sum().backward()
+        (other * other).sum().backward()
+        found.append([one, other, *gradients(each)])
+    close(*found)
+
+
+def test_backward_twice_and_a_call_between(pair):
+    found = []
+    for each in pair:
+        y = each(drawn(1))
+        (y * y).sum().backward(retain_graph=True)
+        between = each(drawn(2))
+        between.sum().backward()
+        (y * y).sum().backward()
+        found.append([y, between, *gradients(each)])
+    close(*found)
+
+
+def test_a_call_without_backward_and_one_that_fails_leave_the_next_one_right(pair):
+    found = []
+    for each in pair:
+        kept = each(drawn(1))
+        with pytest.raises(RuntimeError, match="shape"):
+            each(drawn(2)).backward(torch.ones((1, 1), device="cuda", dtype=torch.float64))
+        y = each(drawn(3))
+        (y * kept).sum().backward()
+        found.append([kept, y, *gradients(each)])
+    close(*found)
+
+
+def test_inference_keeps_what_it_made(pair):
+    found = []
+    for each in pair:
+        each.eval()
+        with torch.inference_mode():
+            made = [each(drawn(at)) for at in range(STEPS)]
+        with torch.no_grad():
+            found.append([*made, each(drawn(0))])
+    close(*found)
+
+
+def test_calls_on_two_streams_do_not_disturb_each_other(pair):
+    limited, eager = pair
+    side = torch.cuda.Stream()
+    inputs = [drawn(at) for at in range(STEPS)]
+    eager.eval()
+    limited.eval()
+    with torch.no_grad():
+        expected = [eager(x) for x in inputs]
+        torch.cuda.synchronize()
+        found = []
+        for at, x in enumerate(inputs):
+            with torch.cuda.stream(side if at % 2 else torch.cuda.default_stream()):
+                found.append(limited(x))
+        torch.cuda.synchronize()
+    close(found, expected)
