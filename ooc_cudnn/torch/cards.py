@@ -48,6 +48,17 @@ def _pool_of(index: int) -> tuple[Callable[[int], InPyTorchsPool], Callable[[], 
     return partial(InPyTorchsPool, device=device), partial(torch.cuda.synchronize, device)
 
 
+class Theirs:
+    """A stream of PyTorch's by CUDA's protocol for streams, as CuPy takes it."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The version of the protocol, and the stream."""
+        return 0, self._pointer
+
+
 @contextmanager
 def at(device: torch.device) -> Iterator[None]:
     """Compute on the card that tensors are on, in the order of PyTorch's current stream there.
@@ -68,7 +79,7 @@ def at(device: torch.device) -> Iterator[None]:
         stack.enter_context(cupy.cuda.Device(index))
         pointer = torch.cuda.current_stream(index).cuda_stream
         if pointer:
-            stack.enter_context(cupy.cuda.ExternalStream(pointer, index))
+            stack.enter_context(cupy.cuda.Stream.from_external(Theirs(pointer)))
         get_device(f"cuda:{index}").arena.allocate_by(*_pool_of(index))
         yield
 
