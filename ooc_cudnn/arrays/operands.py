@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.arrays.pinning import unlock_dropped
-from ooc_cudnn.arrays.tensors import is_tensor, memory_of, to_tensor
+from ooc_cudnn.arrays.tensors import array_over, is_tensor, memory_of, to_tensor
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host.device import HostDeviceArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.files import array_span, bases, share_bytes
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import TensorSpec, dtype_name, numpy_dtype
+from ooc_cudnn.tensor import TensorSpec, dtype_name
 from ooc_cudnn.types import Array
 
 _CUDA, _CPU = 2, 1  # DLPack's device types
@@ -162,11 +162,9 @@ def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -
 
 
 def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Located:
-    is_torch, brain = is_tensor(array), False
-    if is_torch:
-        array = memory_of(array, name=name, written=written)
-        brain = array.dtype == sys.modules["torch"].bfloat16
-        array = array.view(sys.modules["torch"].int16) if brain else array
+    if is_tensor(array):
+        plain = array_over(memory_of(array, name=name, written=written), name=name)
+        return locate(plain, device, name=name)._replace(restore=to_tensor)
     try:
         kind, _ = array.__dlpack_device__()
     except AttributeError:
@@ -182,11 +180,7 @@ def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Loc
         import cupy as module
     else:
         module = np
-    plain = module.from_dlpack(array)
-    if brain:
-        plain = plain.view(numpy_dtype("bfloat16"))
-    located = locate(plain, device, name=name)
-    return located._replace(restore=to_tensor if is_torch else None)
+    return locate(module.from_dlpack(array), device, name=name)
 
 
 def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:

@@ -7,9 +7,12 @@ its gradients are recorded, that it is sparse or has no memory at all.
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from ooc_cudnn.tensor import numpy_dtype
 
 
 def is_tensor(array: Any) -> bool:
@@ -77,9 +80,71 @@ def _resolved(torch: Any, tensor: Any) -> Any:
     return made
 
 
+@lru_cache
+def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """PyTorch's dtype as NumPy has it; None if it does not."""
+    try:
+        return numpy_dtype(str(dtype).removeprefix("torch."))
+    except TypeError:
+        return None
+
+
+def _in_one_order(index: int) -> bool:
+    """Whether PyTorch and CuPy are on one stream of a card: then neither waits for the other."""
+    import cupy
+
+    torch: Any = sys.modules["torch"]
+    theirs = torch._C._cuda_getCurrentRawStream(index)
+    return bool(theirs == cupy.cuda.get_current_stream(index).ptr)
+
+
+def array_over(tensor: Any, *, name: str) -> Any:
+    """Return the NumPy or CuPy array over a tensor's memory.
+
+    Raises
+    ------
+    TypeError
+        If that is neither the host's nor a card's.
+    """
+    torch: Any = sys.modules["torch"]
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name} is on PyTorch's device {tensor.device}; CPU or CUDA is needed")
+    made = _on_card(tensor) if tensor.is_cuda else None
+    if made is not None:
+        return made
+    if tensor.is_cuda:
+        import cupy as module
+    else:
+        module = np
+    if tensor.dtype == torch.bfloat16:
+        return module.from_dlpack(tensor.view(torch.int16)).view(numpy_dtype("bfloat16"))
+    return module.from_dlpack(tensor)
+
+
+def _on_card(tensor: Any) -> Any:
+    """The array by its address; None where PyTorch's stream has to be waited for, as DLPack does.
+
+    DLPack takes the host longer than a small kernel takes the card.
+    """
+    import cupy
+
+    index, dtype = tensor.get_device(), _numpy_dtype(tensor.dtype)
+    if dtype is None or not tensor.numel() or not _in_one_order(index):
+        return None
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    memory = cupy.cuda.UnownedMemory(start, storage.nbytes(), tensor, index)
+    place = cupy.cuda.MemoryPointer(memory, tensor.data_ptr() - start)
+    strides = tuple([stride * dtype.itemsize for stride in tensor.stride()])
+    return cupy.ndarray(tuple(tensor.shape), dtype, place, strides)
+
+
 def to_tensor(array: Any) -> Any:
     """Return a tensor over an array's memory."""
-    torch = sys.modules["torch"]
-    if array.dtype.name == "bfloat16":
-        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(array)
+    torch: Any = sys.modules["torch"]
+    is_brain = array.dtype.name == "bfloat16"
+    plain = array.view(np.int16) if is_brain else array
+    if not isinstance(plain, np.ndarray) and _in_one_order(plain.device.id):
+        plain = plain.__dlpack__(stream=-1)  # nobody has to wait
+    made = torch.utils.dlpack.from_dlpack(plain)
+    return made.view(torch.bfloat16) if is_brain else made
