@@ -30,6 +30,7 @@ from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
@@ -347,7 +348,7 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
             place_parameters(net)
             step = net.training_step(loss)
             if report.arguments.tune:
-                tune(report, title, step, inputs)
+                tune(report, title, functools.partial(step.tune, **inputs))
             begin = time.perf_counter()
             try:
                 found = step(**inputs)
@@ -382,11 +383,11 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
         release_device(report.arguments.device)
 
 
-def tune(report: common.Report, name: str, step: Any, inputs: Mapping[str, Any]) -> None:
+def tune(report: common.Report, name: str, measure: Callable[..., list[Measured]]) -> None:
     """Measure the engines of a step, for so long as is asked for; keep what was found."""
     begin = time.perf_counter()
     try:
-        found = step.tune(seconds=report.arguments.tune_seconds, **inputs)
+        found = measure(seconds=report.arguments.tune_seconds)
     except NothingToTuneError as error:
         report.note(f"{name}: not tuned: {error}")
         return

@@ -2,7 +2,8 @@
 
 Cases: ResNet-50 at n=768, what the door costs a small step in core, a 3-D U-Net at 256 and 512 to a
 side, a U-Net on one large image, SegResNet, and labels of a whole image from file to file. TF32 and
-channels-last throughout; images come from pinned memory in each step. Before a case is timed, a
+channels-last throughout; images come from pinned memory in each step. Engines are measured before a
+case is timed (`--no-tune`: by cuDNN's heuristics). Before a case is timed, a
 small relative is compared with PyTorch in float64, under a limit that it does not fit.
 """
 
@@ -296,7 +297,7 @@ def own_step(report: common.Report, name: str, case: Case, limit: str) -> Timing
         networks.place_parameters(net)
         step = net.training_step(loss)
         if report.arguments.tune and not report.quick:
-            networks.tune(report, f"{name}: own", step, inputs)
+            networks.tune(report, f"{name}: own", functools.partial(step.tune, **inputs))
         step(**inputs)
         seconds = networks.repeated(lambda: step(**inputs), report.synchronize)
         report.measure(f"{name}: own, on the host", issued(lambda: step(**inputs)))
@@ -338,6 +339,9 @@ def measure(report: common.Report, name: str, case: Case) -> None:
     model = made(case, report, width=_width(report))
     with precision(torch, tf32=True):
         step = Step(model, case, report, limit)
+        if report.arguments.tune and not report.quick:
+            tuned, given = (step.whole, (x, target)) if step.inside else (model, (x,))
+            networks.tune(report, name, functools.partial(ooc.tune, tuned, *given))
         begin = time.perf_counter()
         loss = step(x, target)
         report.measure(f"{name}: first step, with its plan", time.perf_counter() - begin)

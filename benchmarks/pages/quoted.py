@@ -136,6 +136,25 @@ def _beyond_own() -> tuple[float]:
     return (claims("torch_door_overhead")["overhead: door beyond own"],)
 
 
+def _of_pytorch() -> tuple[float]:
+    return (claims("torch_door_overhead")["overhead: what PyTorch takes"],)
+
+
+def _volume() -> tuple[float]:
+    return (claims("torch_door_dynunet-256")["dynunet-256: times PyTorch in core"],)
+
+
+def _volume_of_pytorch() -> tuple[float]:
+    found = blocks.stored("torch_door_dynunet-256")["measurements"]
+    return (found["dynunet-256: PyTorch, memory"]["total"] / 2**30,)
+
+
+def _large_volume() -> tuple[float]:
+    return (
+        blocks.stored("torch_door_dynunet-512")["measurements"]["dynunet-512: seconds"]["median"],
+    )
+
+
 LIMITS, PAPER, VDNN = "docs/limitations.md", "docs/paper.md", "docs/vdnn.md"
 QUOTES = (
     Quote("README.md", "at {:.0f} % of the link's speed", _staged),
@@ -182,6 +201,10 @@ QUOTES = (
     Quote("docs/pytorch.md", "takes {:.2f} times as long as the step of the library's", _door),
     Quote("docs/pytorch.md", "and {:.2f} times as long as PyTorch's with", _door_and_pytorch),
     Quote("docs/pytorch.md", "takes the door {:.1f} ms more than", _beyond_own),
+    Quote("docs/pytorch.md", "takes\n{:.1f} ms for a model of as many", _of_pytorch),
+    Quote("docs/pytorch.md", "takes {:.2f} times as long as PyTorch with all", _volume),
+    Quote("docs/pytorch.md", "in\n{:.0f} GiB; on", _volume_of_pytorch),
+    Quote("docs/pytorch.md", "a step takes {:.1f} s", _large_volume),
     Quote(VDNN, "loses {:.0f} and {:.0f} % under", _googlenet),
 )
 

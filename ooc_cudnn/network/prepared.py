@@ -9,7 +9,10 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, as_held
 from ooc_cudnn.network.gradients import SETS, Kept, block_bytes, gradients_there
@@ -20,6 +23,7 @@ from ooc_cudnn.network.planning import plan_again
 from ooc_cudnn.network.ready import Ready
 from ooc_cudnn.network.residency import changed_by
 from ooc_cudnn.network.terms import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
@@ -92,6 +96,34 @@ class Prepared(ABC, Generic[R]):
         wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
         terms = terms_for(self._limit, machine, self._step, wrapped)
         return planned(self._name, self._step, terms, **self._asked).plan
+
+    def tune_for(
+        self,
+        given: Mapping[str, TensorSpec],
+        *,
+        every: bool = False,
+        seconds: float = 60.0,
+        tell: Tell | None = None,
+    ) -> list[Measured]:
+        """Measure cuDNN's engines for what it launches, without data, and store what was measured.
+
+        Parameters
+        ----------
+        given : mapping
+            As for `planned_for`.
+        every, seconds, tell
+            As for `TrainingStep.tune`, which raises what this does.
+        """
+        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        self._forget()  # what it keeps on the host is given back
+        return measure_engines(
+            get_device(current().device),
+            lambda: self._planned(wrapped, ask=False),
+            lambda: self._planned(wrapped),
+            every=every,
+            seconds=seconds,
+            tell=tell,
+        )
 
     @abstractmethod
     def _made_ready(self, planned: PlannedStep, device: Device) -> R:

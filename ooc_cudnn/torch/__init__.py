@@ -11,7 +11,7 @@ planned as a whole.
 from ooc_cudnn.torch.errors import RanksError, UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.inferring import infer, output_shape, plan_infer
 from ooc_cudnn.torch.limit import limit, release
-from ooc_cudnn.torch.planning import plan
+from ooc_cudnn.torch.planning import plan, tune
 from ooc_cudnn.torch.whole import with_loss
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "plan",
     "plan_infer",
     "release",
+    "tune",
     "with_loss",
 ]

@@ -1,18 +1,26 @@
-"""Planning a model without data and without a card."""
+"""Planning a model without data and without a card, and measuring engines for it without data."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.calls import forget_calls
 from ooc_cudnn.torch.capture import fakes_for
-from ooc_cudnn.torch.limit import own_forward
+from ooc_cudnn.torch.cards import at
+from ooc_cudnn.torch.limit import Limited, own_forward
+from ooc_cudnn.torch.ranks import within_ddp
 from ooc_cudnn.torch.stored import check_scale, of_stored
 from perfmodel import MachineModel
 
@@ -66,13 +74,95 @@ def plan(
     >>> found.device_bytes <= 2**31 < 256 * 64 * 510 * 510 * 4
     True
     """
-    if not isinstance(model, torch.nn.Module):
+    ready = _captured(
+        model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
+    )
+    return ready.noted(ready.step.planned_for(specs_of(ready, placement, machine), machine))
+
+
+def tune(
+    model: torch.nn.Module,
+    *shapes: Sequence[int] | torch.Tensor,
+    memory_limit: Limit = None,
+    placement: str = "pinned",
+    with_gradients: bool = True,
+    scale: float | None = None,
+    every: bool = False,
+    seconds: float = 60.0,
+    tell: Tell | None = None,
+) -> list[Measured]:
+    """Measure cuDNN's engines for the convolutions of a model, and store what was measured.
+
+    cuDNN's heuristics choose engines without measuring, and some take many times as long as the
+    best. Later calls, of this process and of others, are planned by the measured seconds. Do it
+    once for a model, its shapes, a card and a version of cuDNN. No data are needed.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Under a limit or not, on the card that it is to run on.
+    *shapes : tuple of int or Tensor
+        As for `plan`.
+    memory_limit : int, float or str, optional
+        As for `limit`; when left out, that which the model has, or else the setting's.
+    placement, with_gradients, scale
+        As for `plan`; `scale` is that of the model's limit when left out.
+    every, seconds, tell
+        As for `Network.training_step`'s `tune`.
+
+    Returns
+    -------
+    list of Measured
+        What was not known before.
+
+    Raises
+    ------
+    UnsupportedModelError, PlanInfeasibleError
+        As `plan`.
+    NothingToTuneError
+        If the device does not choose among engines, the model has no convolution, or no engine
+        could be measured.
+    OSError
+        If the tables cannot be stored.
+    """
+    limited = within_ddp(model).__dict__.get("forward") if _is_module(model) else None
+    if isinstance(limited, Limited):
+        memory_limit = limited.memory_limit if memory_limit is None else memory_limit
+        scale = limited.scale if scale is None else scale
+    ready = _captured(
+        model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="tune"
+    )
+    with at(ready.device):
+        machine = None if get_device(current().device).kind == "cuda" else "host"
+        given = specs_of(ready, placement, machine)
+        found = ready.step.tune_for(given, every=every, seconds=seconds, tell=tell)
+    forget_calls(model)  # they were planned without it
+    return found
+
+
+def _is_module(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module)
+
+
+def _captured(
+    model: torch.nn.Module,
+    shapes: Sequence[Sequence[int] | torch.Tensor],
+    memory_limit: Limit,
+    *,
+    with_gradients: bool,
+    scale: float | None,
+    what: str,
+) -> ReadyModel:
+    """A model captured for arguments of some shapes, as `what` was asked to."""
+    if not _is_module(model):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not shapes:
-        raise TypeError("the shape of an argument is needed, as in plan(model, (1, 3, 224, 224))")
+        raise TypeError(
+            f"the shape of an argument is needed, as in {what}(model, (1, 3, 224, 224))"
+        )
     check_scale(scale)
     with own_forward(model) as forward:
-        ready = ReadyModel(
+        return ReadyModel(
             model,
             of_stored(model, forward, scale),
             fakes_for(model, shapes),
@@ -81,7 +171,6 @@ def plan(
             frozenset(),
             with_gradients=with_gradients,
         )
-    return ready.noted(ready.step.planned_for(specs_of(ready, placement, machine), machine))
 
 
 def specs_of(
