@@ -1,6 +1,7 @@
 """`benchmarks.networks`: a step is tuned before it is timed."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,10 +25,11 @@ def test_a_step_is_tuned_and_what_was_found_is_kept(monkeypatch, tmp_path, rando
         measure=lambda name, value, **more: kept.update({name: value}),
         note=notes.append,
     )
-    networks.tune(report, "without engines", step, given)
+    measure = partial(step.tune, **given)
+    networks.tune(report, "without engines", measure)
     assert (kept, len(notes)) == ({}, 1)
     engines_maker(monkeypatch, tmp_path)(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
-    networks.tune(report, "net", step, given)
+    networks.tune(report, "net", measure)
     tables = json.loads(json.dumps(kept["net: engines"]))
     assert {table[0][0] for table in tables.values()} == {"eng101"}
     assert len(tables) == 2
