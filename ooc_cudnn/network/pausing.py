@@ -16,6 +16,7 @@ from ooc_cudnn.arrays.copying import memcpy
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.memory.loans import Allocation
@@ -115,6 +116,12 @@ class PausingStep(Prepared["ReadyParts"]):
             spec = TensorSpec(step.tensors[name].shape, step.tensors[name].dtype, where)
             found[name] = Wrapped(None, spec, 0)
         return found
+
+    def tune_for(self, given: Mapping[str, TensorSpec], **how: Any) -> list[Measured]:
+        """As of any step; the gradients of outputs are given where the outputs are."""
+        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        seeds = {name: each.spec for name, each in self._seeds(wrapped).items()}
+        return super().tune_for({**given, **seeds}, **how)
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyParts:
         return ReadyParts(planned, device, self.pause_bytes)

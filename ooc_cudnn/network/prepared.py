@@ -115,7 +115,6 @@ class Prepared(ABC, Generic[R]):
             As for `TrainingStep.tune`, which raises what this does.
         """
         wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
-        self._forget()  # what it keeps on the host is given back
         return measure_engines(
             get_device(current().device),
             lambda: self._planned(wrapped, ask=False),

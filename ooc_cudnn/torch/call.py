@@ -118,10 +118,10 @@ class ReadyModel:
             self.pausing.pause_bytes = bucket_bytes(model, statistics)
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
-        for step in (self.pausing, self.forward):
+        for step, copies in ((self.pausing, 2), (self.forward, 1)):  # gradients of outputs, too
             if step is not None:  # PyTorch's tensors on the card count, too
                 step.counts_given = True
-                step.beside_bytes = bytes_of(outputs, self.device)
+                step.beside_bytes = copies * bytes_of(outputs, self.device)
         self._places = FixedPlaces(self.device)
         self._parts, self._wrapping = Parts(model), Wrapping()
         #: Running statistics that the network holds in a wider type.

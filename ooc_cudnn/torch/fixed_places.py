@@ -22,9 +22,9 @@ MOST_BYTES = 2**22
 
 
 def bytes_of(outputs: Sequence[Tensor], device: torch.device) -> int:
-    """What the places of some outputs, and of their gradients, take of a card at most."""
+    """What copies of those outputs take of a card that have fixed places: users hold them."""
     sizes = (each.nbytes for each in outputs if device.type == "cuda")
-    return 2 * sum(size for size in sizes if size <= MOST_BYTES)
+    return sum(size for size in sizes if size <= MOST_BYTES)
 
 
 @lru_cache

@@ -161,7 +161,7 @@ def plan_infer(
         ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8", scale)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
-        specs = specs_of(ready, placement, machine)
+        specs = specs_of(ready, placement, "pinned" if machine == "host" else "device")
         given = {name: Wrapped(None, spec, 0) for name, spec in specs.items()}
         step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
         return planned_in_blocks(step, Under(memory_limit, given, machine))

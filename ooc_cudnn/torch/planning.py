@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
-from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import forget_calls
@@ -77,7 +75,8 @@ def plan(
     ready = _captured(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
     )
-    return ready.noted(ready.step.planned_for(specs_of(ready, placement, machine), machine))
+    held = "pinned" if machine == "host" else "device"
+    return ready.noted(ready.step.planned_for(specs_of(ready, placement, held), machine))
 
 
 def tune(
@@ -94,8 +93,9 @@ def tune(
     """Measure cuDNN's engines for the convolutions of a model, and store what was measured.
 
     cuDNN's heuristics choose engines without measuring, and some take many times as long as the
-    best. Later calls, of this process and of others, are planned by the measured seconds. Do it
-    once for a model, its shapes, a card and a version of cuDNN. No data are needed.
+    best. Later calls of the model, and what other processes plan, go by the measured seconds. Do it
+    once for a model, its shapes, a card and a version of cuDNN. No data are needed. Of `with_loss`
+    give what it returned, with the shape of the target.
 
     Parameters
     ----------
@@ -126,18 +126,21 @@ def tune(
         If the tables cannot be stored.
     """
     limited = within_ddp(model).__dict__.get("forward") if _is_module(model) else None
+    said: dict[str, Any] = {}
     if isinstance(limited, Limited):
         memory_limit = limited.memory_limit if memory_limit is None else memory_limit
         scale = limited.scale if scale is None else scale
+        said = {"strict": limited.strict, "statistics": limited.statistics}
     ready = _captured(
-        model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="tune"
+        model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="tune", **said
     )
+    forget_calls(model)  # they are planned without it, and hold memory
+    on_card = ready.device.type == "cuda"
+    given = specs_of(ready, placement, "device" if on_card else "pinned")
+    if on_card:
+        given |= {y.name: TensorSpec(y.shape, y.dtype, "device") for y in ready.step.outputs}
     with at(ready.device):
-        machine = None if get_device(current().device).kind == "cuda" else "host"
-        given = specs_of(ready, placement, machine)
-        found = ready.step.tune_for(given, every=every, seconds=seconds, tell=tell)
-    forget_calls(model)  # they were planned without it
-    return found
+        return ready.step.tune_for(given, every=every, seconds=seconds, tell=tell)
 
 
 def _is_module(model: Any) -> bool:
@@ -152,8 +155,9 @@ def _captured(
     with_gradients: bool,
     scale: float | None,
     what: str,
+    **said: Any,
 ) -> ReadyModel:
-    """A model captured for arguments of some shapes, as `what` was asked to."""
+    """A model captured for arguments of some shapes, as `what` was asked to, and its limit said."""
     if not _is_module(model):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not shapes:
@@ -170,17 +174,15 @@ def _captured(
             memory_limit,
             frozenset(),
             with_gradients=with_gradients,
+            **said,
         )
 
 
-def specs_of(
-    ready: ReadyModel, placement: str, machine: MachineModel | str | os.PathLike[str] | None
-) -> dict[str, TensorSpec]:
-    """How what a network is given lies: arguments as said, all else on the card if there is one."""
+def specs_of(ready: ReadyModel, placement: str, held: str) -> dict[str, TensorSpec]:
+    """How what a network is given lies: arguments, and what the model has `held`."""
     specs = dict[str, TensorSpec]()
     for name, given in ready.lowered.given.items():
-        is_argument = given.value.kind == "input"
-        where = placement if is_argument else "pinned" if machine == "host" else "device"
-        held = ready.lowered.network.graph.tensors[name]
-        specs[name] = TensorSpec(given.shape, held.dtype, where)
+        where = placement if given.value.kind == "input" else held
+        dtype = ready.lowered.network.graph.tensors[name].dtype
+        specs[name] = TensorSpec(given.shape, dtype, where)
     return specs

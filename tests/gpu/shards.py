@@ -11,15 +11,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+#: Shards that are not over then hang: they are killed, and what they said is shown.
+MOST_SECONDS = 500.0
 FOLDERS = ("tests/gpu", "tests/kernels")
 
 
 def main(arguments):
     count = int(arguments[0]) if arguments else max(1, (os.cpu_count() or 2) - 2)
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *FOLDERS, *arguments[1:]]
-    failed = 0
+    traces = ("-o", "faulthandler_timeout=200")
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *traces, *FOLDERS, *arguments[1:]]
+    failed, until = 0, time.monotonic() + MOST_SECONDS
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         paths = [Path(folder, f"{at}.log") for at in range(count)]
         running = [
@@ -32,7 +36,11 @@ def main(arguments):
             for at, path in enumerate(paths)
         ]
         for at, (process, path) in enumerate(zip(running, paths, strict=True)):
-            status = process.wait()
+            try:
+                status = process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()  # nobody waits for it: what hangs in the driver cannot be killed
+                status = "hangs"
             lines = path.read_text().splitlines()
             shown = lines[-1:] if status == 0 else lines
             print(f"shard {at}: exit {status}", *shown, sep="\n  ", flush=True)

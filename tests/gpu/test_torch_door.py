@@ -25,6 +25,17 @@ def model():
     return nn.Sequential(*blocks, *ends).cuda().double()
 
 
+@pytest.fixture(autouse=True)
+def memory_from_pytorch_is_for_these_tests_alone():
+    """From a model's first call on, the library takes memory from PyTorch's pool."""
+    arena = get_device("cuda").arena
+    before = arena._allocate, arena._settle
+    yield
+    arena.release()
+    arena._allocate, arena._settle = before
+    torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def pair():
     """A model under a limit, and the same one without."""
@@ -144,3 +155,29 @@ def test_calls_on_two_streams_do_not_disturb_each_other(pair):
                 found.append(limited(x))
         torch.cuda.synchronize()
     close(found, expected)
+
+
+def test_a_gradient_that_lies_in_that_of_the_output_is_the_users():
+    """x is added to the output last, so its gradient is that of the output."""
+
+    class Residual(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            return x + self.inner(x)
+
+    torch.manual_seed(0)
+    eager = Residual().cuda().double()
+    limited = ooc.limit(copy.deepcopy(eager), "1GiB")
+    kept = []
+    for at in range(STEPS):
+        found = []
+        for each in (limited, eager):
+            x = drawn(at).requires_grad_()
+            (each(x) * (at + 1)).sum().backward()
+            found.append(x.grad)
+        kept.append(found)
+    for found, expected in kept:
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
