@@ -20,7 +20,6 @@ from dask.core import flatten
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.settings import current
@@ -182,8 +181,3 @@ def _in_pinned_memory(nested: Any, first: np.ndarray[Any, Any]) -> np.ndarray[An
             )
         made[region] = each
     return made
-
-
-def block_shape(region: Region) -> Shape:
-    """Shape of a region."""
-    return tuple(stop - start for start, stop in region)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import dask.array as da
 from distributed import Client
 
-from ooc_cudnn.dask.chunks import block_shape
 from ooc_cudnn.dask.networks import NetworkWork, Wanted
 from ooc_cudnn.dask.work import Part, Work
 from ooc_cudnn.dask.workers import Worker, workers
@@ -24,6 +23,7 @@ from ooc_cudnn.functions.planning import plan_call
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.in_blocks import forward_alone
+from ooc_cudnn.network.tensors import extents
 from ooc_cudnn.operations.blocks import call_of_block, cut_shape
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
@@ -329,7 +329,7 @@ def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, 
     block = block_of_step(work.step, work.step.outputs[0], wanted.region)
     tensors = block.step.tensors
     given = {
-        name: TensorSpec(block_shape(region), tensors[name].dtype, "pageable")
+        name: TensorSpec(extents(region), tensors[name].dtype, "pageable")
         for name, region in block.inputs.items()
     }
     step = forward_alone(block.step, worker.memory_limit)

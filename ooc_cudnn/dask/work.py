@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ooc_cudnn.dask.chunks import block_shape, joined
+from ooc_cudnn.dask.chunks import joined
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import call as run_call
+from ooc_cudnn.network.tensors import extents
 from ooc_cudnn.operations.blocks import Block, BlockCall, call_of_block
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.settings import current, settings
@@ -82,10 +83,10 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
             for name, nested in zip(work.operands, operands, strict=True)
         }
         for name, array in arrays.items():
-            if tuple(array.shape) != block_shape(found.regions[name]):
+            if tuple(array.shape) != extents(found.regions[name]):
                 raise ValueError(
                     f"{work.function}: a chunk of {name} has shape {tuple(array.shape)}, where the "
-                    f"dask array says {block_shape(found.regions[name])}"
+                    f"dask array says {extents(found.regions[name])}"
                 )
 
         def build(specs: Specs, settings: Settings) -> Splittable:
