@@ -108,13 +108,13 @@ def _slide_on_two() -> tuple[float, float]:
     return found["two cards, times one"], 100 * found["2: predicted / measured"]
 
 
-def _waiting_for_tasks() -> tuple[float]:
-    """Milliseconds a task in which two workers were in no block."""
+def _waiting_for_tasks() -> tuple[float, float]:
+    """Milliseconds a task in which two workers were in no block, and how many tasks there were."""
     found = blocks.stored("dask_scale")["measurements"]
     names = [each for each in found if each[0] == "2" and "transfer" not in each]
     tasks = sum(found[each]["count"] for each in names if "count" in str(found[each]))
     idle = 1 - claims("dask_scale")["2: workers' time in blocks, of all"]
-    return (1e3 * idle * found["2: seconds"]["samples"][0] / tasks,)
+    return 1e3 * idle * found["2: seconds"]["samples"][0] / tasks, tasks
 
 
 def _beside_a_block() -> tuple[float, ...]:
@@ -198,7 +198,7 @@ QUOTES = (
     Quote(
         "docs/scale.md", "a worker spent {:.1f} ms (one card) or {:.1f} ms (two)", _beside_a_block
     ),
-    Quote("docs/scale.md", "{:.1f} ms for each of its 2374 tasks", _waiting_for_tasks),
+    Quote("docs/scale.md", "{:.1f} ms for each of its {:.0f} tasks", _waiting_for_tasks),
     Quote("docs/scale.md", "over all ranks it is {:.2f} times", _exact_on_two),
     Quote("docs/pytorch.md", "takes {:.2f} times as long as\n  the step of the library's", _door),
     Quote("docs/pytorch.md", "and {:.2f} times as long as PyTorch's with", _door_and_pytorch),
