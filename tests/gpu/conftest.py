@@ -58,3 +58,16 @@ def cuda_device(monkeypatch, tmp_path):
     settings_module._forget()
     forget_calls()
     forget_limits()
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """How many graphs were made."""
+    made, record = [], type(get_device("cuda")).record
+
+    def count(*arguments, **how):
+        made.append(record(*arguments, **how))
+        return made[-1]
+
+    monkeypatch.setattr(type(get_device("cuda")), "record", count)
+    return made

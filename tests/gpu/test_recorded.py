@@ -60,19 +60,6 @@ def steps(limit, policy, place, rounds=ROUNDS):
     return made, running
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """How many graphs were made."""
-    made, record = [], type(get_device("cuda")).record
-
-    def count(*arguments, **how):
-        made.append(record(*arguments, **how))
-        return made[-1]
-
-    monkeypatch.setattr(type(get_device("cuda")), "record", count)
-    return made
-
-
 @pytest.mark.parametrize("place", ["pinned", "device"])
 @pytest.mark.parametrize(("limit", "policy"), [("1GiB", "keep"), ("9MiB", "offload")])
 def test_recorded_steps_make_what_issued_ones_make(monkeypatch, recorded, limit, policy, place):

@@ -43,19 +43,6 @@ def pair():
     return ooc.limit(copy.deepcopy(eager), "1GiB"), eager
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """How many graphs were made."""
-    made, record = [], type(get_device("cuda")).record
-
-    def count(*arguments, **how):
-        made.append(record(*arguments, **how))
-        return made[-1]
-
-    monkeypatch.setattr(type(get_device("cuda")), "record", count)
-    return made
-
-
 def drawn(at):
     torch.manual_seed(at)
     return torch.randn(SHAPE, dtype=torch.float64, device="cuda")
