@@ -2,9 +2,9 @@
 
 Cases: ResNet-50 at n=768, what the door costs a small step in core, a 3-D U-Net at 256 and 512 to a
 side, a U-Net on one large image, SegResNet, and labels of a whole image from file to file. TF32 and
-channels-last throughout; images come from pinned memory in each step. Engines are measured before a
-case is timed (`--no-tune`: by cuDNN's heuristics). Before a case is timed, a
-small relative is compared with PyTorch in float64, under a limit that it does not fit.
+channels-last throughout; images come from pinned memory in each step. Before a training step is
+timed, its engines are measured (not with `--no-tune`), and a small relative is compared with
+PyTorch in float64, under a limit that it does not fit.
 """
 
 from __future__ import annotations
@@ -409,7 +409,8 @@ def overhead(report: common.Report) -> None:
     """A small step of ResNet-50 in core: the door beside the library's own step, and PyTorch.
 
     Beside them a model of the same parameters that computes nothing: gradients to None, the loss,
-    and autograd handing out gradients are PyTorch's, however a model is computed.
+    and autograd handing out gradients are PyTorch's, however a model is computed. And the door
+    again, where the user keeps all outputs: they lie at other addresses then.
     """
     case = CASES["resnet50"]
     width = _width(report)

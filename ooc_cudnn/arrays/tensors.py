@@ -109,10 +109,10 @@ def array_over(tensor: Any, *, name: str) -> Any:
     torch: Any = sys.modules["torch"]
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name} is on PyTorch's device {tensor.device}; CPU or CUDA is needed")
-    made = _on_card(tensor) if tensor.is_cuda else None
-    if made is not None:
-        return made
     if tensor.is_cuda:
+        made = _on_card(tensor)
+        if made is not None:
+            return made
         import cupy as module
     else:
         module = np

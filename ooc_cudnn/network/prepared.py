@@ -115,14 +115,15 @@ class Prepared(ABC, Generic[R]):
             As for `TrainingStep.tune`, which raises what this does.
         """
         wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
-        return measure_engines(
-            get_device(current().device),
-            lambda: self._planned(wrapped, ask=False),
-            lambda: self._planned(wrapped),
-            every=every,
-            seconds=seconds,
-            tell=tell,
-        )
+        effort = {"every": every, "seconds": seconds, "tell": tell}
+        return self._tuned(wrapped, lambda: self._planned(wrapped), **effort)
+
+    def _tuned(
+        self, given: Mapping[str, Wrapped], plan: Callable[[], PlannedStep], **effort: Any
+    ) -> list[Measured]:
+        """Measure the engines of what it launches on given arrays; `plan` plans it as it will."""
+        device = get_device(current().device)
+        return measure_engines(device, lambda: self._planned(given, ask=False), plan, **effort)
 
     @abstractmethod
     def _made_ready(self, planned: PlannedStep, device: Device) -> R:

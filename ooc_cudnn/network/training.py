@@ -24,7 +24,6 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import ReadyStep, number
 from ooc_cudnn.network.terms import Limit
-from ooc_cudnn.network.tuning import measure_engines
 from ooc_cudnn.network.wrapping import Wrapping
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
@@ -141,14 +140,8 @@ class TrainingStep(Prepared[ReadyStep]):
             self._forget()
             return self._prepared(device, given).planned
 
-        return measure_engines(
-            device,
-            lambda: self._planned(as_held(given, self.changed), ask=False),
-            plan,
-            every=every,
-            seconds=seconds,
-            tell=tell,
-        )
+        effort = {"every": every, "seconds": seconds, "tell": tell}
+        return self._tuned(as_held(given, self.changed), plan, **effort)
 
     def plot(self, path: str | os.PathLike[str], recorded: Call | None = None) -> None:
         """Draw the last call: the three streams, and what device memory held, over its seconds.

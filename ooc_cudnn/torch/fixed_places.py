@@ -21,10 +21,14 @@ from ooc_cudnn.torch.cards import empty_there
 MOST_BYTES = 2**22
 
 
+def has_place(output: Tensor, device: torch.device) -> bool:
+    """Whether an output on a device has a fixed place."""
+    return device.type == "cuda" and output.nbytes <= MOST_BYTES
+
+
 def bytes_of(outputs: Sequence[Tensor], device: torch.device) -> int:
     """What copies of those outputs take of a card that have fixed places: users hold them."""
-    sizes = (each.nbytes for each in outputs if device.type == "cuda")
-    return sum(size for size in sizes if size <= MOST_BYTES)
+    return sum(each.nbytes for each in outputs if has_place(each, device))
 
 
 @lru_cache
@@ -89,15 +93,15 @@ class Lent:
         device, found = self._places.device, {}
         for output in outputs if device.type == "cuda" else ():
             spec = _packed(output.shape, output.dtype)
-            small = spec.nbytes <= MOST_BYTES
-            made = self.tensor(output.name, spec) if small else empty_there(spec, device)
+            fixed = has_place(output, device)
+            made = self.tensor(output.name, spec) if fixed else empty_there(spec, device)
             found[output.name] = Wrapped(made, spec, made.data_ptr())
         return found
 
     def gradient(self, output: Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of an output as backward takes it."""
         found = gradient.detach()
-        if self._places.device.type == "cuda" and output.nbytes <= MOST_BYTES:
+        if has_place(output, self._places.device):
             there = self.tensor(f"gradient of {output.name}", _packed(output.shape, output.dtype))
             return there.copy_(found)
         return found.to(self._places.device).contiguous()

@@ -22,7 +22,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import own_forward
-from ooc_cudnn.torch.planning import specs_of
+from ooc_cudnn.torch.planning import specs_of, where_held
 from ooc_cudnn.torch.ranks import within_ddp
 from ooc_cudnn.torch.refusals import check_arguments
 from ooc_cudnn.torch.stored import check_scale, of_stored
@@ -161,7 +161,7 @@ def plan_infer(
         ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8", scale)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
-        specs = specs_of(ready, placement, "pinned" if machine == "host" else "device")
+        specs = specs_of(ready, placement, where_held(machine))
         given = {name: Wrapped(None, spec, 0) for name, spec in specs.items()}
         step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
         return planned_in_blocks(step, Under(memory_limit, given, machine))

@@ -75,8 +75,8 @@ def plan(
     ready = _captured(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
     )
-    held = "pinned" if machine == "host" else "device"
-    return ready.noted(ready.step.planned_for(specs_of(ready, placement, held), machine))
+    specs = specs_of(ready, placement, where_held(machine))
+    return ready.noted(ready.step.planned_for(specs, machine))
 
 
 def tune(
@@ -119,11 +119,8 @@ def tune(
     ------
     UnsupportedModelError, PlanInfeasibleError
         As `plan`.
-    NothingToTuneError
-        If the device does not choose among engines, the model has no convolution, or no engine
-        could be measured.
-    OSError
-        If the tables cannot be stored.
+    NothingToTuneError, OSError
+        As `Network.training_step`'s `tune`.
     """
     limited = within_ddp(model).__dict__.get("forward") if _is_module(model) else None
     said: dict[str, Any] = {}
@@ -176,6 +173,11 @@ def _captured(
             with_gradients=with_gradients,
             **said,
         )
+
+
+def where_held(machine: MachineModel | str | os.PathLike[str] | None) -> str:
+    """Where a model is when it is planned for a machine: on the card, if there is one."""
+    return "pinned" if machine == "host" else "device"
 
 
 def specs_of(ready: ReadyModel, placement: str, held: str) -> dict[str, TensorSpec]:
