@@ -81,6 +81,9 @@ class Deciding:
         may_stream, share = share > 0, share or 1.0
         while True:
             rewritten, stays = self._as_decided(at)
+            if at < last and not fastest.has_room(rewritten):
+                at = self._after(at)
+                continue
             fits = most_held(rewritten, stays) <= share * room_bytes
             # what fits in a share of memory is placed as in all of it
             tried = self.parts, self.decisions[at], self.made.residing, 1.0 if fits else share
@@ -103,8 +106,11 @@ class Deciding:
             if at == last:
                 self.fits = may_stream  # with that there are only plans that are not worth it
                 return None
-            # what tasks need beside the tensors was not counted
-            at = min(at + max(1, len(self.decisions) // MOST_STEPS), last)
+            at = self._after(at)  # what tasks need beside the tensors was not counted
+
+    def _after(self, at: int) -> int:
+        """A later decision, which takes less memory."""
+        return min(at + max(1, len(self.decisions) // MOST_STEPS), len(self.decisions) - 1)
 
     def _as_decided(self, at: int) -> tuple[Step, Residency]:
         """The step, with what is remade; and where its tensors are."""

@@ -12,6 +12,7 @@ from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Placed, Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.residency import Residency
+from ooc_cudnn.network.within_host import least_on_host
 
 #: A plan that takes no more than so many times the fastest before either has time to copy may be
 #: the fastest then.
@@ -52,12 +53,19 @@ class Fastest:
         Seconds of that one.
     work : int
         Phases of all plans that were compared.
+    skips : bool
+        Whether steps are not worth it that host memory surely has no room for. Else their plans
+        are made, and say what they want.
+    is_short : bool
+        Whether host memory had no room for some step.
     """
 
     def __init__(
         self, terms: Terms, step: Step | None = None, least: LeastComputing | None = None
     ) -> None:
         self.room, self._terms = terms.host, terms
+        self.skips = self.is_short = False
+        self._asked: tuple[Step, bool] | None = None
         given = terms.given.items()
         self.on_device = {base for base, spec in given if spec.placement == "device"}
         #: It may be shared by several, for it knows what it was asked before.
@@ -90,6 +98,8 @@ class Fastest:
         No replay takes less than computing in one piece, or than with these copies beside that. But
         with time to copy it may wait for fewer of them.
         """
+        if stays is not None and self.skips and not self.has_room(step):
+            return False
         if self.best is None:
             return True
         most = self.best.plan.seconds
@@ -110,6 +120,15 @@ class Fastest:
         """Whether a plan that takes so many seconds at the least is worth time to copy."""
         return self.best is None or least < (1 - WORTH_TIME) * self.best.plan.seconds
 
+    def has_room(self, step: Step) -> bool:
+        """Whether host memory may have room for what a step keeps there."""
+        if self.room is None:
+            return True
+        if self._asked is None or self._asked[0] is not step:
+            fits = least_on_host(step, self._terms) <= self.room.available_bytes
+            self._asked, self.is_short = (step, fits), self.is_short or not fits
+        return self._asked[1]
+
     def fits(self, plan: NetworkPlan) -> bool:
         """Whether host memory has room for what a plan keeps there."""
         return self.room is None or plan.host_bytes <= self.room.available_bytes
@@ -119,6 +138,7 @@ class Fastest:
         if made is None:
             return False
         if not self.fits(made.plan):
+            self.is_short = True
             if self.least is None or made.plan.host_bytes < self.least.host_bytes:
                 self.least = made.plan
             return False

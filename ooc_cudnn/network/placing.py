@@ -95,6 +95,15 @@ class Placed(NamedTuple):
     residency: Residency
 
 
+#: Whether stays of a step are worth a plan.
+Worth = Callable[[Step, Residency], bool]
+
+
+def always(step: Step, stays: Residency) -> bool:
+    """Whatever they are."""
+    return True
+
+
 def place_step(
     name: str,
     step: Step,
@@ -105,7 +114,7 @@ def place_step(
     spill: bool = False,
     share: float = 1.0,
     reserved: Mapping[int, int] = MappingProxyType({}),
-    is_worth: Callable[[Step, Residency], bool] = lambda step, stays: True,
+    is_worth: Worth = always,
 ) -> Placed | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 

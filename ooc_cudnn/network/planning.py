@@ -10,6 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.bound import bound_of
@@ -28,7 +29,7 @@ from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_ba
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, most_held, most_touched, place_step
+from ooc_cudnn.network.placing import Terms, Worth, always, most_held, most_touched, place_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
@@ -39,6 +40,7 @@ from ooc_cudnn.network.room_outside import with_room_outside
 from ooc_cudnn.network.slabs import in_slabs
 from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
+from ooc_cudnn.network.within_host import amounts, living_in, with_least
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.tensor import ORDERS
@@ -105,6 +107,7 @@ def plan_step(
         If host memory has no room for what the step would keep there.
     """
     check_asked(policy, micro_batches)
+    of_all = step, terms
     step, terms = with_room_outside(step, terms)
     given, asked = step, terms
     step, terms = _taken(given, asked, policy)
@@ -115,6 +118,7 @@ def plan_step(
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     fastest, in_vain = Fastest(terms, step), 0
+    fastest.skips = policy == "best" and micro_batches in (None, 1)  # as `_by_host_memory` does
     alone = BEST_OF if policy == "best" else (policy,)
     ready = in_place(summed(step))
     named = [Alone(step, ready, terms, each, fastest.computing) for each in alone]
@@ -154,6 +158,10 @@ def plan_step(
     for each in named:
         for made in each.streamed(name, parts, fastest) if each.fits_nowhere else ():
             fastest.take(made)
+    if fastest.best is None and fastest.skips and fastest.least is not None:
+        # with room for that nothing is passed over which wants less still
+        enough = Room(fastest.least.host_bytes, None, 0)
+        fastest.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
     if policy == "best":
         for each in named if _waits(fastest.found().plan, WAITING_A_LITTLE) else ():
             fastest.compare(each.streamed(name, parts, fastest))
@@ -204,6 +212,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         step = repeated(step, plan.again)
     elif plan.again:
         step = _repeated(_rewritten(step, frozenset(), 1, 1), plan.again, plan.micro_batches)
+        step = fused(step) if plan.apart else step
     else:
         step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
         step = _slabbed(step, plan.slabs, terms)
@@ -458,6 +467,47 @@ def _by_slabs(
         yield PlannedStep(figures, rewritten, placed)
 
 
+def _by_host_memory(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans by spilling that make so much again that host memory has room for what is left.
+
+    They are for steps that it was too small for. The first that fits is the last; where none does,
+    there is the one that wants least.
+    """
+    if asked not in (None, 1) or not fastest.is_short:
+        return
+    step = _rewritten(apart(step), frozenset(), 1, 1)
+
+    def planned(again: tuple[Again, ...], is_worth: Worth) -> PlannedStep | None:
+        rewritten = fused(repeated(step, again))
+        stays = POLICIES["keep"].residing(rewritten)
+        placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
+        if placed is None:
+            return None
+        how = How(apart=True, again=again)
+        figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
+        return PlannedStep(figures, rewritten, placed)
+
+    assert terms.host is not None
+    available = terms.host.available_bytes
+    room = float(terms.target.room_bytes + available)
+    try:
+        for nbytes in amounts(step, terms):
+            again = living_in(step, terms, nbytes) if nbytes <= room else None
+            made = None if again is None else planned(again, fastest.may_be)
+            if made is None:
+                continue
+            yield made
+            if made.plan.host_bytes <= available:
+                return
+            room = nbytes - (made.plan.host_bytes - available)
+        if fastest.best is None and (made := planned(with_least(step, terms), always)) is not None:
+            yield made
+    except PlanInfeasibleError:
+        return  # an addition to what another part made takes more than all at once
+
+
 def _slabbed(step: Step, slabs: int, terms: Terms) -> Step:
     """A step in slabs, where its phases touch much of memory."""
     return in_slabs(step, slabs, int(LARGE_PHASE * terms.target.limit_bytes))
@@ -497,7 +547,7 @@ def _repeated(step: Step, again: tuple[Again, ...], parts: int) -> Step:
 
 
 #: Further plans that `best` compares where the best one waits for the link.
-WAYS = (_by_halves_of_parts, _by_shares, _by_rows, _by_spilling, _by_slabs)
+WAYS = (_by_halves_of_parts, _by_shares, _by_rows, _by_spilling, _by_slabs, _by_host_memory)
 
 
 def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
