@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.arrays.pinning import unlock_dropped
-from ooc_cudnn.arrays.tensors import array_over, is_tensor, memory_of, to_tensor
+from ooc_cudnn.arrays.tensors import (
+    array_over,
+    in_one_order,
+    is_tensor,
+    memory_of,
+    to_tensor,
+    torch_dtype_as_numpy,
+)
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host.device import HostDeviceArray
@@ -29,15 +36,21 @@ _CUDA, _CPU = 2, 1  # DLPack's device types
 
 
 class Wrapped(NamedTuple):
-    """An operand: the NumPy or CuPy array, its spec and address, and the way back.
+    """An operand: what holds its memory, its spec and address, and the way back.
 
-    `restore` turns a NumPy or CuPy result into what the user's framework calls a tensor.
+    `array` is NumPy's or CuPy's, or PyTorch's tensor on a card. `restore` turns a NumPy or CuPy
+    result into what the user's framework calls a tensor.
     """
 
     array: Any
     spec: TensorSpec
     pointer: int
     restore: Callable[[Any], Any] | None = None
+
+    @property
+    def plain(self) -> Any:
+        """The array as NumPy or CuPy has it."""
+        return array_over(self.array, name="array") if is_tensor(self.array) else self.array
 
     def view(self) -> DeviceView:
         """The operand as device memory."""
@@ -91,6 +104,10 @@ def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wra
         If it is no array, is empty, its dtype is not supported, or it lives on a device that is
         not the one in use.
     """
+    if is_tensor(array) and array.is_cuda:
+        taken = _by_address(array, device, name=name, written=written)
+        if taken is not None:
+            return taken
     plain, placement, pointer, restore = locate(array, device, name=name, written=written)
     if plain.ndim == 0 or 0 in plain.shape:
         raise ValueError(f"{name} must not be empty, but has shape {tuple(plain.shape)}")
@@ -101,6 +118,27 @@ def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wra
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
     return Wrapped(plain, spec, pointer, restore)
+
+
+def _by_address(tensor: Any, device: Device, *, name: str, written: bool) -> Wrapped | None:
+    """A tensor on the card in use, on whose stream nobody has to wait; None of any other.
+
+    An array of CuPy's over it would take the host longer than a small kernel takes the card.
+    """
+    index, dtype = tensor.get_device(), torch_dtype_as_numpy(tensor.dtype)
+    if dtype is None or not tensor.numel() or not tensor.ndim or device.name != f"cuda:{index}":
+        return None
+    held = memory_of(tensor, name=name, written=written)
+    if not in_one_order(index):
+        return None
+    spec = _spec_on_card(held.shape, held.stride(), dtype)
+    return Wrapped(held, spec, held.data_ptr(), to_tensor)
+
+
+@lru_cache(maxsize=4096)
+def _spec_on_card(shape: Any, steps: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
+    strides = tuple(step * dtype.itemsize for step in steps)
+    return _spec(tuple(shape), strides, dtype, "device")
 
 
 def locate(array: Any, device: Device, *, name: str, written: bool = False) -> Located:
@@ -189,7 +227,7 @@ def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:
         mapped = isinstance(wrapped.array, np.memmap)
         hint = " (open the memmap with mode 'r+')" if mapped else ""
         raise ValueError(f"{name} is read-only{hint}")
-    array = wrapped.array
+    array = wrapped.plain if isinstance(wrapped, Wrapped) else wrapped.array
     if any(s == 0 and e > 1 for e, s in zip(array.shape, array.strides, strict=True)):
         raise ValueError(f"{name} is a broadcast view: several of its elements share memory")
 

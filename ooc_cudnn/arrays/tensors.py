@@ -22,7 +22,7 @@ def is_tensor(array: Any) -> bool:
 
 
 def memory_of(tensor: Any, *, name: str, written: bool) -> Any:
-    """Return a tensor whose memory holds the numbers, to be handed on by DLPack.
+    """Return a tensor whose memory holds the numbers.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def memory_of(tensor: Any, *, name: str, written: bool) -> Any:
                 f"{name} requires gradients, and this write would not be recorded; give "
                 f"{name}.detach(), or call under torch.no_grad()"
             )
-    return _resolved(torch, tensor.detach()) if lazily else tensor.detach()
+    return _resolved(torch, tensor.detach()) if lazily else tensor
 
 
 def _resolved(torch: Any, tensor: Any) -> Any:
@@ -81,7 +81,7 @@ def _resolved(torch: Any, tensor: Any) -> Any:
 
 
 @lru_cache
-def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+def torch_dtype_as_numpy(dtype: Any) -> np.dtype[Any] | None:
     """PyTorch's dtype as NumPy has it; None if it does not."""
     try:
         return numpy_dtype(str(dtype).removeprefix("torch."))
@@ -89,7 +89,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
         return None
 
 
-def _in_one_order(index: int) -> bool:
+def in_one_order(index: int) -> bool:
     """Whether PyTorch and CuPy are on one stream of a card: then neither waits for the other."""
     import cupy
 
@@ -116,6 +116,7 @@ def array_over(tensor: Any, *, name: str) -> Any:
         import cupy as module
     else:
         module = np
+    tensor = tensor.detach()  # DLPack refuses one whose gradients are recorded
     if tensor.dtype == torch.bfloat16:
         return module.from_dlpack(tensor.view(torch.int16)).view(numpy_dtype("bfloat16"))
     return module.from_dlpack(tensor)
@@ -128,8 +129,8 @@ def _on_card(tensor: Any) -> Any:
     """
     import cupy
 
-    index, dtype = tensor.get_device(), _numpy_dtype(tensor.dtype)
-    if dtype is None or not tensor.numel() or not _in_one_order(index):
+    index, dtype = tensor.get_device(), torch_dtype_as_numpy(tensor.dtype)
+    if dtype is None or not tensor.numel() or not in_one_order(index):
         return None
     storage = tensor.untyped_storage()
     start = storage.data_ptr()
@@ -142,9 +143,15 @@ def _on_card(tensor: Any) -> Any:
 def to_tensor(array: Any) -> Any:
     """Return a tensor over an array's memory."""
     torch: Any = sys.modules["torch"]
-    is_brain = array.dtype.name == "bfloat16"
+    is_brain = _is_brain(array.dtype)
     plain = array.view(np.int16) if is_brain else array
-    if not isinstance(plain, np.ndarray) and _in_one_order(plain.device.id):
+    if not isinstance(plain, np.ndarray) and in_one_order(plain.device.id):
         plain = plain.__dlpack__(stream=-1)  # nobody has to wait
     made = torch.utils.dlpack.from_dlpack(plain)
     return made.view(torch.bfloat16) if is_brain else made
+
+
+@lru_cache
+def _is_brain(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is bfloat16; NumPy takes microseconds to spell the name of one."""
+    return dtype.name == "bfloat16"

@@ -162,6 +162,12 @@ class Device(Source, Protocol):
         Nothing where the host's own time is no part of what is timed.
         """
 
+    def compute(self, actions: Sequence[Callable[[Any], None]]) -> None:
+        """Run actions that copy nothing, on the caller's stream, one after the other.
+
+        A run of its own would take the host longer than a small kernel takes the device.
+        """
+
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
         """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import Wrapped, address_of
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.bound import Bound
@@ -39,7 +39,7 @@ def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) ->
     known = {**bound.operands, **bound.results}
     for name in chain.results:
         if name not in known:
-            made = _allocate(dict(plan.operands)[name], device, name)
+            made = _allocate(dict(plan.operands)[name], device)
             known[name] = bound.results[name] = made
     if not plain:
         sources = {name: _source(known[name]) for name in chain.operands}
@@ -70,7 +70,8 @@ def _is_plain(plan: Plan, settings: Settings) -> bool:
 def _vectors_kept(bound: Bound) -> Iterator[None]:
     """Running averages are as they were if the call fails: pieces of channels update theirs."""
     updated = [bound.results[name] for name in bound.description.updated]
-    kept = [(each.array, each.array.copy()) for each in updated if len(each.spec.shape) == 1]
+    vectors = [each.plain for each in updated if len(each.spec.shape) == 1]
+    kept = [(array, array.copy()) for array in vectors]
     try:
         yield
     except BaseException:
@@ -79,10 +80,10 @@ def _vectors_kept(bound: Bound) -> Iterator[None]:
         raise
 
 
-def _allocate(spec: TensorSpec, device: Device, name: str) -> Wrapped:
+def _allocate(spec: TensorSpec, device: Device) -> Wrapped:
     order = spec.order or "channels_first"
     array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
-    return wrap(array, device, name=name)
+    return Wrapped(array, spec, address_of(array))
 
 
 def _source(operand: Wrapped) -> Source:
@@ -100,7 +101,7 @@ def _run_verified(
     )
     known = dict(sources)
     for name, spec in prepared.executor.program.between.items():
-        known[name] = _source(_allocate(spec, device, name))
+        known[name] = _source(_allocate(spec, device))
     run_observed(
         plan.function,
         plan,

@@ -290,7 +290,7 @@ class Paused:
         self._saved = None
         group = ready.groups[at - 1]
         # what is added to an output last has for a gradient that of the output
-        there = {name: self._given[name].array for name in step.seeds.values()} | self._made
+        there = {name: self._given[name].plain for name in step.seeds.values()} | self._made
         found = {name: ready.of(there, step.gradients[name]) for name in group}
         for name in group:  # whoever gets them may be their only owner
             self._made.pop(step.base(step.gradients[name]), None)

@@ -136,7 +136,7 @@ class Ready:
         made = {n: self._made(self._results[n], making) for n in self._last_first if n in names}
         own = [name for name in self.changed if name in names and name not in making.changing]
         for name, array in self._changed_made(own):
-            array[...] = given[name].array
+            array[...] = given[name].plain
             made[name] = array
         return made
 

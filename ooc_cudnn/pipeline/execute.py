@@ -19,7 +19,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.bound_steps import BoundSteps
 from ooc_cudnn.pipeline.offsets import lay_out
-from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, Move, Program, Task, program_of
+from ooc_cudnn.pipeline.program import COPY_IN, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.repeated import RepeatedRuns, may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
@@ -174,14 +174,7 @@ class Executor:
                 self._action(device, index, step, sources)
                 for index, step in enumerate(self.schedule.steps)
             )
-        run = device.start(overlap=False, staged=False, timed=False)
-        try:
-            for action in actions:
-                run.submit(COMPUTE, (), action, signals=False)
-            run.finish(wait=False)
-        except BaseException:
-            run.cancel()
-            raise
+        device.compute(actions)
 
     def _issue(
         self,

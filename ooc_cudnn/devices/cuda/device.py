@@ -17,7 +17,13 @@ from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
 from ooc_cudnn.devices.cuda.recorded import CudaGraph
-from ooc_cudnn.devices.cuda.run import CudaRun, StagedCudaRun, follow_last_run, identity_of
+from ooc_cudnn.devices.cuda.run import (
+    CudaRun,
+    StagedCudaRun,
+    follow_last_run,
+    identity_of,
+    mark_last_run,
+)
 from ooc_cudnn.devices.cuda.staging import Staging, begun
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Engines
@@ -180,9 +186,11 @@ class CudaDevice:
         An array may have been made on one stream, and used by a call on another.
         """
         stream = self._cupy.cuda.get_current_stream(self.index)
-        with self._cupy.cuda.Device(self.index):
-            follow_last_run(self, stream)
-        return identity_of(stream)
+        identity = identity_of(stream)
+        if self.last_compute is not None and self.last_compute[0] != identity:
+            with self._cupy.cuda.Device(self.index):
+                follow_last_run(self, stream)
+        return identity
 
     def as_array(
         self,
@@ -290,6 +298,19 @@ class CudaDevice:
     def hold(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy."""
         hold(seconds, stream)
+
+    def compute(self, actions: Sequence[Callable[[Any], None]]) -> None:
+        """Issue them; the next run follows."""
+        self.use()
+        stream = self._cupy.cuda.get_current_stream()
+        follow_last_run(self, stream)
+        try:
+            for action in actions:
+                action(stream)
+        except BaseException:
+            self.runtime.streamSynchronize(stream.ptr)
+            raise
+        mark_last_run(self, stream)
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> CudaRun | StagedCudaRun:
         """Open a run on the caller's current stream and two copy streams."""

@@ -212,6 +212,11 @@ class HostDevice:
     def hold(self, seconds: float, stream: Any) -> None:
         """A launch is timed from when it begins."""
 
+    def compute(self, actions: Sequence[Callable[[Any], None]]) -> None:
+        """Run them here and now."""
+        for action in actions:
+            action(None)
+
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> WorkerRun:
         return WorkerRun(overlap=overlap)
 
