@@ -39,6 +39,7 @@ from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
+from ooc_cudnn.torch.twice import captured_twice
 from ooc_cudnn.torch.wrapping import Wrapping
 
 
@@ -58,7 +59,8 @@ class ReadyModel:
     with_gradients : bool
         Whether there is a backward.
     strict : bool
-        Whether an operation that the library has not is an error.
+        Whether an operation that the library has not is an error, and a forward that does not do
+        the same twice.
     labels : str
         A dtype: the one result is then the number of the largest channel of each site, (n, 1,
         spatial...), in place of the model's scores.
@@ -84,7 +86,8 @@ class ReadyModel:
         self._memory_limit = memory_limit
         #: Where results are to be: with the parameters, or else with the first argument.
         self.device = _device_of(model, args)
-        self.graph: Graph = capture(model, forward, args, kwargs)
+        how = captured_twice if strict else capture
+        self.graph: Graph = how(model, forward, args, kwargs)
         names = dict(model.named_parameters(remove_duplicate=False))
         wanted = {
             value

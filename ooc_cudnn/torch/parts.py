@@ -85,7 +85,7 @@ class Parts:
             ((at, name), (type(value), value))
             for at, module in enumerate(self._modules)
             for name, value in module.__dict__.items()
-            if _is_plain(value) and (at, name) not in self._set_by_forward
+            if is_plain(value) and (at, name) not in self._set_by_forward
         )
 
     def _device(self) -> torch.device | None:
@@ -96,8 +96,8 @@ class Parts:
         return None
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether it is a number, a string, none, or a tuple of such."""
     if isinstance(value, tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)

@@ -129,6 +129,35 @@ def test_training_without_gradients_uses_and_updates_statistics_of_the_batch(pai
         close(one, other, name)
 
 
+def test_a_step_of_training_may_follow_inference_mode(pair):
+    model, eager = pair
+    x = drawn()
+    for _ in range(2):
+        with torch.inference_mode():
+            made = model(x)
+            close(made, eager(x), "output")
+        assert made.is_inference()
+        for each in pair:
+            each(x).square().sum().backward()
+    for (name, one), other in zip(model.named_parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, name, least=float(eager[4].weight.grad.abs().max()))
+
+
+class Described(torch.Tensor):
+    """A tensor that knows more of itself, as MONAI's MetaTensor."""
+
+
+def test_a_tensor_of_another_class_is_taken_as_a_tensor(pair):
+    x = drawn()
+    for model, given in zip(pair, (x.as_subclass(Described), x), strict=True):
+        given = given.clone().requires_grad_()
+        model.y = model(given)
+        model.y.square().sum().backward()
+        model.gradient = given.grad.as_subclass(torch.Tensor)
+    close(torch.as_tensor(pair[0].y).as_subclass(torch.Tensor), pair[1].y, "output")
+    close(pair[0].gradient, pair[1].gradient, "gradient")
+
+
 def test_a_state_dict_goes_there_and_back(pair):
     model, eager = pair
     x = drawn()

@@ -33,6 +33,12 @@ def test_an_operation_is_pytorchs(name, few_plans, monkeypatch):
     assert limit > 0
 
 
+def test_the_gradient_of_equal_maxima_goes_where_pytorchs_does(few_plans):
+    x = torch.randint(0, 3, MAP, generator=torch.Generator().manual_seed(0)).double()
+    check(nn.MaxPool2d(3, 2, 1), x)
+    check(nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True)), 1 - x)
+
+
 @pytest.mark.parametrize("module", [nn.Dropout(0.4), nn.Dropout2d(0.4)], ids=str)
 def test_dropout_draws_anew_in_each_call_and_the_same_after_a_seed_under_any_limit(module):
     torch.manual_seed(0)

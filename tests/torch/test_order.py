@@ -7,6 +7,8 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.call import ReadyModel
+from tests.support.torch_checks import check
+from tests.support.torch_models import residual
 
 LAST = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
 
@@ -34,3 +36,9 @@ def test_outputs_can_be_viewed(axes, with_gradients, monkeypatch):
     assert y.stride() == expected.stride()
     assert torch.allclose(y.view(-1), expected.view(-1), atol=1e-5)
     assert y.requires_grad == with_gradients
+
+
+def test_a_model_with_channels_last_is_the_same_under_limits(few_plans):
+    torch.manual_seed(0)
+    how = {"dtype": torch.float64, "memory_format": torch.channels_last}
+    check(residual().to(**how), torch.randn(4, 3, 16, 16).to(**how))
