@@ -29,7 +29,15 @@ from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_ba
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, Worth, always, most_held, most_touched, place_step
+from ooc_cudnn.network.placing import (
+    Placed,
+    Terms,
+    Worth,
+    always,
+    most_held,
+    most_touched,
+    place_step,
+)
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
@@ -419,6 +427,8 @@ def _by_spilling(
         again, anew = _made_anew(step, terms, share, LARGE)
         rewritten = _rewritten(step, again, parts, 1, anew)
         stays = POLICIES["keep"].residing(rewritten)
+        if not fastest.may_be(rewritten, stays):
+            continue  # before it is known what spills, which takes long
         try:
             placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=fastest.may_be)
         except PlanInfeasibleError:
@@ -470,42 +480,45 @@ def _by_slabs(
 def _by_host_memory(
     name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
 ) -> Iterator[PlannedStep]:
-    """Plans by spilling that make so much again that host memory has room for what is left.
+    """The plan by spilling that makes so much again that host memory has room for what is left.
 
-    They are for steps that it was too small for. The first that fits is the last; where none does,
-    there is the one that wants least.
+    It is for steps that host memory was too small for. The first that fits is it; where none does,
+    and no other plan, the one that wants least.
     """
     if asked not in (None, 1) or not fastest.is_short:
         return
     step = _rewritten(apart(step), frozenset(), 1, 1)
-
-    def planned(again: tuple[Again, ...], is_worth: Worth) -> PlannedStep | None:
-        rewritten = fused(repeated(step, again))
-        stays = POLICIES["keep"].residing(rewritten)
-        placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
-        if placed is None:
-            return None
-        how = How(apart=True, again=again)
-        figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
-        return PlannedStep(figures, rewritten, placed)
-
     assert terms.host is not None
     available = terms.host.available_bytes
     room = float(terms.target.room_bytes + available)
+
+    def placed(again: tuple[Again, ...], is_worth: Worth) -> tuple[Step, Placed] | None:
+        rewritten = fused(repeated(step, again))
+        stays = POLICIES["keep"].residing(rewritten)
+        made = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
+        return None if made is None else (rewritten, made)
+
+    again: tuple[Again, ...] = ()
+    made: tuple[Step, Placed] | None = None
     try:
         for nbytes in amounts(step, terms):
-            again = living_in(step, terms, nbytes) if nbytes <= room else None
-            made = None if again is None else planned(again, fastest.may_be)
-            if made is None:
+            found = living_in(step, terms, nbytes) if nbytes <= room else None
+            tried = None if found is None else placed(found, fastest.may_be)
+            if found is None or tried is None:
                 continue
-            yield made
-            if made.plan.host_bytes <= available:
-                return
-            room = nbytes - (made.plan.host_bytes - available)
-        if fastest.best is None and (made := planned(with_least(step, terms), always)) is not None:
-            yield made
+            beyond = tried[1].program.host_bytes - available
+            if beyond <= 0:
+                again, made = found, tried
+                break
+            room = nbytes - beyond
+        if made is None and fastest.best is None:
+            again = with_least(step, terms)
+            made = placed(again, always)
     except PlanInfeasibleError:
         return  # an addition to what another part made takes more than all at once
+    if made is not None:
+        figures = predicted(name, SEARCHED, *made, How(apart=True, again=again), terms)
+        yield PlannedStep(figures, *made)
 
 
 def _slabbed(step: Step, slabs: int, terms: Terms) -> Step:
