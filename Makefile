@@ -21,6 +21,8 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 # of CUDA, never match it.
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# Models to test with. Never with their dependencies: torchvision's torch is that of gigabytes.
+MODELS      := torchvision==0.28.0 monai==1.6.1
 
 .PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
@@ -121,6 +123,12 @@ $(VENV)/ready-torch: | $(VENV)/ready-dev
 		$(PIP) $(TORCH) 2>/dev/null || $(PIP) --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH) 2>/dev/null; \
 	} || echo "set-up: no $(TORCH) here, so the tests that compare with PyTorch are skipped. To see why:" \
 		"$(BIN)/pip install --extra-index-url $(TORCH_INDEX) $(TORCH)"
+	@for package in $(MODELS); do \
+		$(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$${package%%=*}'))" || \
+			$(PIP) --retries 1 --no-deps $$package 2>/dev/null || \
+			echo "set-up: no $$package here, so the tests with its models are skipped. To see why:" \
+				"$(BIN)/pip install --no-deps $$package"; \
+	done
 	@touch $@
 
 # The extra dask, for its tests; without it they are skipped.

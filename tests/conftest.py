@@ -110,6 +110,15 @@ def few_plans(monkeypatch, searches_are_shared):
 
 
 @pytest.fixture
+def fewest_plans(monkeypatch, few_plans):
+    """Of those one, in `make test`: for tests of larger models."""
+    from ooc_cudnn.network import planning
+
+    if not sampling.EVERY:
+        monkeypatch.setattr(planning, "BEST_OF", ("remake",))
+
+
+@pytest.fixture
 def random():
     """A generator that gives each test the same numbers every time."""
     return np.random.default_rng(20)

@@ -13,6 +13,8 @@ from ooc_cudnn.errors import PlanInfeasibleError
 
 #: Of the largest value; of gradients, that of the model.
 TOLERANCE = 1e-11
+#: Of a loss in single precision; or so many times what PyTorch's own is off.
+FOLLOWED, TIMES_ITS_OWN = 1e-4, 4
 PLENTY = "4GiB"
 SHARES = (1 / 4, 1 / 20)
 
@@ -84,13 +86,53 @@ def under(model, args, memory_limit):
 
 
 def check(model, *args, shares=SHARES, tolerance=TOLERANCE):
-    """Compare a model under shares of what it takes to keep all with itself as PyTorch runs it."""
+    """Compare a model under shares of what it takes to keep all with itself as PyTorch runs it.
+
+    What it makes under each limit is the same as under the one before, too.
+    """
     expected = Result(copy.deepcopy(model), args)
-    found, plan = under(model, args, PLENTY)
-    same(found, expected, tolerance)
+    before, plan = under(model, args, PLENTY)
+    same(before, expected, tolerance)
     limits = []
     for share in shares:
         found, under_limit = under(model, args, int(share * plan.device_bytes))
         same(found, expected, tolerance)
+        same(found, before, TOLERANCE)
+        before = found
         limits.append(under_limit.memory_limit)
     return limits
+
+
+def losses(model, x, steps, rate=0.01):
+    """Those of steps of SGD, which bring all outputs towards what is drawn once."""
+    optimizer, found, wanted = torch.optim.SGD(model.parameters(), rate), [], []
+    for _ in range(steps):
+        made = [each for each in pytree.tree_leaves(model(x)) if torch.is_tensor(each)]
+        if not wanted:
+            random = torch.Generator().manual_seed(1)
+            wanted = [torch.randn(y.shape, generator=random).to(y.dtype) for y in made]
+        optimizer.zero_grad()
+        loss = sum((y - t).square().mean() for y, t in zip(made, wanted, strict=True))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def followed(model, x, steps=20, share=SHARES[0]):
+    """Train a model in single precision under a share of what keeps all, beside PyTorch.
+
+    The judge is PyTorch in double precision. Its own losses in single precision are off that, too:
+    where a channel has few sites, batch normalization makes much of rounding.
+    """
+    with ooc_cudnn.settings(device="host", machine="host"):
+        limit = int(share * ooc.plan(model, x, memory_limit=PLENTY).device_bytes)
+        found = losses(ooc.limit(copy.deepcopy(model), limit), x, steps)
+    exact = losses(copy.deepcopy(model).double(), x.double(), steps)
+    own, ours = (
+        max(abs(a - b) / b for a, b in zip(each, exact, strict=True))
+        for each in (losses(model, x, steps), found)
+    )
+    assert ours <= max(FOLLOWED, TIMES_ITS_OWN * own), f"{found} are off {exact}: {ours:.3g}"
+    assert exact[-1] < exact[0]
+    return ours, own
