@@ -63,6 +63,8 @@ def test_of_some_folders_a_part_is_left_out(monkeypatch):
     out = sampling.left_out([*items["functions"], *items["network"], plain])
     assert len(out) == 6
     assert out < set(items["functions"])
+    monkeypatch.setattr(sampling, "ONE_IN", {"network/f.py": 2})
+    assert len(sampling.left_out([*items["functions"], *items["network"]])) == 6
 
 
 def test_what_is_asked_for_runs_whole(monkeypatch):

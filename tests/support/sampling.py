@@ -1,15 +1,16 @@
 """Of large products of parameters `make test` runs a sample; `make test-all` runs every case.
 
-Tests of some folders, which go through everything that a function may be given, are sampled where
-they have several parameters. What goes through cases of its own asks `number` how many it takes.
+Tests of some folders and files, which go through everything that a function may be given, are
+sampled where they have several parameters. What goes through cases of its own asks `number` how
+many it takes.
 """
 
 from __future__ import annotations
 
 import os
 
-#: Of tests in these folders of `tests/` one case in so many runs.
-ONE_IN = {"functions": 8, "devices": 3, "operations": 3}
+#: Of tests in these folders and files of `tests/` one case in so many runs.
+ONE_IN = {"functions": 8, "devices": 3, "operations": 3, "torch/test_operations.py": 3}
 #: Whether every case runs: `make test-all`.
 EVERY = bool(os.environ.get("OOC_TESTS_EVERY_CASE"))
 
@@ -73,14 +74,16 @@ def is_whole(config):
 
 
 def left_out(items):
-    """The cases in those folders that are not in the sample of their test."""
+    """The cases in those folders and files that are not in the sample of their test."""
     cases = {}
     for item in items:
-        folder = item.nodeid.split("/")[1:2]
-        if folder and folder[0] in ONE_IN and hasattr(item, "callspec"):
-            cases.setdefault((folder[0], item.nodeid.partition("[")[0]), []).append(item)
+        test = item.nodeid.partition("[")[0]
+        path = test.partition("::")[0].split("/")[1:]
+        place = next((each for each in (*path[:1], "/".join(path)) if each in ONE_IN), None)
+        if place and hasattr(item, "callspec"):
+            cases.setdefault((place, test), []).append(item)
     found = set()
-    for (folder, _), of_test in cases.items():
-        taken = sample([values_of(item) for item in of_test], ONE_IN[folder])
-        found |= set(of_test) - {of_test[place] for place in taken}
+    for (place, _), of_test in cases.items():
+        taken = sample([values_of(item) for item in of_test], ONE_IN[place])
+        found |= set(of_test) - {of_test[at] for at in taken}
     return found

@@ -128,7 +128,7 @@ def _convolutions():
             "transposed, output padding": lambda up=up: up(4, 6, 3, 2, 1, output_padding=1),
             "transposed, groups, dilation": lambda up=up: up(4, 6, 3, groups=2, dilation=2),
         }
-        found |= {f"conv{axes}d {name}": (make, shape) for name, make in cases.items()}
+        found |= {f"{axes}-D: conv, {name}": (make, shape) for name, make in cases.items()}
     found["conv2d of uneven windows"] = (lambda: nn.Conv2d(4, 6, (3, 1), (1, 2), (1, 0)), MAP)
     return found
 
@@ -145,7 +145,8 @@ def _poolings():
             adaptive(1), adaptive(3), adaptive(5), largest(1), largest(3),
         )  # fmt: skip
         for each in modules:
-            found[f"{axes}-D {each}"] = (
+            kind = str(each).replace(f"{axes}d(", "(")
+            found[f"{axes}-D: {kind}"] = (
                 lambda each=each, axes=axes: around(each, axes),
                 shape,
             )

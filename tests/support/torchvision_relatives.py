@@ -31,11 +31,4 @@ def mobilenet():
     return found.MobileNetV3(blocks, last_channel=24, **DRAWS_NOTHING, **CLASSES), (2, 3, 32, 32)
 
 
-def convnext():
-    """Two blocks of layer norms, the second one of half as many sites."""
-    found = models().convnext
-    blocks = [found.CNBlockConfig(8, 16, 1), found.CNBlockConfig(16, None, 1)]
-    return found.ConvNeXt(blocks, stochastic_depth_prob=0.0, **CLASSES), (2, 3, 32, 32)
-
-
-RELATIVES = {each.__name__: each for each in (densenet, efficientnet, mobilenet, convnext)}
+RELATIVES = {each.__name__: each for each in (densenet, efficientnet, mobilenet)}

@@ -16,6 +16,8 @@ import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet, residual
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 LIMIT = "300KiB"
 
 

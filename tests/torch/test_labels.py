@@ -11,6 +11,8 @@ from ooc_cudnn.network import in_blocks
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 
 @pytest.fixture(autouse=True)
 def on_the_host():

@@ -38,7 +38,7 @@ def test_outputs_can_be_viewed(axes, with_gradients, monkeypatch):
     assert y.requires_grad == with_gradients
 
 
-def test_a_model_with_channels_last_is_the_same_under_limits(few_plans):
+def test_a_model_with_channels_last_is_the_same_under_a_limit(fewest_plans):
     torch.manual_seed(0)
     how = {"dtype": torch.float64, "memory_format": torch.channels_last}
-    check(residual().to(**how), torch.randn(4, 3, 16, 16).to(**how))
+    check(residual().to(**how), torch.randn(4, 3, 16, 16).to(**how), shares=(1 / 4,))
