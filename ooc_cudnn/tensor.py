@@ -119,18 +119,21 @@ def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None
 
     A tensor is in an order when everything inside one row range of one image and one channel (or,
     channels-last, one row range of one image) is packed: such a tensor is copied and computed on
-    as it lies. Axes of extent 1 fit any stride.
+    as it lies. Axes of extent 1 fit any stride; that of a single channel says which of the two
+    orders, which are one then, is meant.
 
     >>> memory_order((2, 3, 5, 7), (105, 35, 7, 1)), memory_order((2, 3, 5, 7), (105, 1, 21, 3))
     ('channels_first', 'channels_last')
     >>> memory_order((2, 3, 5, 7), (210, 70, 7, 1))  # every second image and channel
     'channels_first'
+    >>> memory_order((2, 1, 5, 7), (35, 35, 7, 1)), memory_order((2, 1, 5, 7), (35, 1, 7, 1))
+    ('channels_first', 'channels_last')
     >>> memory_order((2, 3, 5, 7), (105, 35, 1, 5)) is None  # transposed
     True
     """
     if any(stride <= 0 for extent, stride in zip(shape, strides, strict=True) if extent > 1):
         return None
-    for order in ORDERS:
+    for order in reversed(ORDERS) if _is_single_channel_last(shape, strides) else ORDERS:
         packed = packed_strides(shape, order)
         inner = range(1, len(shape)) if order == "channels_last" else range(2, len(shape))
         if all(shape[axis] == 1 or strides[axis] == packed[axis] for axis in inner) and (
@@ -138,6 +141,11 @@ def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None
         ):
             return order
     return None
+
+
+def _is_single_channel_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the stride of a single channel is that of channels-last, and of no other order."""
+    return shape[1:2] == (1,) and strides[1] == 1 and math.prod(shape[2:]) > 1
 
 
 def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -29,7 +29,7 @@ from ooc_cudnn.devices.host.device import HostDeviceArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.files import array_span, bases, share_bytes
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import TensorSpec, dtype_name
+from ooc_cudnn.tensor import TensorSpec, dtype_name, memory_order
 from ooc_cudnn.types import Array
 
 _CUDA, _CPU = 2, 1  # DLPack's device types
@@ -77,13 +77,22 @@ def _spec(
     if any(stride % item for stride in strides):
         raise ValueError(f"strides {strides} (bytes) must be multiples of the element size {item}")
     elements = tuple(stride // item for stride in strides)
-    # The stride of an axis of extent 1 is never taken; give it the packed value.
+    # The stride of an axis of extent 1 is never taken; give it the packed value. That of a single
+    # channel says the memory order.
+    if len(shape) > 2 and shape[1] == 1 and memory_order(shape, elements) == "channels_last":
+        fixed = [*_fixed(shape[:1] + shape[2:], elements[:1] + elements[2:])]
+        return TensorSpec(shape, name, placement, (fixed[0], 1, *fixed[1:]))
+    return TensorSpec(shape, name, placement, _fixed(shape, elements))
+
+
+def _fixed(shape: tuple[int, ...], elements: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in which those of axes of extent 1 are packed."""
     step, fixed = 1, list(elements)
     for axis in range(len(shape) - 1, -1, -1):
         if shape[axis] == 1:
             fixed[axis] = step
         step = max(step, fixed[axis] * shape[axis])
-    return TensorSpec(shape, name, placement, tuple(fixed))
+    return tuple(fixed)
 
 
 class Located(NamedTuple):
