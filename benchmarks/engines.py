@@ -108,8 +108,8 @@ class Problem:
         self.torch, self.layer, self.direction, self.place = torch, layer, direction, place
         self.precision, self.dtype = precision, "float32" if precision[-1] in "2t" else precision
         kind = getattr(torch, self.dtype)
-        generator = torch.Generator(device="cpu").manual_seed(0)
-        drawn = partial(torch.randn, generator=generator, dtype=torch.float32)
+        generator = torch.Generator(device=place).manual_seed(0)  # the host would take seconds
+        drawn = partial(torch.randn, generator=generator, dtype=torch.float32, device=place)
         sites = (layer.extent + 2 * layer.padding - layer.window) // layer.stride + 1
         shapes = {
             "x": layer.x_shape, "w": layer.w_shape,
@@ -117,7 +117,7 @@ class Problem:
         }  # fmt: skip
         last = torch.channels_last if layer.axes == 2 else torch.channels_last_3d
         formats = dict(zip(ORDERS, (torch.contiguous_format, last), strict=True))
-        drawn_of = {name: drawn(shape).to(place, kind) for name, shape in shapes.items()}
+        drawn_of = {name: drawn(shape).to(kind) for name, shape in shapes.items()}
         self.of = {
             order: {name: each.to(memory_format=formats[order]) for name, each in drawn_of.items()}
             for order in ORDERS
