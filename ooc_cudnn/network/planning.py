@@ -166,6 +166,11 @@ def plan_step(
     for each in named:
         for made in each.streamed(name, parts, fastest) if each.fits_nowhere else ():
             fastest.take(made)
+    if fastest.best is None and fastest.least is None and fastest.skips:
+        fastest.skips = False  # all was passed over: what is streamed says what it wants
+        for each in named:
+            for made in each.streamed(name, parts, fastest):
+                fastest.take(made)
     if fastest.best is None and fastest.skips and fastest.least is not None:
         # with room for that nothing is passed over which wants less still
         enough = Room(fastest.least.host_bytes, None, 0)
