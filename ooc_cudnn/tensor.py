@@ -46,6 +46,7 @@ UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "fl
 SMALLEST_STEP = {"float16": 2.0**-24}
 
 
+@lru_cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype called `name`; bfloat16 needs the package ``ml_dtypes``.
 

@@ -10,10 +10,11 @@ import numpy as np
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError
+from ooc_cudnn.memory.arena import Allocation
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.settings import current
-from ooc_cudnn.tensor import ORDERS, dtype_name, numpy_dtype
+from ooc_cudnn.tensor import ORDERS, TensorSpec, dtype_name, numpy_dtype, packed_strides
 
 
 def empty(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> Any:
@@ -86,20 +87,27 @@ def empty_in(
 
     On the device it counts against a `limit` in bytes: that of the settings when left out.
     """
-    last = order == "channels_last" and len(shape) > 2
-    stored = (shape[0], *shape[2:], shape[1]) if last else shape
     kind, settings = numpy_dtype(dtype), current()
     nbytes = math.prod(shape) * kind.itemsize
     if placement == "device":
         if limit is None:
             limit = limit_bytes(device, settings.memory_limit)
-        array = device.as_array(device.arena.allocate_array(nbytes, limit), stored, dtype)
-    elif placement == "pinned":
+        spec = TensorSpec(shape, dtype, "device", packed_strides(shape, order))
+        return array_on(device, device.arena.allocate_array(nbytes, limit), spec)
+    last = order == "channels_last" and len(shape) > 2
+    stored = (shape[0], *shape[2:], shape[1]) if last else shape
+    if placement == "pinned":
         raw = allocate(device, nbytes, settings.host_memory_limit)
         array = raw.view(kind).reshape(stored)
     else:
         array = _pageable(stored, kind)
     return array.transpose(0, len(shape) - 1, *range(1, len(shape) - 1)) if last else array
+
+
+def array_on(device: Device, memory: Allocation, spec: TensorSpec) -> Any:
+    """Return the device's array over memory that lies as a spec says."""
+    strides = tuple([stride * spec.itemsize for stride in spec.strides])
+    return device.as_array(memory, spec.shape, spec.dtype, strides=strides)
 
 
 def _pageable(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

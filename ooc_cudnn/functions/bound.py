@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
+from ooc_cudnn.arrays.making import array_on
 from ooc_cudnn.arrays.operands import Wrapped, check_apart, check_writable
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.functions.description import Description
 from ooc_cudnn.functions.planning import Planned, Target, plan_call
 from ooc_cudnn.memory.files import reserve_file
+from ooc_cudnn.memory.loans import Lent
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import dtype_name
@@ -66,10 +68,10 @@ class Bound(NamedTuple):
 
     def check_results(self) -> None:
         """Raise before any copy starts if a result that was given cannot be written."""
-        said = {self.description.said(name): result for name, result in self.results.items()}
+        said = {self.description.said(name): self.results[name] for name in self.given}
         check_results(self.operands, said)
 
-    def returned(self, lead: str) -> Any:
+    def returned(self, lead: str, device: Device) -> Any:
         """The results as the user gets them: what was given, or new ones of the lead's framework.
 
         `lead` names the operand whose framework that is: x, or dy.
@@ -80,7 +82,9 @@ class Bound(NamedTuple):
             if name in self.given:
                 returned.append(self.given[name])
             else:
-                array = self.results[name].array
+                array, spec, *_ = self.results[name]
+                if isinstance(array, Lent):
+                    array = array_on(device, array, spec)
                 returned.append(restore(array) if restore else array)
         return tuple(returned) if len(returned) > 1 else returned[0]
 

@@ -84,4 +84,4 @@ def call(function: str, description: Description) -> Any:
                 except DeviceOutOfMemoryError:
                     prepared = prepare(key, bound, device, settings, share=0.5)
                     run(prepared, bound, device, settings)
-    return bound.returned(prepared.chain.lead)
+    return bound.returned(prepared.chain.lead, device)

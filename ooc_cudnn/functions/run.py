@@ -33,20 +33,21 @@ def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) ->
         If the driver has less memory than the limit promised; the call may be run again.
     """
     chain, plan = prepared.chain, prepared.plan
+    limit = limit_bytes(device, settings.memory_limit)
     plain = _is_plain(plan, settings)
     if not plain:
         bound.check_results()
     known = {**bound.operands, **bound.results}
     for name in chain.results:
         if name not in known:
-            made = _allocate(dict(plan.operands)[name], device)
+            made = _allocate(dict(plan.operands)[name], device, limit)
             known[name] = bound.results[name] = made
     if not plain:
         sources = {name: _source(known[name]) for name in chain.operands}
         with _vectors_kept(bound):
-            _run_verified(prepared, device, settings, sources)
+            _run_verified(prepared, device, settings, sources, limit)
         return
-    executor, limit = prepared.executor, limit_bytes(device, settings.memory_limit)
+    executor = prepared.executor
     if executor.is_bound(tuple(known[name].pointer for name in chain.operands)):
         executor.launch(device, known, limit)
         return
@@ -80,7 +81,11 @@ def _vectors_kept(bound: Bound) -> Iterator[None]:
         raise
 
 
-def _allocate(spec: TensorSpec, device: Device) -> Wrapped:
+def _allocate(spec: TensorSpec, device: Device, limit: int) -> Wrapped:
+    """Memory for a tensor: on the device as it is, and an array of it when the user gets it."""
+    if spec.placement == "device":
+        memory = device.arena.allocate_array(spec.nbytes, limit)
+        return Wrapped(memory, spec, memory.pointer)
     order = spec.order or "channels_first"
     array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
     return Wrapped(array, spec, address_of(array))
@@ -91,7 +96,11 @@ def _source(operand: Wrapped) -> Source:
 
 
 def _run_verified(
-    prepared: Prepared, device: Device, settings: Settings, sources: Mapping[str, Source]
+    prepared: Prepared,
+    device: Device,
+    settings: Settings,
+    sources: Mapping[str, Source],
+    limit: int,
 ) -> None:
     plan = prepared.plan
     verification = (
@@ -101,7 +110,7 @@ def _run_verified(
     )
     known = dict(sources)
     for name, spec in prepared.executor.program.between.items():
-        known[name] = _source(_allocate(spec, device))
+        known[name] = _source(_allocate(spec, device, limit))
     run_observed(
         plan.function,
         plan,
@@ -111,7 +120,7 @@ def _run_verified(
         staged=prepared.staged,
         # Memory on the host may be read or changed as soon as the call returns.
         wait=not all(isinstance(source, DeviceView) for source in known.values()),
-        limit_bytes=limit_bytes(device, settings.memory_limit),
+        limit_bytes=limit,
     )
     if verification is not None:
         verification.check()
