@@ -157,6 +157,29 @@ def _large_volume() -> tuple[float]:
     )
 
 
+def _few_channels_volume() -> tuple[float, float]:
+    name = "segresnet-384"
+    found, said = blocks.stored(f"torch_door_{name}")["measurements"], claims(f"torch_door_{name}")
+    whole = found[f"{name}: PyTorch, memory"]["total"]
+    return said[f"{name}: times PyTorch in core"], whole / 2**30
+
+
+def _large_image() -> tuple[float, float]:
+    """Seconds of a step, and the share of them in which the card computed, by its trace."""
+    found = blocks.stored("torch_door_unet-8192")["measurements"]
+    halves = found["unet-8192: halves, profiled"]
+    share = sum(half["compute"] for half in halves) / sum(half["seconds"] for half in halves)
+    return found["unet-8192: seconds"]["median"], 100 * share
+
+
+def _labels() -> tuple[float, float]:
+    seconds = blocks.stored("torch_door_infer")["measurements"][
+        "infer: seconds, planned anew each time"
+    ]
+    share = claims("torch_door_infer")["infer: busiest stream / whole call"]
+    return seconds["median"], 100 * share
+
+
 LIMITS, PAPER, VDNN = "docs/limitations.md", "docs/paper.md", "docs/vdnn.md"
 QUOTES = (
     Quote("README.md", "at {:.0f} % of the link's speed", _staged),
@@ -211,6 +234,23 @@ QUOTES = (
     Quote("docs/pytorch.md", "{:.2f} times as\n  long as PyTorch with all", _volume),
     Quote("docs/pytorch.md", "which takes {:.0f} GiB", _volume_of_pytorch),
     Quote("docs/pytorch.md", "a step takes {:.1f} s", _large_volume),
+    Quote(
+        "docs/pytorch.md",
+        "torch_door_segresnet-384.json)): {:.2f} times as long as PyTorch with all of it on the "
+        "card, which\n  takes {:.0f} GiB",
+        _few_channels_volume,
+    ),
+    Quote(
+        "docs/pytorch.md",
+        "a step of training\n  takes {:.0f} s. Any of its largest maps is as large as the limit, "
+        "so the link binds: the card computes for {:.0f} % of that",
+        _large_image,
+    ),
+    Quote(
+        "docs/pytorch.md",
+        "torch_door_infer.json)): {:.0f} s, and the card computes for {:.0f} % of that",
+        _labels,
+    ),
     Quote(VDNN, "loses {:.0f} and {:.0f} % under", _googlenet),
 )
 
