@@ -17,6 +17,7 @@ from functools import partial
 from benchmarks import common, mo_sos, network_steps, paper_model, planning_networks, trades, vdnn
 from benchmarks.pages import (
     curve,
+    engines,
     kernels,
     layouts,
     model,
@@ -43,6 +44,7 @@ BLOCKS = (
     *planning_networks.BLOCKS,
     *performance.BLOCKS,
     *kernels.BLOCKS,
+    *engines.BLOCKS,
     *layouts.BLOCKS,
     *trials.BLOCKS,
     *scaling.BLOCKS,
@@ -62,6 +64,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of networks": network_steps.pictures,
     "pictures of trades": trades.pictures,
     "picture of kernels": kernels.picture,
+    "picture of engines": engines.picture,
     "picture of layouts": layouts.picture,
     "picture of training steps": steps.picture,
     "picture of the curve": curve.picture,
