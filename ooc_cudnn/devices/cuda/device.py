@@ -327,7 +327,7 @@ class CudaDevice:
         streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
         try:
             return CudaGraph(self, streams, issue, overlap=overlap)
-        except self.runtime.CUDARuntimeError as error:
+        except (self.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
             warn_once(f"a program is issued step by step, for it cannot be recorded: {error}")
             return None
 

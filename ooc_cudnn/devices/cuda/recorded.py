@@ -6,6 +6,7 @@ steps on the same three streams, ordered by the same events, and the card goes t
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,11 +52,17 @@ class CudaGraph:
         runtime.streamBeginCapture(compute.ptr, _THREAD_LOCAL)
         try:
             run = _Recording(device, streams, overlap=overlap)
-            issue(run)
-            run.join_copies()
-        finally:
-            graph = runtime.streamEndCapture(compute.ptr)
-        run.events.give_back()
+            try:
+                issue(run)
+                run.join_copies()
+            finally:
+                run.events.give_back()
+        except BaseException:
+            # streams that are not joined yet make the end fail, too
+            with contextlib.suppress(runtime.CUDARuntimeError):
+                runtime.graphDestroy(runtime.streamEndCapture(compute.ptr))
+            raise
+        graph = runtime.streamEndCapture(compute.ptr)
         try:
             self._graph = runtime.graphInstantiate(graph)
         finally:

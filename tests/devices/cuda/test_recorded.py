@@ -27,6 +27,7 @@ class Device:
             graphInstantiate=lambda graph: "instance of " + graph,
             graphDestroy=lambda graph: self.asked.append(("destroy", graph)),
             graphExecDestroy=lambda graph: self.asked.append(("destroy", graph)),
+            CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
             graphLaunch=lambda graph, stream: self.asked.append(("launch", graph, stream)),
         )
         cupy.cuda.get_current_stream = lambda: self.users
@@ -88,4 +89,29 @@ def test_a_copy_that_is_staged_is_refused_and_recording_ends(device):
 
     with pytest.raises(InternalError, match="staged"):
         CudaGraph(device, OWN, issue, overlap=True)
-    assert device.asked[-1] == ("end", "compute")
+    assert device.asked[-2:] == [("end", "compute"), ("destroy", "graph")]
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "unjoined"])
+def test_what_ends_a_recording_is_heard(device, joined):
+    """Streams that were not joined make the end of a recording fail, too: Ctrl-C came first."""
+    error = device.runtime.CUDARuntimeError
+
+    def end(stream):
+        device.asked.append(("end", stream))
+        if not joined:
+            raise error("unjoined")
+        return "graph"
+
+    device.runtime.streamEndCapture = end
+
+    def issue(run):
+        run.submit("copy_in", (), lambda stream: None, signals=True)
+        raise KeyboardInterrupt
+
+    free = len(device.events[0])
+    with pytest.raises(KeyboardInterrupt):
+        CudaGraph(device, OWN, issue, overlap=True)
+    assert ("end", "compute") in device.asked
+    assert (("destroy", "graph") in device.asked) == joined
+    assert len(device.events[0]) == free + 2  # that of the beginning, and the copy's
