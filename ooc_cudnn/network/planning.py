@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import zip_longest
 
 import numpy as np
 
-from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.apart import apart
-from ooc_cudnn.network.bands import banded, is_of_band, whole_maps
 from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.collecting import no_garbage_collection
-from ooc_cudnn.network.compacting import compacted
 from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.deciding import MOST_IN_VAIN, Alone, Deciding
 from ooc_cudnn.network.fastest import NEAR, Fastest, PlannedStep
@@ -27,67 +23,41 @@ from ooc_cudnn.network.least_seconds import least_seconds
 from ooc_cudnn.network.made_again import ALL, INPUTS, coming_back, made_again
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
-from ooc_cudnn.network.mo_sos.planning import plan_mo_sos, taken_whole
+from ooc_cudnn.network.mo_sos.planning import plan_mo_sos
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import (
-    Placed,
     Terms,
-    Worth,
-    always,
-    most_held,
     most_touched,
     place_step,
 )
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.remaking import can_be_remade, forward_only, remade, seconds_to_remake
 from ooc_cudnn.network.repeating import Again, repeated
-from ooc_cudnn.network.residency import Residency, check_stays
+from ooc_cudnn.network.residency import check_stays
+from ooc_cudnn.network.rewriting import as_planned, as_taken, repeated_in_parts, slabbed
 from ooc_cudnn.network.room_outside import with_room_outside
-from ooc_cudnn.network.slabs import in_slabs
-from ooc_cudnn.network.through_normalizations import through_normalizations
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
-from ooc_cudnn.network.within_host import amounts, living_in, with_least
+from ooc_cudnn.network.ways import (
+    MICRO_BATCHES,
+    SEARCHED,
+    WAYS,
+    has_room_for_shared,
+    waits,
+)
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.tensor import ORDERS
 
 #: What `best` chooses from, in the order in which equals are taken; and beside them plans whose
-#: events a search found, which tell early what cannot be the fastest.
+#: events a search found (`SEARCHED`), which tell early what cannot be the fastest.
 BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
-SEARCHED = "repeat"
 #: And of other steps than those.
 VDNN = ("vdnn_all", "vdnn_conv", "vdnn_dyn")
 NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
-#: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
-MOST_BANDS = 1024
-SHARE_OF_BANDS = 0.7
-#: Shares of the bytes that can be remade of which the rest leaves, beside all and none.
-SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
-#: And of which the rest is on the host only where memory is short.
-SHARES_SPILLED = (0.25, 0.75, 1.0)
-#: As a share of memory: of such maps few are there at once.
-LARGE = 1 / 8
-#: Slabs are so small that memory holds this many of the largest map, but no more than are many.
-SLABS_OF_ROOM, MOST_SLABS = 12, 8
-#: Phases that touch more than this share of memory go slab by slab.
-LARGE_PHASE = 0.25
-#: With slabs the share of the bytes that can be remade of which the rest leaves, and as a share of
-#: memory what is made anew for each reader.
-SHARE_OF_SLABS, LARGE_OF_SLABS = 0.75, 1 / 32
-#: How often stays of slabs are tried, with fewer tensors on the device each time.
-MOST_TRIES = 100
-#: A plan that takes so many times its computing is compared with those that go down the rows.
-WAITING = 1.25
-#: One that takes so many times is, with those whose maps are in slabs.
-WAITING_MOSTLY = 2.0
 #: Where it takes less than so many times, all other policies are slower.
 WAITING_A_LITTLE = 1.05
 #: Of the memory that is free, what copies may have longer; addresses may want the rest.
 FOR_COPIES = (1.0, 0.0)
-#: Micro-batches that are tried: the next number is worth it while it may be faster.
-MICRO_BATCHES = sorted({count << doubled for count in (2, 3) for doubled in range(8)})
 
 
 @no_garbage_collection()
@@ -126,7 +96,7 @@ def plan_step(
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
     fastest, in_vain = Fastest(terms, step), 0
-    fastest.skips = policy == "best" and micro_batches in (None, 1)  # as `_by_host_memory` does
+    fastest.skips = policy == "best" and micro_batches in (None, 1)  # as `by_host_memory` does
     alone = BEST_OF if policy == "best" else (policy,)
     ready = in_place(summed(step))
     named = [Alone(step, ready, terms, each, fastest.computing) for each in alone]
@@ -153,7 +123,7 @@ def plan_step(
     if policy == "best":
         _in_time(name, terms, fastest)
     for way in WAYS if policy == "best" else ():
-        if fastest.best is None or _waits(fastest.best.plan):
+        if fastest.best is None or waits(fastest.best.plan):
             fastest.compare(way(name, step, terms, micro_batches, fastest))
     parts = micro_batches or 1
     if policy == "best":
@@ -176,7 +146,7 @@ def plan_step(
         enough = Room(fastest.least.host_bytes, None, 0)
         fastest.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
     if policy == "best":
-        for each in named if _waits(fastest.found().plan, WAITING_A_LITTLE) else ():
+        for each in named if waits(fastest.found().plan, WAITING_A_LITTLE) else ():
             fastest.compare(each.streamed(name, parts, fastest))
         _in_time(name, terms, fastest)
     made = fastest.found()
@@ -187,7 +157,7 @@ def bounded(
     plan: NetworkPlan, step: Step, terms: Terms, micro_batches: int | None = None
 ) -> NetworkPlan:
     """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
-    taken = _rewritten(_as_taken(step, "best"), frozenset(), 1, 1)
+    taken = as_planned(as_taken(step, "best"), frozenset(), 1, 1)
     found = bound_of(taken, terms, _counts(taken, micro_batches, terms))
     return replace(plan, bound_seconds=None if found is None else found.seconds)
 
@@ -217,18 +187,20 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
             raise ValueError(f"{what} must be a positive int, not {count!r}")
     again = frozenset(plan.remade)
     step, terms = with_room_outside(step, terms, plan.on_host)
-    step = _as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
+    step = as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
         step = apart(step)
     anew = frozenset(plan.anew) if plan.apart else None
     if plan.policy in WHOLE:
         step = repeated(step, plan.again)
     elif plan.again:
-        step = _repeated(_rewritten(step, frozenset(), 1, 1), plan.again, plan.micro_batches)
+        step = repeated_in_parts(
+            as_planned(step, frozenset(), 1, 1), plan.again, plan.micro_batches
+        )
         step = fused(step) if plan.apart else step
     else:
-        step = _rewritten(step, again, plan.micro_batches, plan.bands, anew)
-        step = _slabbed(step, plan.slabs, terms)
+        step = as_planned(step, again, plan.micro_batches, plan.bands, anew)
+        step = slabbed(step, plan.slabs, terms)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -249,26 +221,13 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     return made.found()
 
 
-def _as_taken(step: Step, policy: str) -> Step:
-    """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
-    step = through_normalizations(step)
-    if policy in WHOLE:
-        return taken_whole(step)
-    return fused(step if policy.startswith("vdnn") else compacted(step))
-
-
 def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
     """The step that a policy takes, and terms with the memory order that it computes fastest in."""
-    step, target = _as_taken(step, policy), terms.target
+    step, target = as_taken(step, policy), terms.target
     if len(target.layouts) > 1:
         by_order = order_seconds(step, target.machine, target.layouts)
         terms = replace(terms, order=by_order.fastest, by_order=by_order)
     return step, terms
-
-
-def _waits(plan: NetworkPlan, times: float = WAITING) -> bool:
-    """Whether a plan waits for the link for much of its time."""
-    return plan.seconds > times * plan.compute_seconds
 
 
 def _searched(
@@ -288,7 +247,7 @@ def _searched(
         for made in made_again(step, terms, parts, copied=copied, before=before):
             if made.seconds >= least:
                 break
-            rewritten = _repeated(step, made.again, parts)
+            rewritten = repeated_in_parts(step, made.again, parts)
             stays = coming_back(step, rewritten, made, terms.target.room_bytes)
             if not fastest.may_be(rewritten, stays):
                 break
@@ -346,236 +305,14 @@ def _with_time(
                 break
 
 
-def _by_shares(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans that remake a share of what can be remade, and of the rest let leave what must."""
-    for share in SHARES_REMADE:
-        some = Policy(keep, partial(mixed, share=share))
-        made = Deciding(step, terms, "mixed", asked or 1, some).planned(name, fastest)
-        if made is not None:
-            yield made
-
-
-def _by_rows(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans that go down the rows, in as few bands as leave memory to what is whole, or more.
-
-    All images at once, and one by one; or in so many micro-batches as are asked for.
-    """
-    apart = _shares(step, terms) and not step.pauses
-    counts = (1, images_of(step)) if apart else (1,)
-    for parts in dict.fromkeys(counts if asked is None else (asked,)):
-        bands, least = 1, np.inf
-        while (bands := 2 * bands) <= MOST_BANDS:
-            try:
-                if bands == 2 and not fastest.may_be(micro_batched(step, parts)):
-                    break
-                rewritten = _rewritten(step, frozenset(), parts, bands)
-            except WholeBatchError:
-                break
-            stays = {  # the rows of an input come with each band
-                base: each
-                for base, each in POLICIES["keep"].residing(rewritten).items()
-                if rewritten.tensors[base].kind != "input"
-            }
-            of_bands = {base: each for base, each in stays.items() if is_of_band(base)}
-            if not of_bands:
-                break
-            if most_held(rewritten, of_bands) > SHARE_OF_BANDS * terms.target.room_bytes:
-                continue
-            try:
-                placed = place_step(name, rewritten, stays, terms, is_worth=fastest.may_be)
-            except PlanInfeasibleError:
-                break  # a part of a call may take more than all of it: it adds to what is there
-            if placed is None:
-                break
-            figures = predicted(name, "rows", rewritten, placed, How(parts, bands), terms)
-            yield PlannedStep(figures, rewritten, placed)
-            if figures.seconds >= least:
-                break  # more bands leave more memory to what is whole, and cross the link more
-            least = figures.seconds
-
-
-def _by_halves_of_parts(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans of a step that pauses, in micro-batches: of each, forward again with its backward."""
-    if not step.pauses or asked is not None or not _shares(step, terms):
-        return
-    again = Policy(keep, lambda step, machine: (Decision(can_be_remade(step)),))
-    images, least = images_of(step), float("inf")
-    try:
-        for parts in (count for count in MICRO_BATCHES if count <= images):
-            made = Deciding(step, terms, "remake", parts, again).planned(name, fastest)
-            if made is not None:
-                yield made
-            seconds = float("inf") if made is None else made.plan.seconds
-            if seconds > least:
-                return  # smaller parts take longer still
-            least = min(least, seconds)
-    except WholeBatchError:
-        return
-
-
-def _by_spilling(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans in which tensors are on the host for a while, wherever memory is short.
-
-    Concatenations are taken apart, so that no tensor is larger than it must be. Of what is made
-    again, the largest maps are made anew for each reader where that takes less than a copy of them.
-    """
-    step, parts = apart(step), asked or 1
-    for share in SHARES_SPILLED:
-        again, anew = _made_anew(step, terms, share, LARGE)
-        rewritten = _rewritten(step, again, parts, 1, anew)
-        stays = POLICIES["keep"].residing(rewritten)
-        if not fastest.may_be(rewritten, stays):
-            continue  # before it is known what spills, which takes long
-        try:
-            placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=fastest.may_be)
-        except PlanInfeasibleError:
-            break  # an addition to what another part made takes more than all at once
-        if placed is None:
-            continue
-        how = How(parts, 1, tuple(sorted(again)), apart=True, anew=tuple(sorted(anew)))
-        figures = predicted(name, "spill", rewritten, placed, how, terms)
-        yield PlannedStep(figures, rewritten, placed)
-
-
-def _by_slabs(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """Plans by spilling in which stretches between barriers go through the batch in slabs.
-
-    They are for steps with maps of which memory does not hold several.
-    """
-    room = terms.target.room_bytes
-    largest = max(each.nbytes for each in step.tensors.values())
-    slabs = min(-(-SLABS_OF_ROOM * largest // max(room, 1)), MOST_SLABS, images_of(step))
-    if asked not in (None, 1) or step.pauses or slabs < 2:
-        return
-    if fastest.best is not None and not _waits(fastest.best.plan, WAITING_MOSTLY):
-        return  # finding stays of slabs takes long
-    step = apart(step)
-    again, anew = _made_anew(step, terms, SHARE_OF_SLABS, LARGE_OF_SLABS)
-    try:
-        rewritten = _slabbed(_rewritten(step, again, 1, 1, anew), slabs, terms)
-    except WholeBatchError:
-        return
-    tries = iter(range(MOST_TRIES))
-
-    def is_worth(step: Step, stays: Residency) -> bool:
-        return next(tries, None) is not None and fastest.may_be(step, stays)
-
-    stays = POLICIES["keep"].residing(rewritten)
-    try:
-        placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
-    except PlanInfeasibleError:
-        return  # a part of a call may take more than all of it: it adds to what is there
-    if placed is not None:
-        remade, each = tuple(sorted(again)), tuple(sorted(anew))
-        how = How(1, 1, remade, apart=True, anew=each, slabs=slabs)
-        figures = predicted(name, "slabs", rewritten, placed, how, terms)
-        yield PlannedStep(figures, rewritten, placed)
-
-
-def _by_host_memory(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """The plan by spilling that makes so much again that host memory has room for what is left.
-
-    It is for steps that host memory was too small for. The first that fits is it; where none does,
-    and no other plan, the one that wants least.
-    """
-    if asked not in (None, 1) or not fastest.is_short:
-        return
-    step = _rewritten(apart(step), frozenset(), 1, 1)
-    assert terms.host is not None
-    available = terms.host.available_bytes
-    room = float(terms.target.room_bytes + available)
-
-    def placed(again: tuple[Again, ...], is_worth: Worth) -> tuple[Step, Placed] | None:
-        rewritten = fused(repeated(step, again))
-        stays = POLICIES["keep"].residing(rewritten)
-        made = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
-        return None if made is None else (rewritten, made)
-
-    again: tuple[Again, ...] = ()
-    made: tuple[Step, Placed] | None = None
-    try:
-        for nbytes in amounts(step, terms):
-            found = living_in(step, terms, nbytes) if nbytes <= room else None
-            tried = None if found is None else placed(found, fastest.may_be)
-            if found is None or tried is None:
-                continue
-            beyond = tried[1].program.host_bytes - available
-            if beyond <= 0:
-                again, made = found, tried
-                break
-            room = nbytes - beyond
-        if made is None and fastest.best is None:
-            again = with_least(step, terms)
-            made = placed(again, always)
-    except PlanInfeasibleError:
-        return  # an addition to what another part made takes more than all at once
-    if made is not None:
-        figures = predicted(name, SEARCHED, *made, How(apart=True, again=again), terms)
-        yield PlannedStep(figures, *made)
-
-
-def _slabbed(step: Step, slabs: int, terms: Terms) -> Step:
-    """A step in slabs, where its phases touch much of memory."""
-    return in_slabs(step, slabs, int(LARGE_PHASE * terms.target.limit_bytes))
-
-
-def _made_anew(
-    step: Step, terms: Terms, share: float, large: float
-) -> tuple[frozenset[str], set[str]]:
-    """What is made again, up to a share of its bytes; and what of it is made for each reader."""
-    machine, room = terms.target.machine, terms.target.room_bytes
-    again = mixed(step, machine, share)[-1].remade
-    seconds_of = seconds_to_remake(step, machine, again | forward_only(step))
-    anew = {
-        name
-        for name in again
-        if (nbytes := step.tensors[name].nbytes) > large * room
-        and seconds_of(name) < machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
-    }
-    return again, anew
-
-
-def _rewritten(
-    step: Step, again: frozenset[str], parts: int, bands: int, anew: Set[str] | None = None
-) -> Step:
-    """A step with what is remade, in bands of rows, in micro-batches.
-
-    With `anew`, a set of names, what is made again goes straight into its reader where it can.
-    """
-    step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(summed(step))
-    step = remade(step, again, anew or ())
-    return micro_batched(step if anew is None else fused(step), parts)
-
-
-def _repeated(step: Step, again: tuple[Again, ...], parts: int) -> Step:
-    """A step that is rewritten but for what is made again as often as wanted."""
-    return micro_batched(repeated(step, again), parts)
-
-
-#: Further plans that `best` compares where the best one waits for the link.
-WAYS = (_by_halves_of_parts, _by_shares, _by_rows, _by_spilling, _by_slabs, _by_host_memory)
-
-
 def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
     """Numbers of micro-batches to try, while the next one may be better."""
     if asked is not None:
         yield asked
         return
     yield 1
-    if step.pauses or not _shares(step, terms):
-        return  # `_by_halves_of_parts` has those of a step that pauses
+    if step.pauses or not has_room_for_shared(step, terms):
+        return  # `by_halves_of_parts` has those of a step that pauses
     images = images_of(step)
     try:
         for parts in (count for count in MICRO_BATCHES if count <= images):
@@ -583,23 +320,6 @@ def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
             yield parts
     except WholeBatchError:
         return
-
-
-def _shares(step: Step, terms: Terms) -> bool:
-    """Whether there is room for what all micro-batches share, so that none copies it again.
-
-    That is weights, and their gradients, which add up.
-    """
-    shared = {
-        step.base(phase.binds[operand])
-        for phase in step.phases
-        for operand, (_, _, axes) in phase.call.operands.items()
-        if "n" not in axes
-    }
-    on_device = {base for base, spec in terms.given.items() if spec.placement == "device"}
-    tensors = (step.tensors[base] for base in shared - on_device)
-    held = sum(each.nbytes for each in tensors if each.kind in ("parameter", "gradient"))
-    return held <= terms.target.room_bytes
 
 
 def _planned(

@@ -19,8 +19,8 @@ from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
-from ooc_cudnn.network.planning import _as_taken
 from ooc_cudnn.network.remaking import can_be_remade, remade
+from ooc_cudnn.network.rewriting import as_taken
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step
@@ -48,7 +48,7 @@ class Rewritten:
     def rewritten(self):
         """The step, rewritten at random, and how."""
         policy = "best" if self.random.integers(5) else "vdnn_all"
-        said, step = [policy], _as_taken(self.net.training_phases(self.loss), policy)
+        said, step = [policy], as_taken(self.net.training_phases(self.loss), policy)
         if self.random.integers(2):
             said, step = [*said, "apart"], apart(step)
         bands = int(self.random.integers(1, 12)) if self.random.integers(3) else 1

@@ -6,7 +6,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import planning, rewriting
 from ooc_cudnn.network.fastest import MOST_WORK, WORK_A_SECOND, Fastest
 from ooc_cudnn.network.least_computing import LeastComputing
 from ooc_cudnn.network.placing import Terms
@@ -46,7 +46,7 @@ def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
 
 
 def test_policies_that_come_to_the_same_are_placed_once(step):
-    taken, fastest = planning._as_taken(step, "best"), Fastest(terms())
+    taken, fastest = rewriting.as_taken(step, "best"), Fastest(terms())
     kept = planning._planned("step", taken, terms(), "keep", 1, fastest)
     assert fastest.take(kept)
     for policy in ("remake", "offload", "mixed"):  # where all fits they keep all

@@ -13,7 +13,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.cli.network import drawn_inputs
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import planning, rewriting
 from ooc_cudnn.network.bound import priced
 from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.made_again import (
@@ -53,8 +53,8 @@ def blocks(batch, image, count, channels=8):
 
 def taken(net, loss):
     """The step that is planned, and what it holds if all is kept."""
-    step = planning._as_taken(net.training_phases(loss), "best")
-    step = planning._rewritten(step, frozenset(), 1, 1)
+    step = rewriting.as_taken(net.training_phases(loss), "best")
+    step = rewriting.as_planned(step, frozenset(), 1, 1)
     return step, most_held(step, POLICIES["keep"].residing(step))
 
 

@@ -12,8 +12,8 @@ from ooc_cudnn.network.mo_sos.planning import MO_SOS, _program
 from ooc_cudnn.network.mo_sos.problem import Choice, Map, Problem, Stage
 from ooc_cudnn.network.mo_sos.program import Allowed, Program
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import _as_taken
 from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.rewriting import as_taken
 from ooc_cudnn.network.terms import terms_for
 from tests.fuzz.networks import PLENTY, Drawn
 from tests.support.every_schedule import least_seconds
@@ -141,7 +141,7 @@ def test_what_leaves_was_whole_before():
         x = net.transposed_convolution(x, 4, window=2, stride=2)
         x = net.activation(net.convolution(x, 4, window=2, stride=2))
     loss = net.mean_squared_error(x, net.input("target", x.shape))
-    step = _as_taken(net.training_phases(loss), "mo_sos")
+    step = as_taken(net.training_phases(loss), "mo_sos")
     posed, program = _program(step, terms_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
     bias = next(t for t, s in enumerate(posed.problem.stages) if s.adds_to)
     (own,) = posed.problem.stages[bias].adds_to

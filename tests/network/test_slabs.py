@@ -9,9 +9,10 @@ import ooc_cudnn
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.micro_batches import WholeBatchError
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import _as_taken, _by_slabs, _rewritten
 from ooc_cudnn.network.remaking import can_be_remade
+from ooc_cudnn.network.rewriting import as_planned, as_taken
 from ooc_cudnn.network.slabs import in_slabs
+from ooc_cudnn.network.ways import by_slabs
 from ooc_cudnn.operations.batch_phases import StatesOfParts
 from tests.fuzz.rewrites import Rewritten
 from tests.support.forced import Forced
@@ -23,9 +24,9 @@ LIMIT = 1_000_000
 @pytest.mark.parametrize("seed", [7, 30, 37])
 def test_slabs_of_drawn_networks_compute_what_pytorch_does(seed):
     drawn, cut = Rewritten(seed), 0
-    step = apart(_as_taken(drawn.net.training_phases(drawn.loss), "best"))
+    step = apart(as_taken(drawn.net.training_phases(drawn.loss), "best"))
     for again in (frozenset(), can_be_remade(step)):
-        rewritten = _rewritten(step, again, 1, 1, again)
+        rewritten = as_planned(step, again, 1, 1, again)
         for slabs, large in ((2, 0), (3, 0), (3, 200)):
             made = in_slabs(rewritten, slabs, large)
             cut += len(made.phases) > len(rewritten.phases)
@@ -49,7 +50,7 @@ def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does():
     net, loss = normalised()
     random = np.random.default_rng(0)
     inputs = {"x": random.standard_normal((12, 3, 16, 16)), "labels": np.arange(12) % 4}
-    (made,) = spilling_plans(net, loss, LIMIT, _by_slabs)
+    (made,) = spilling_plans(net, loss, LIMIT, by_slabs)
     assert made.plan.slabs > 1
     assert made.plan.device_bytes <= LIMIT
     plan = NetworkPlan.from_json(made.plan.to_json())
@@ -67,7 +68,7 @@ def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does():
 def test_sums_in_a_fixed_order_are_not_made_slab_by_slab():
     net, loss = normalised()
     with ooc_cudnn.settings(deterministic=True):
-        step = _as_taken(net.training_phases(loss), "best")
+        step = as_taken(net.training_phases(loss), "best")
     with pytest.raises(WholeBatchError, match="in their order"):
         in_slabs(step, 2, 0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import ways
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.phases import Uses
 from ooc_cudnn.network.residency import Stay, check_stays
@@ -31,8 +31,8 @@ def test_steps_of_drawn_networks():
 
 def test_what_is_made_for_each_reader_anew(monkeypatch):
     """All that is made again is; it goes straight into its reader, and is never whole."""
-    monkeypatch.setattr(planning, "LARGE", 0)
-    monkeypatch.setattr(planning, "seconds_to_remake", lambda *_: lambda name: 0.0)
+    monkeypatch.setattr(ways, "LARGE", 0)
+    monkeypatch.setattr(ways, "seconds_to_remake", lambda *_: lambda name: 0.0)
     drawn, some = Drawn(15), 0
     full = drawn.net.plan(drawn.loss, memory_limit="1GiB", policy="keep").device_bytes
     made = spilling_plans(drawn.net, drawn.loss, int(0.6 * full))[-1]

@@ -10,9 +10,10 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import planning, rewriting
 from ooc_cudnn.network.crossings import begun_by, left_by
 from ooc_cudnn.network.offloading import leaving
+from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.residency import check_stays
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from perfmodel import shipped
@@ -44,11 +45,11 @@ def test_copies_follow_each_other():
 @pytest.mark.parametrize("policy", ["keep", "offload"])
 def test_stays_are_longer_where_there_is_room(seed, policy):
     net, loss, _ = drawn_network(seed, loss=True)
-    step = planning._rewritten(
-        planning._as_taken(net.training_phases(loss), policy), frozenset(), 1, 1
+    step = rewriting.as_planned(
+        rewriting.as_taken(net.training_phases(loss), policy), frozenset(), 1, 1
     )
-    decided = planning.POLICIES[policy].decisions(step, shipped("h200"))[-1]
-    stays = dict(planning.POLICIES[policy].residing(step))
+    decided = POLICIES[policy].decisions(step, shipped("h200"))[-1]
+    stays = dict(POLICIES[policy].residing(step))
     if decided.offloaded:
         stays = dict(leaving(step, decided.offloaded))
     before, seconds = held(step, stays), [1e-6] * len(step.phases)
@@ -72,7 +73,7 @@ def test_what_is_fetched_begins_behind_what_is_streamed():
     h = net.convolution(net.convolution(h, 4, window=3), 4, window=3)
     loss = net.mean_squared_error(h, net.input("target", h.shape))
     step = net.training_phases(loss)
-    stays = dict(planning.POLICIES["keep"].residing(step))
+    stays = dict(POLICIES["keep"].residing(step))
     streaming = {base: found for base, found in stays.items() if base != "x"}
     seconds = [1e-9] * len(step.phases)
     first, last = (stays[f"convolution_{number}.w"][0].first for number in (1, 3))
@@ -124,7 +125,7 @@ def test_gradients_that_are_given_when_a_step_pauses_are_not_fetched_before(paus
     y = net.activation(net.convolution(x, 4, window=3))
     step = replace(net.pausing_phases(y), pauses=pauses)
     (seed,) = step.seeds.values()
-    stays = planning.POLICIES["keep"].residing(step)
+    stays = POLICIES["keep"].residing(step)
     seconds = [1e-9] * len(step.phases)
     longer = with_time_to_copy(step, stays, shipped("h200"), seconds, 2**30)
     assert stays[seed][0].fetched

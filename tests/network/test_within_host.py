@@ -11,7 +11,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.pinned import Room
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import planning, rewriting, ways
+from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.placing import most_held
 from ooc_cudnn.network.plan import NetworkPlan
@@ -36,14 +37,14 @@ class Drawn:
         self.inputs = {
             name: random.standard_normal(net.graph.tensors[name].shape) for name in ("x", "target")
         }
-        self.step = planning._as_taken(net.training_phases(self.loss), "best")
+        self.step = rewriting.as_taken(net.training_phases(self.loss), "best")
 
     def within(self, host, limit=LIMIT):
         """What is planned for so much host memory, with what did not fit before."""
         terms = replace(terms_for(limit, "h100", self.step, {}), host=Room(host, host, 0))
         fastest = Fastest(terms)
         fastest.is_short = True
-        plans = planning._by_host_memory("training_step", self.step, terms, 1, fastest)
+        plans = ways.by_host_memory("training_step", self.step, terms, 1, fastest)
         return [made._replace(plan=replace(made.plan, policy="best")) for made in plans]
 
     def run(self, plan):
@@ -97,7 +98,7 @@ def test_what_is_made_again_leaves_less_on_the_host(make):
 def test_it_changes_no_bit_where_no_call_is_cut():
     drawn = chain()
     with ooc_cudnn.settings(deterministic=True):
-        drawn.step = planning._as_taken(drawn.net.training_phases(drawn.loss), "best")
+        drawn.step = rewriting.as_taken(drawn.net.training_phases(drawn.loss), "best")
         free = drawn.within(2**30, "512KiB")[0].plan
         made = drawn.within(int(0.7 * free.host_bytes), "512KiB")[-1].plan
         assert made.again
@@ -149,7 +150,7 @@ def test_no_plan_keeps_less_than_the_least(seed):
 
 def test_what_lives_at_once_is_what_was_asked_for():
     drawn = unet()
-    step = planning._rewritten(planning.apart(drawn.step), frozenset(), 1, 1)
+    step = rewriting.as_planned(apart(drawn.step), frozenset(), 1, 1)
     terms = terms_for(LIMIT, "h100", step, {})
     sizes = amounts(step, terms)
     assert sizes == sorted(sizes, reverse=True)

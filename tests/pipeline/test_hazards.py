@@ -11,8 +11,9 @@ import ooc_cudnn
 from ooc_cudnn.functions.target import make_request
 from ooc_cudnn.network.pinned_block import in_pinned_block
 from ooc_cudnn.network.placing import place_step
-from ooc_cudnn.network.planning import _as_taken, _rewritten, plan_step
+from ooc_cudnn.network.planning import plan_step
 from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.rewriting import as_planned, as_taken
 from ooc_cudnn.network.terms import terms_for
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain
@@ -78,7 +79,7 @@ def test_bands_of_rows(parts):
     net, loss = images()
     step = net.training_phases(loss)
     terms = terms_for("64KiB", None, step, {})
-    rewritten = _rewritten(_as_taken(step, "best"), frozenset(), parts, 3)
+    rewritten = as_planned(as_taken(step, "best"), frozenset(), parts, 3)
     placed = place_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
     schedule = make_schedule(placed.program)
     assert len(schedule.steps) > 60

@@ -9,10 +9,11 @@ import numpy as np
 import ooc_cudnn
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.placing import place_step
-from ooc_cudnn.network.planning import _as_taken, _by_spilling, _rewritten
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.predicted import How, predicted
+from ooc_cudnn.network.rewriting import as_planned, as_taken
 from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.network.ways import by_spilling
 from tests.support.network_checks import assert_close, sizes_of
 from tests.support.on_device import fetched
 
@@ -24,9 +25,9 @@ def banded_plan(net, loss, limit, bands, micro_batches=1):
 
 def banded(net, loss, limit, bands, micro_batches=1):
     """The same, with its program."""
-    step = _as_taken(net.training_phases(loss), "best")
+    step = as_taken(net.training_phases(loss), "best")
     terms = terms_for(limit, None, step, {})
-    rewritten = _rewritten(step, frozenset(), micro_batches, bands)
+    rewritten = as_planned(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = place_step("training_step", rewritten, residing, terms)
     how = How(micro_batches, bands)
@@ -34,9 +35,9 @@ def banded(net, loss, limit, bands, micro_batches=1):
     return PlannedStep(plan, rewritten, placed)
 
 
-def spilling_plans(net, loss, limit, way=_by_spilling):
+def spilling_plans(net, loss, limit, way=by_spilling):
     """The plans of a step in which tensors are on the host for a while."""
-    step = _as_taken(net.training_phases(loss), "best")
+    step = as_taken(net.training_phases(loss), "best")
     terms = terms_for(limit, None, step, {})
     return [
         made._replace(plan=replace(made.plan, policy="best"))

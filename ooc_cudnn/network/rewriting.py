@@ -1,0 +1,53 @@
+"""What a plan makes of a step: as its policy takes it, and rewritten as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ooc_cudnn.network.bands import banded, whole_maps
+from ooc_cudnn.network.compacting import compacted
+from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.micro_batches import micro_batched
+from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
+from ooc_cudnn.network.mo_sos.planning import taken_whole
+from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.remaking import remade
+from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.slabs import in_slabs
+from ooc_cudnn.network.through_normalizations import through_normalizations
+
+#: Phases that touch more than this share of memory go slab by slab.
+LARGE_PHASE = 0.25
+
+
+def as_taken(step: Step, policy: str) -> Step:
+    """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
+    step = through_normalizations(step)
+    if policy in WHOLE:
+        return taken_whole(step)
+    return fused(step if policy.startswith("vdnn") else compacted(step))
+
+
+def as_planned(
+    step: Step, again: frozenset[str], parts: int, bands: int, anew: Set[str] | None = None
+) -> Step:
+    """A step with what is remade, in bands of rows, in micro-batches.
+
+    With `anew`, a set of names, what is made again goes straight into its reader where it can.
+    """
+    step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(summed(step))
+    step = remade(step, again, anew or ())
+    return micro_batched(step if anew is None else fused(step), parts)
+
+
+def repeated_in_parts(step: Step, again: tuple[Again, ...], parts: int) -> Step:
+    """A step that is rewritten but for what is made again as often as wanted."""
+    return micro_batched(repeated(step, again), parts)
+
+
+def slabbed(step: Step, slabs: int, terms: Terms) -> Step:
+    """A step in slabs, where its phases touch much of memory."""
+    return in_slabs(step, slabs, int(LARGE_PHASE * terms.target.limit_bytes))
