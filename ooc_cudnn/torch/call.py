@@ -39,6 +39,7 @@ from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
+from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.twice import captured_twice
 from ooc_cudnn.torch.wrapping import Wrapping
 
@@ -109,6 +110,7 @@ class ReadyModel:
         )
         if labels:
             self.lowered = labelled(self.lowered, labels)
+        self._targets = targets_of(self.lowered)
         net, outputs = self.lowered.network, self.lowered.outputs
         self.pausing: PausingStep | None = None
         self.forward: ForwardStep | None = None
@@ -186,6 +188,7 @@ class ReadyModel:
 
     def _called(self, tensors: Sequence[Any], out: Any) -> Any:
         known = self._known(tensors)
+        check_targets(self._targets, known)
         found = run_before(self.graph, self.lowered.before, known)
         outputs, changed = self._run(found, out)
         for value, held in self.lowered.handed.items():
