@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.capture import capture
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -48,8 +49,12 @@ def captured_twice(
     after: Attributes = {}
 
     def noting(*args: Any, **kwargs: Any) -> Any:
+        before = _tensors(inner)
         made = forward(*args, **kwargs)
-        after.update(_attributes(inner))  # torch.export puts them back
+        # capture puts them back; with tensors, which are fake, all of a module begins anew
+        keeping = {at[0] for at, each in _tensors(inner).items() if before.get(at) is not each}
+        found = _attributes(inner).items()
+        after.update({at: value for at, value in found if at[0] not in keeping})
         return made
 
     first = capture(model, noting, args, kwargs)
@@ -65,6 +70,16 @@ def _attributes(model: torch.nn.Module) -> Attributes:
         for module in model.modules()
         for name, value in vars(module).items()
         if is_plain(value)
+    }
+
+
+def _tensors(model: torch.nn.Module) -> Attributes:
+    """The tensors that modules hold, parameters aside."""
+    return {
+        (module, name): value
+        for module in model.modules()
+        for name, value in (*vars(module).items(), *module._buffers.items())
+        if isinstance(value, torch.Tensor)
     }
 
 
@@ -88,7 +103,8 @@ def _check_alike(model: torch.nn.Module, first: Graph, second: Graph) -> None:
     pairs = zip_longest(_operations(first), _operations(second))
     other = next((one or two for one, two in pairs if _told(one) != _told(two)), None)
     constants = first.constants, second.constants
-    if other is None and first.outputs == second.outputs and _are_equal(*constants):
+    outputs = _comparable(first.outputs), _comparable(second.outputs)
+    if other is None and outputs[0] == outputs[1] and _are_equal(*constants):
         return
     where = "" if other is None else f": {other.said}\n  {other.where}"
     raise UnsupportedModelError(
@@ -104,8 +120,24 @@ def _operations(graph: Graph) -> tuple[Operation, ...]:
 
 def _told(operation: Operation | None) -> Any:
     """What an operation is told; a function may be made for one capture."""
-    return operation and (operation.name, operation.args, operation.kwargs, operation.results)
+    return operation and (
+        operation.name,
+        _comparable((operation.args, dict(operation.kwargs))),
+        operation.results,
+    )
+
+
+def _comparable(tree: Any) -> Any:
+    """The same, in which what is not a number is equal to itself."""
+    return pytree.tree_map(lambda e: "nan" if isinstance(e, float) and e != e else e, tree)
 
 
 def _are_equal(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    return one.keys() == two.keys() and all(_alike(one[name], two[name]) for name in one)
+
+
+def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether tensors are equal; what is not a number is equal to itself."""
+    if (one.shape, one.dtype) != (two.shape, two.dtype):
+        return False
+    return bool(((one == two) | ((one != one) & (two != two))).all())

@@ -89,3 +89,19 @@ def test_what_does_the_same_is_not():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
     same(Result(ooc.limit(eager, LIMIT, strict=True), [x]), expected)
+
+
+def padded(model, x):
+    return nn.functional.pad(x, (1, 1), value=float("nan"))
+
+
+def scaled(model, x):
+    return x * torch.tensor([1.0, float("nan"), 1.0, 1.0]).reshape(1, 4, 1, 1)
+
+
+@pytest.mark.parametrize("function", [padded, scaled])
+def test_what_is_not_a_number_is_the_same_twice(function):
+    model = Of(function)
+    expected = model(torch.ones(SHAPE))
+    made = ooc.limit(model, LIMIT, strict=True)(torch.ones(SHAPE))
+    assert torch.allclose(made, expected, equal_nan=True)
