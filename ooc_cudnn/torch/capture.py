@@ -7,7 +7,6 @@ finds is ATen's operations as modules call them, not taken apart.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.autocast import AUTOCAST, Casts
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.exporting import NOT_THE_USERS, exported, refused
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced, values_in
-from ooc_cudnn.torch.ranks import as_batch_normalization, within_ddp
-from ooc_cudnn.torch.refusals import check_model, check_tensor, hooks_that_compute, users_line
+from ooc_cudnn.torch.ranks import within_ddp
+from ooc_cudnn.torch.refusals import check_model, check_tensor
 
 #: They hand on what they are given, or a view of it: who changes it in place changes both.
 VIEWS = frozenset({
@@ -34,20 +34,6 @@ ALIKE = {
     for kind, value in (("zeros", 0), ("ones", 1), ("full", None), ("empty", 0))
     for form in (f"new_{kind}", f"{kind}_like")
 }
-#: Whose lines are not the user's.
-_NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
-
-
-class _Plain(torch.nn.Module):
-    """A model whose forward is called, and none of its own hooks."""
-
-    def __init__(self, model: torch.nn.Module, forward: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model, self._forward = model, forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own."""
-        return self._forward(*args, **kwargs)
 
 
 def capture(
@@ -70,29 +56,18 @@ def capture(
     ------
     UnsupportedModelError
         If torch.export refuses, with what it says of the model's line.
+    TypeError, ValueError
+        If the model itself does not take these arguments.
     """
     model = within_ddp(model)
     check_model(model)
-    plain = _Plain(model, forward)
-    plain.training = model.training
+    program = exported(model, forward, args, kwargs)
     try:
-        with hooks_that_compute(model), as_batch_normalization(model):
-            program = torch.export.export(plain, tuple(args), dict(kwargs), strict=False)
         return _Reading(program, model).graph()
     except UnsupportedModelError:
         raise
     except Exception as error:
-        raise UnsupportedModelError(_refused(model, error)) from error
-
-
-def _refused(model: torch.nn.Module, error: Exception) -> str:
-    """What to say of an error of torch.export: the user's line, and what to do."""
-    said = f"{type(model).__name__} cannot be captured: torch.export says {_first_line(error)}"
-    line = users_line(error, _NOT_THE_USERS)
-    if "data-dependent" in str(error):
-        said += ". The result of a branch, of a loop or of a size depends on data: take it out of "
-        said += "forward, or limit the parts before and after it"
-    return f"{said}\n  {line}" if line else said
+        raise refused(model, error) from error
 
 
 def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
@@ -136,11 +111,6 @@ def torch_dtype(array: Any) -> torch.dtype:
     if isinstance(array, torch.Tensor):
         return array.dtype
     return torch.from_numpy(np.empty(1, array.dtype)).dtype
-
-
-def _first_line(error: BaseException) -> str:
-    said = [line for line in str(error).strip().splitlines() if line.strip()]
-    return said[0] if said else type(error).__name__
 
 
 class _Reading:
@@ -476,8 +446,8 @@ def _where(node: Any) -> str:
     """The last line of the user's own code before PyTorch's."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     frames = [at for at, line in enumerate(lines) if line.strip().startswith('File "')]
-    own = [at for at in frames if not any(each in lines[at] for each in _NOT_THE_USERS)]
-    return " ".join(line.strip() for line in lines[own[-1] : own[-1] + 2]) if own else ""
+    own = [at for at in frames if not any(each in lines[at] for each in NOT_THE_USERS)]
+    return ": ".join(line.strip() for line in lines[own[-1] : own[-1] + 2]) if own else ""
 
 
 def _used(operations: Sequence[Operation], outputs: Sequence[Any]) -> Iterator[Operation]:

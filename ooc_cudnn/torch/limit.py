@@ -70,7 +70,7 @@ def limit(
     ------
     TypeError, ValueError
         If it is no module, or that is no limit; or of another `statistics`; if `scale` is no
-        finite number.
+        finite number; at a call, if the model itself does not take its arguments.
     UnsupportedModelError
         If a part of it is refused (FSDP, parameters that are sparse or complex); at the first
         call, if the model cannot be captured.

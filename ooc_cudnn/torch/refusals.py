@@ -221,7 +221,7 @@ def users_line(error: BaseException, not_the_users: Sequence[str]) -> str:
             if not code.co_filename.startswith((*not_the_users, contextlib.__file__, "<")):
                 text = linecache.getline(code.co_filename, step.tb_lineno).strip()
                 found = (
-                    f'File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name} {text}'
+                    f'File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name}: {text}'
                 )
             step = step.tb_next
         seen = seen.__cause__ or seen.__context__  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.operations.images import STORED
 
-_STORED = tuple(getattr(torch, each) for each in STORED)
+STORED_DTYPES = tuple(getattr(torch, each) for each in STORED)
 
 
 def check_scale(scale: float | None) -> None:
@@ -49,7 +49,7 @@ def of_stored(
     wide = torch.promote_types(dtype, torch.float32)
 
     def widened(each: Any) -> Any:
-        if isinstance(each, torch.Tensor) and each.dtype in _STORED:
+        if isinstance(each, torch.Tensor) and each.dtype in STORED_DTYPES:
             return (each.to(wide) * scale).to(dtype)
         return each
 

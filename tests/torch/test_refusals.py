@@ -58,10 +58,6 @@ def by_numpy(x):
     return torch.from_numpy(x.detach().numpy())
 
 
-def misshapen(x):
-    return x + torch.ones(7)
-
-
 def without_gradients(x):
     with torch.no_grad():
         return x * 2
@@ -74,7 +70,6 @@ LINES = {
     choosing: r"index.*depends on data.*self\.function\(",
     looping: r"data.*while x\.norm\(\) > 1",
     by_numpy: r"numpy.*x\.detach\(\)\.numpy\(\)",
-    misshapen: r"broadcast.*return x \+ torch\.ones\(7\)",
 }
 
 

@@ -1,0 +1,151 @@
+"""Arguments that a model does not take, and what PyTorch says beside an error: nothing."""
+
+import logging
+import sys
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch import exporting
+
+pytestmark = pytest.mark.usefixtures("few_plans")
+
+LIMIT = "200KiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+def model():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
+
+
+class Of(nn.Module):
+    """A function of the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def misshapen(x):
+    return x + torch.ones(7)
+
+
+def checking(x):
+    if x.shape[1] != 4:
+        raise ValueError(f"images of 4 channels are wanted, not {x.shape[1]}")
+    return 2 * x
+
+
+def looping(x):
+    for _ in range(int(x.max())):
+        x = 2 * x
+    return x
+
+
+WRONG = {
+    "channels": (model(), (2, 5, 8, 8), r"expected input\[2, 5, 8, 8\] to have 3 channels"),
+    "axes": (model(), (2, 5), "3D .* or 4D"),
+    "size": (model(), (2, 3, 9, 9), "196"),
+    "too small": (model(), (2, 3, 2, 2), "Kernel size"),
+    "a sum": (Of(misshapen), (2, 3, 8, 8), r"(?s)broadcast.*, in misshapen: return x \+ torch"),
+    "its own": (Of(checking), (2, 3, 8, 8), "(?s)images of 4 channels are wanted, not 3.*raise"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_input_that_the_model_does_not_take_is_said_to_be_one(wrong):
+    made, shape, why = WRONG[wrong]
+    said = f"{type(made).__name__} does not take this input, float32 "
+    calls = (
+        lambda: ooc.limit(made, LIMIT)(torch.ones(shape)),
+        lambda: ooc.infer(made.eval(), np.ones(shape, "float32"), memory_limit=LIMIT),
+        lambda: ooc.plan(made.train(), shape, memory_limit=LIMIT, machine="h200"),
+        lambda: ooc.output_shape(made, shape),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=why) as refused:
+            call()
+        assert str(refused.value).startswith(f"{said}{shape}: ")
+        assert len("".join(traceback.format_exception(refused.value)).splitlines()) < 60
+    ooc.release(made)
+
+
+def test_arguments_that_forward_does_not_have_are_named():
+    limited, x = ooc.limit(model(), LIMIT), torch.ones(2, 3, 8, 8)
+    with pytest.raises(TypeError, match=r"does not take this input.*2 positional arguments but 3"):
+        limited(x, x)
+    with pytest.raises(TypeError, match=r"does not take this input.*keyword argument 'mask'"):
+        limited(x, mask=x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+def test_of_stored_images_it_is_said_how_they_are_given(dtype):
+    x, made = torch.ones(2, 3, 8, 8, dtype=dtype), model()
+    for call in (ooc.limit(made, LIMIT), lambda x: ooc.infer(made.eval(), x)):
+        with pytest.raises(TypeError, match=r"should be the same\. .* give scale=1 / 255"):
+            call(x)
+    assert ooc.limit(made, LIMIT, scale=1 / 255)(x).shape == (2, 5)
+    with pytest.raises(TypeError, match=r"float64 \(2, 3, 8, 8\): .*should be the same$"):
+        ooc.limit(made, LIMIT)(x.double())
+
+
+def test_of_labels_in_bytes_it_is_said_what_they_are():
+    step = ooc.with_loss(model(), nn.CrossEntropyLoss(), LIMIT)
+    with pytest.raises(TypeError, match=r"Labels are int64: take target\.long\(\)"):
+        step(torch.ones(2, 3, 8, 8), torch.zeros(2, dtype=torch.uint8))
+
+
+@pytest.fixture
+def logged():
+    """What PyTorch's loggers hand on."""
+    found = []
+    handler = logging.Handler()
+    handler.emit = found.append
+    loggers = [
+        logging.getLogger(f"torch.{name}")
+        for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes", "export")
+    ]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield found
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("function", [misshapen, looping], ids=lambda each: each.__name__)
+def test_pytorch_neither_logs_nor_prints_what_is_raised(function, logged, capsys, monkeypatch):
+    monkeypatch.delenv("TORCH_LOGS", raising=False)
+    with pytest.raises((ValueError, TypeError), match=rf"in {function.__name__}: "):
+        ooc.limit(Of(function), LIMIT)(torch.ones(2, 3, 8, 8))
+    assert (logged, capsys.readouterr().err) == ([], "")
+
+
+def test_what_the_model_itself_prints_is_printed(capsys):
+    def printing(x):
+        print("here", file=sys.stderr)
+        return 2 * x
+
+    ooc.limit(Of(printing), LIMIT)(torch.ones(2, 3, 8, 8))
+    assert "here" in capsys.readouterr().err
+    assert not isinstance(sys.stderr, exporting._WithoutDumps)
+
+
+def test_who_asks_for_pytorchs_logs_has_them(logged, capsys, monkeypatch):
+    monkeypatch.setenv("TORCH_LOGS", "+export")
+    with pytest.raises(TypeError, match="cannot be captured"):
+        ooc.limit(Of(looping), LIMIT)(torch.ones(2, 3, 8, 8))
+    assert logged
+    assert "def forward(" in capsys.readouterr().err
