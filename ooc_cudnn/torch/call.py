@@ -97,7 +97,7 @@ class ReadyModel:
             or (value.kind == "input" and int(value.source) in leaves)
         }
         self.differentiable = differentiable(self.graph, wanted if with_gradients else ())
-        training = with_gradients or any(
+        self.training = training = with_gradients or any(
             operation.arguments.get("training") or operation.arguments.get("train")
             for operation in self.graph.operations
         )

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
@@ -22,6 +24,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import own_forward
+from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.planning import specs_of, where_held
 from ooc_cudnn.torch.ranks import within_ddp
 from ooc_cudnn.torch.refusals import check_arguments
@@ -50,7 +53,7 @@ def infer(
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation, usually: ``model.eval()``.
+        In evaluation, usually: ``model.eval()``. Of one in training a warning says so.
     *inputs : Tensor or array
         NumPy arrays, memmaps and pinned memory are read piece by piece.
     out : array, optional
@@ -98,12 +101,22 @@ def infer(
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fake_like(inputs, device_of(model))
         ready = _ready(model, forward, fakes, memory_limit, reduce, asked, scale)
+        if ready.training and within_ddp(model).training:
+            warn_once(
+                f"{type(model).__name__} is in training mode: what it makes depends on the other "
+                "images or on chance, and running statistics change; call model.eval() first"
+            )
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
-        if out is not None and not one:
-            raise TypeError("out is given, but the model makes several results")
+        if out is not None:
+            if not one:
+                raise TypeError("out is given, but the model makes several results")
+            _check_out(out, ready, reduce)
         with_classes = out
         if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
             with_classes = out[:, None]
+        if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
+            tensor_of(out).copy_(pytree.tree_leaves(ready(inputs))[0])
+            return out
         made = _empty(ready) if one and out is None else with_classes
         if not one or not ready.in_blocks(inputs, made):
             made = ready(inputs, with_classes)
@@ -196,6 +209,27 @@ def _ready(
     asked = tuple((each.shape, each.dtype) for each in fakes)
     own = within_ddp(model).__dict__.get("forward")  # the user's, in place of the class's
     return calls_of(model).ready((infer, own, asked, memory_limit, labels, scale), make)
+
+
+def _is_the_networks(ready: ReadyModel) -> bool:
+    """Whether the one result is the network's, as it is there."""
+    held = ready.lowered.results[0]
+    return isinstance(held, LoweredValue) and held.is_plain and bool(held.axes)
+
+
+def _check_out(out: Any, ready: ReadyModel, reduce: str | None) -> None:
+    """Refuse an array of another shape or dtype than the one result, or than its labels."""
+    (scores,) = ready.graph.outputs
+    n, *rest = scores.shape or (1,)
+    labels = [(n, *rest[1:]), (n, 1, *rest[1:])]
+    wanted, shape = labels if reduce else [tuple(scores.shape)], tuple(out.shape)
+    if shape not in wanted:
+        hint = '. It is that of labels: give reduce="argmax" for them' * (shape in labels)
+        said = " or ".join(map(str, wanted))
+        raise ValueError(f"out must have shape {said}, not {shape}{hint}")
+    dtype, own = (str(each.dtype).removeprefix("torch.") for each in (scores, out))
+    if not reduce and own != dtype:
+        raise TypeError(f"out must be {dtype}, not {own}")
 
 
 def _empty(ready: ReadyModel) -> Any:

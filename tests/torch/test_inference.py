@@ -13,6 +13,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.telling import forget_warnings
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet, residual
 
@@ -177,10 +178,77 @@ def test_a_plan_of_stored_images_counts_their_bytes():
 
 def test_an_out_that_does_not_fit_is_refused(model):
     x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
-    with pytest.raises(ValueError, match="must have shape"):
+    with pytest.raises(
+        ValueError, match=r"^out must have shape \(1, 3, 32, 32\), not \(1, 3, 31, 3"
+    ):
         ooc.infer(model, x, out=np.empty((1, 3, 31, 32)), memory_limit=LIMIT)
-    with pytest.raises(TypeError, match="must be float64"):
+    with pytest.raises(TypeError, match=r"^out must be float64, not float32$"):
         ooc.infer(model, x, out=np.empty((1, 3, 32, 32), "float32"), memory_limit=LIMIT)
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 32), (1, 1, 32, 32)])
+def test_an_out_for_labels_is_told_how_they_are_made(model, shape):
+    x, out = torch.randn(1, 2, 32, 32, dtype=torch.float64), np.empty(shape, "uint8")
+    with pytest.raises(ValueError, match=r'^out must have .* give reduce="argmax"'):
+        ooc.infer(model, x, out=out, memory_limit=LIMIT)
+    ooc.infer(model, x, out=out, memory_limit=LIMIT, reduce="argmax")
+    out = out.reshape(-1)
+    with pytest.raises(
+        ValueError, match=r"^out must have shape \(1, 32, 32\) or \(1, 1, 32, 32\), n"
+    ):
+        ooc.infer(model, x, out=out, memory_limit=LIMIT, reduce="argmax")
+
+
+class Of(nn.Module):
+    """A function of the scores of a model."""
+
+    def __init__(self, model, function):
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, x):
+        return self.function(self.model(x))
+
+
+RESULTS = {
+    "permuted": lambda y: y.permute(0, 2, 3, 1),
+    "labels": lambda y: y.argmax(1),
+    "sorted": lambda y: torch.sort(y, 1).values,
+    "in a dict": lambda y: {"scores": y},
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_is_made_of_the_networks_output_is_what_out_gets(model, name):
+    x, made = torch.randn(1, 2, 16, 16, dtype=torch.float64), Of(model, RESULTS[name]).eval()
+    with torch.no_grad():
+        expected = made(x)
+    expected = expected["scores"] if isinstance(expected, dict) else expected
+    for out in (torch.full_like(expected, -7), np.empty(expected.shape, str(expected.dtype)[6:])):
+        assert ooc.infer(made, x, out=out, memory_limit=LIMIT) is out
+        close(torch.as_tensor(out), expected, name)
+    if name == "permuted":
+        with pytest.raises(ValueError, match=r"^out must have shape \(1, 16, 16, 3\)"):
+            ooc.infer(made, x, out=expected.permute(0, 3, 1, 2).contiguous())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_of_a_model_in_training_a_warning_says_so_once(model, training, recwarn):
+    forget_warnings()
+    x, before = torch.randn(1, 2, 16, 16, dtype=torch.float64), copy.deepcopy(model.state_dict())
+    model.train(training)
+    for _ in range(2):
+        ooc.infer(model, x, memory_limit=LIMIT)
+    said = [each for each in recwarn if "is in training mode" in str(each.message)]
+    assert len(said) == training
+    for each in said:
+        assert "UNet" in str(each.message)
+        assert "call model.eval() first" in str(each.message)
+        assert each.filename == __file__
+    after = model.state_dict()  # it is done all the same
+    assert training != all(torch.equal(after[name], each) for name, each in before.items())
+    ooc.infer(nn.Conv2d(2, 3, 1).train(), x.float())  # which is no other in evaluation
+    assert len([each for each in recwarn if "Conv2d" in str(each.message)]) == 0
 
 
 @pytest.mark.parametrize(
