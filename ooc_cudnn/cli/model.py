@@ -92,7 +92,7 @@ def made(module: str, name: str) -> Any:
     ModuleNotFoundError
         If PyTorch or the module is not there.
     ValueError
-        If the module has no such name.
+        If the module fails while it is imported, or has no such name.
     TypeError
         If that is no model.
     """
@@ -102,6 +102,13 @@ def made(module: str, name: str) -> Any:
     sys.path.insert(0, here)  # the user's own files, as `python -m` finds them
     try:
         found = importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # it may do anything, and be built for another torch
+        raise ValueError(
+            f"--torch: importing {module} failed, as in Python without {PROGRAM}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     finally:
         sys.path.remove(here)
     if not hasattr(found, name):

@@ -1,5 +1,6 @@
 """`ooc-cudnn plan --torch`: a PyTorch model in place of a function."""
 
+import importlib
 import json
 import sys
 
@@ -67,6 +68,28 @@ def test_an_error_is_one_line(capsys, arguments, message):
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (1, "")
     assert message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        ("raise RuntimeError('operator vision::nms does not exist')", "RuntimeError: operator vis"),
+        ("from torch import no_such_name", "ImportError: cannot import name 'no_such_name'"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("model = (", "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_module_that_fails_while_it_is_imported_is_one_line(
+    capsys, tmp_path, monkeypatch, fails, message
+):
+    (tmp_path / "my_failing_model.py").write_text(f"{fails}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_failing_model", raising=False)
+    importlib.invalidate_caches()
+    status, out, err = run(capsys, "--torch", "my_failing_model:model", *ASKED)
+    assert (status, out, len(err.splitlines())) == (1, "", 1)
+    assert message in err
+    assert "No module" in err or "--torch: importing my_failing_model failed" in err
 
 
 @pytest.mark.parametrize(
