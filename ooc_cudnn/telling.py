@@ -8,7 +8,7 @@ import warnings
 from ooc_cudnn import forks
 
 #: What stands between a user's line and the library's, and is not the user's.
-_NOT_THE_USERS = ("ooc_cudnn", "perfmodel", "contextlib", "functools")
+_NOT_THE_USERS = ("ooc_cudnn", "perfmodel", "contextlib", "functools", "torch")
 
 _told: set[str] = set()
 _lock = forks.lock()

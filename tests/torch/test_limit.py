@@ -1,6 +1,7 @@
 """`limit` and `release`: the model stays the user's."""
 
 import copy
+import inspect
 import io
 import pickle
 import threading
@@ -373,6 +374,21 @@ def test_pytorch_runs_what_the_library_has_not(layer):
         each(x).square().sum().backward()
     close(model(x), eager(x), "output")
     close(model.first.weight.grad, eager.first.weight.grad, "gradient")
+
+
+def test_a_warning_points_at_the_line_that_called_the_model(tmp_path, monkeypatch):
+    """However much of PyTorch stands between: `Sequential` calls the limited part."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget_warnings()
+    model = torch.nn.Sequential(ooc.limit(torch.nn.Conv2d(3, 4, 3), LIMIT), torch.nn.ReLU())
+    with (
+        ooc_cudnn.settings(device="host", machine=None),
+        pytest.warns(UserWarning, match="calibrated") as seen,
+    ):
+        model(torch.ones(SHAPE))
+    line = inspect.currentframe().f_lineno - 1
+    forget_warnings()
+    assert {(each.filename, each.lineno) for each in seen} == {(__file__, line)}
 
 
 def test_ways_to_call_a_model_are_few(monkeypatch):
