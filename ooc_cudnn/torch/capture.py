@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.torch.attributes import keeping_buffers, nothing_left
 from ooc_cudnn.torch.autocast import AUTOCAST, Casts
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.exporting import NOT_THE_USERS, exported, refused
@@ -28,6 +29,8 @@ VIEWS = frozenset({
     "slice", "split", "split_with_sizes", "squeeze", "t", "tensor_split", "to", "transpose",
     "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
 })  # fmt: skip
+#: Those that hand on a copy where they have to.
+COPIES = frozenset({"contiguous", "dropout", "feature_dropout", "flatten", "reshape", "to"})
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
 ALIKE = {
     f"{form}": value
@@ -61,7 +64,8 @@ def capture(
     """
     model = within_ddp(model)
     check_model(model)
-    program = exported(model, forward, args, kwargs)
+    with nothing_left(model):
+        program = exported(model, keeping_buffers(model, forward), args, kwargs)
     try:
         return _Reading(program, model).graph()
     except UnsupportedModelError:
@@ -344,6 +348,8 @@ class _Reading:
             self.base[node] = self.base.get(changed, changed)
             return  # PyTorch runs it as it is
         before = self.now[changed]
+        if not isinstance(before, Value) or before.kind == "made":
+            before = self._held(changed) or before
         if isinstance(before, Value) and before.kind != "made":
             raise UnsupportedModelError(
                 f"{node.target} changes {before.kind} {before.source or before.name} in place; "
@@ -365,6 +371,19 @@ class _Reading:
                 )
         self.now[changed] = self.now[node]
         self.base[node] = root
+
+    def _held(self, node: Any) -> Value | None:
+        """The buffer or the parameter whose memory a node shows, if it does for certain."""
+        while node.op == "call_function":
+            name = str(getattr(node.target, "_opname", ""))
+            shows = name in VIEWS - COPIES or (name.endswith("_") and not name.endswith("__"))
+            if not (shows or node.target is operator.getitem):
+                return None
+            node = node.args[0]
+        if node in self.base:  # given to a block
+            return self._held(self.base[node])
+        kinds = ("buffer", "parameter")
+        return next((e for e in self.given if e.name == node.name and e.kind in kinds), None)
 
 
 def _is_grad_mode(node: Any) -> bool:
