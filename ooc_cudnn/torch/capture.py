@@ -414,6 +414,11 @@ def _results(node: Any) -> tuple[Value | None, ...]:
             f"{node.target} makes a tensor whose shape depends on data: take it out of forward"
             f"\n  {_where(node)}"
         )
+    if isinstance(seen, torch.SymInt | torch.SymFloat | torch.SymBool) and node.users:
+        raise UnsupportedModelError(
+            "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor"
+            f"\n  {_where(node)}"
+        )
     if isinstance(seen, torch.Tensor):
         return (_value(node, seen),)
     if not isinstance(seen, list | tuple):

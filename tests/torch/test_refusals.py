@@ -54,6 +54,18 @@ def looping(x):
     return x
 
 
+def scaling(x):
+    return x * x.max().item()
+
+
+def clamping(x):
+    return torch.clamp(x, -1, max=x.mean().item())
+
+
+def telling(x):
+    return x, x.mean().item()
+
+
 def by_numpy(x):
     return torch.from_numpy(x.detach().numpy())
 
@@ -63,12 +75,16 @@ def without_gradients(x):
         return x * 2
 
 
+NUMBER = r"number that depends on data.*keep it a tensor.*self\.function\("
 LINES = {
     without_gradients: r"torch\.no_grad within forward.*self\.function\(",
     branching: r"data.*return x if x\.sum\(\) > 0",
     counting: r"data.*return x \* int\(x\.max\(\)\)",
     choosing: r"index.*depends on data.*self\.function\(",
     looping: r"data.*while x\.norm\(\) > 1",
+    scaling: NUMBER,
+    clamping: NUMBER,
+    telling: NUMBER,
     by_numpy: r"numpy.*x\.detach\(\)\.numpy\(\)",
 }
 
@@ -80,6 +96,14 @@ def test_a_model_that_cannot_be_captured_names_its_line(function):
     with pytest.raises(ooc.UnsupportedModelError, match=f"(?s){LINES[function]}"):
         model(torch.ones(SHAPE))
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_a_number_of_data_that_nothing_reads_is_no_matter():
+    def noting(x):
+        x.mean().item()
+        return 2 * x
+
+    assert ooc.limit(Of(noting), LIMIT)(torch.ones(SHAPE)).shape == (4, 4, 14, 14)
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
