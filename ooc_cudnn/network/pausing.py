@@ -141,6 +141,10 @@ class ReadyParts(Ready):
         self.executors = [Executor(each) for each in self.parts.programs]
         #: The tensors that hold gradients, and of each group those on the device.
         self.bases = frozenset(step.base(name) for name in step.gradients.values())
+        #: The outputs that backward reads: all others may be changed after forward.
+        self.read_again = frozenset(
+            name for name in step.outputs if max(step.uses[step.base(name)].phases) >= step.turn
+        )
         left = dict(self._gradients)
         of_groups = [dict.fromkeys(step.base(step.gradients[n]) for n in g) for g in self.groups]
         self.blocks = [
@@ -169,6 +173,8 @@ class Paused:
         What each part of backward makes the gradients of.
     shared : frozenset of str
         Those of them whose gradients lie in one tensor with others.
+    read_again : frozenset of str
+        The outputs that backward reads.
     """
 
     def __init__(
@@ -187,6 +193,7 @@ class Paused:
         #: The part that is next; None if one has failed.
         self._next: int | None = 0
         self.groups, self.shared = ready.groups, step.shared_gradients
+        self.read_again = ready.read_again
         others = {*ready._results, *ready.changed} - ready.bases
         self._made = ready._results_made(given, others, making)
         #: What arrays on the device are made of.

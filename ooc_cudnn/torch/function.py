@@ -116,6 +116,7 @@ class Run:
         self._paused: Paused | None = request.forward(tensors)
         self.outputs = self._paused.outputs
         self.groups, self._shared = self._paused.groups, self._paused.shared
+        self._read_again = self._paused.read_again
         self._differentiable = {name for group in self.groups for name in group}
         self._versions = request.versions()
         self._made: dict[str, Any] = {}
@@ -123,6 +124,18 @@ class Run:
         self._reached = set[str]()
         #: With create_graph, what gradients depend on.
         self.read: tuple[torch.Tensor, ...] = ()
+
+    def to_save(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of the outputs as the user gets them those that must not change before backward.
+
+        That reads their memory; that of a copy it does not.
+        """
+        own = zip(self.request.step.outputs, map(tensor_of, self.outputs), outputs, strict=True)
+        return [
+            each
+            for output, made, each in own
+            if output.name in self._read_again and each.data_ptr() == made.data_ptr()
+        ]
 
     def begin(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
@@ -242,7 +255,7 @@ class Call(torch.autograd.Function):
         ctx.devices = [each.device for each in given[: len(names)]]
         # tensors of their own: what has a graph must not be held by what the graph holds
         outputs = tuple(run.request.lent.apart(tensor_of(each)) for each in run.outputs)
-        ctx.save_for_backward(*tensors, *outputs)
+        ctx.save_for_backward(*tensors, *run.to_save(outputs))
         ctx.set_materialize_grads(False)
         reached = zip(outputs, run.request.reached, strict=True)
         ctx.mark_non_differentiable(*(each for each, names in reached if not names))
