@@ -199,9 +199,14 @@ class Lowering:
             found = each
             if isinstance(each, Value) and (each in self._held or each.kind == "input"):
                 found = self._held.get(each, each)
+            if isinstance(found, LoweredValue) and found.tensor.name not in self.net.graph.nodes:
+                if each.kind != "input":
+                    raise UnsupportedModelError(
+                        "an output is an input of the model with its axes in another order: return "
+                        "the input as it is, and permute it outside of the model"
+                    )
+                found = each  # as it was given
             if isinstance(found, LoweredValue):
-                if found.tensor.name not in self.net.graph.nodes:  # given, in another order
-                    raise UnsupportedModelError("an output is an input of the model, rearranged")
                 outputs.setdefault(found.tensor.name, found.tensor)
             results.append(found)
         nodes = self.net.graph.nodes_before(outputs.values())

@@ -440,3 +440,24 @@ def test_an_output_may_be_changed_in_place_where_backward_does_not_read_it(last,
             return
     for own, other in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-11, atol=1e-12)
+
+
+def test_an_input_may_be_returned_beside_what_is_computed():
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return self.conv(x), x
+
+    model = Beside()
+    expected, x = copy.deepcopy(model), torch.randn(2, 3, 4, 4, requires_grad=True)
+    with ooc_cudnn.settings(device="host", machine="host"):
+        y, same = ooc.limit(model, "1MiB")(x)
+        (y.square().sum() + same.sum()).backward()
+    assert same is x
+    found, x.grad = x.grad, None
+    made, _ = expected(x)
+    (made.square().sum() + x.sum()).backward()
+    torch.testing.assert_close(found, x.grad)
