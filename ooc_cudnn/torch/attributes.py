@@ -50,7 +50,7 @@ def keeping_buffers(model: torch.nn.Module, forward: Callable[..., Any]) -> Call
         made = forward(*args, **kwargs)
         now = dict(model.named_buffers())
         for name, buffer in before.items():
-            after = now.get(name, buffer)
+            after = now[name] if name in now else buffer
             if after is not buffer and (after.shape, after.dtype) == (buffer.shape, buffer.dtype):
                 raise UnsupportedModelError(
                     f"forward of {type(model).__name__} puts another tensor in place of buffer "
