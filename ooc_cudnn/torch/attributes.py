@@ -49,8 +49,8 @@ def keeping_buffers(model: torch.nn.Module, forward: Callable[..., Any]) -> Call
         before = dict(model.named_buffers())
         made = forward(*args, **kwargs)
         now = dict(model.named_buffers())
-        for name, buffer in before.items():
-            after = now[name] if name in now else buffer
+        both = ((name, before[name], now[name]) for name in before if name in now)
+        for name, buffer, after in both:
             if after is not buffer and (after.shape, after.dtype) == (buffer.shape, buffer.dtype):
                 raise UnsupportedModelError(
                     f"forward of {type(model).__name__} puts another tensor in place of buffer "
