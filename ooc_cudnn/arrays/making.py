@@ -104,10 +104,10 @@ def empty_in(
     return array.transpose(0, len(shape) - 1, *range(1, len(shape) - 1)) if last else array
 
 
-def array_on(device: Device, memory: Allocation, spec: TensorSpec) -> Any:
-    """Return the device's array over memory that lies as a spec says."""
+def array_on(device: Device, memory: Allocation, spec: TensorSpec, start: int = 0) -> Any:
+    """Return the device's array, from a byte of memory on, that lies as a spec says."""
     strides = tuple([stride * spec.itemsize for stride in spec.strides])
-    return device.as_array(memory, spec.shape, spec.dtype, strides=strides)
+    return device.as_array(memory, spec.shape, spec.dtype, start=start, strides=strides)
 
 
 def _pageable(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

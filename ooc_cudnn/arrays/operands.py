@@ -38,8 +38,9 @@ _CUDA, _CPU = 2, 1  # DLPack's device types
 class Wrapped(NamedTuple):
     """An operand: what holds its memory, its spec and address, and the way back.
 
-    `array` is NumPy's or CuPy's, or PyTorch's tensor on a card. `restore` turns a NumPy or CuPy
-    result into what the user's framework calls a tensor.
+    `array` is NumPy's or CuPy's, or PyTorch's tensor on a card; of a result that is being made on
+    the device, its memory. `restore` turns a NumPy or CuPy result into what the user's framework
+    calls a tensor.
     """
 
     array: Any

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.arrays.making import empty_in
+from ooc_cudnn.arrays.making import array_on, empty_in
 from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
@@ -54,8 +54,7 @@ class OwnMemory:
 
     def in_block(self, block: Lent, spec: TensorSpec, start: int) -> Any:
         """An array from a byte of a block on, which it keeps alive."""
-        strides = tuple(step * spec.itemsize for step in spec.strides)
-        return self._device.as_array(block, spec.shape, spec.dtype, start=start, strides=strides)
+        return array_on(self._device, block, spec, start)
 
 
 class Making(NamedTuple):
