@@ -104,12 +104,10 @@ def made_again(
     phases: Sequence[int] = ()
     part = step
     if micro_batches > 1:
-        shared = {name for name, each in step.tensors.items() if each.kind in GIVEN}
-        shared |= {step.base(name) for name in step.gradients.values()}
-        room -= sum(step.tensors[name].nbytes for name in shared - always)
-        always |= shared
         parts = parts_of(step, micro_batches)
         part, phases = parts.part, parts.of
+        room -= sum(step.tensors[name].nbytes for name in parts.shared - always)
+        always |= parts.shared
     if room <= 0:
         return
     seconds_of = priced(machine)

@@ -1,17 +1,22 @@
 """Micro-batches: a step that goes through the network some images at a time.
 
 A rewrite of a step: each part runs all phases, forward and backward, on its images alone, and what
-is summed over images adds up in place. Every call stays the call of the whole batch, of which a
-part of the images is computed; so divisors and masks are those of the whole batch.
+is summed over images adds up in place. A sum that is larger than all that it is made of, as the
+filter gradient of a large linear layer is, is made once, in the last part. Every call stays the
+call of the whole batch, of which a part of the images is computed; so divisors and masks are those
+of the whole batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.residency import GIVEN
+from ooc_cudnn.network.summed_last import run_before, summed_last
 from ooc_cudnn.network.tensors import Tensor, whole
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.window import Range
@@ -41,11 +46,11 @@ def micro_batched(step: Step, parts: int) -> Step:
         return step
     batch = _Batch(step)
     size = -(-batch.images // parts)
-    rewritten = [
-        batch.part(index, (start, min(start + size, batch.images)))
-        for index, start in enumerate(range(0, batch.images, size))
-    ]
-    phases = [*batch.head, *(phase for part in rewritten for phase in part), *batch.tail]
+    phases, last = [*batch.head], run_before(step, batch.last, parts)
+    for index, start in enumerate(range(0, batch.images, size)):
+        end = min(start + size, batch.images)
+        phases += batch.part(index, (start, end), last if end == batch.images else {})
+    phases += batch.tail
     if step.pauses:
         phases.sort(key=lambda phase: phase.is_backward)  # else in the same order
     return replace(step, tensors=batch.tensors, phases=tuple(phases), forward_count=0)
@@ -64,6 +69,8 @@ class Parts(NamedTuple):
         Of a last part that is smaller.
     of : tuple of int
         Of each phase of the part the number of the one that it is a part of.
+    shared : frozenset of str
+        Tensors that the part touches and others do, too.
     """
 
     once: tuple[Phase, ...]
@@ -71,6 +78,7 @@ class Parts(NamedTuple):
     equal: int
     rest: tuple[Phase, ...]
     of: tuple[int, ...]
+    shared: frozenset[str]
 
 
 def parts_of(step: Step, parts: int) -> Parts:
@@ -92,9 +100,10 @@ def parts_of(step: Step, parts: int) -> Parts:
     count, left = divmod(batch.images, size)
     part = batch.part(min(1, count - 1), (size, 2 * size) if count > 1 else (0, size))
     rest = batch.part(count, (batch.images - left, batch.images)) if left else []
-    once = (*batch.head, *batch.tail)
+    once = (*batch.head, *(step.phases[at] for at in sorted(batch.last)), *batch.tail)
     found = replace(step, tensors=batch.tensors, phases=tuple(part), forward_count=0)
-    return Parts(once, found, count, tuple(rest), tuple(batch.each))
+    shared = found.touched & step.tensors.keys()
+    return Parts(once, found, count, tuple(rest), tuple(batch.each), shared)
 
 
 class OfImages:
@@ -174,6 +183,8 @@ class _Batch(OfImages):
         and after them, of what they summed or made.
     each : list of int
         The numbers of those that run for each part.
+    last : frozenset of int
+        And of those that run once, in the last part.
     """
 
     def __init__(self, step: Step) -> None:
@@ -181,6 +192,7 @@ class _Batch(OfImages):
         self.head: list[Phase] = []
         self.tail: list[Phase] = []
         self.each: list[int] = []
+        self.last = summed_last(step, self.images)
         own = self.own
         #: Tensors that every part has some images of.
         self._batched = {
@@ -195,7 +207,8 @@ class _Batch(OfImages):
             self._base(name)
             for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
         } | {self._base(name) for phase in self.tail for name in phase.binds.values()}
-        self._whole |= {self._base(name) for phase in self.head for name in phase.binds.values()}
+        once = (*self.head, *(step.phases[at] for at in self.last))
+        self._whole |= {self._base(name) for phase in once for name in phase.binds.values()}
         # Of what each part has its own, views that no phase binds go, too.
         apart = self._batched | {self._base(name) for name in self._batched}
         self.tensors = {
@@ -244,7 +257,7 @@ class _Batch(OfImages):
                         "a network with such phases cannot go through it some images at a time"
                     )
                 summed |= {self._base(phase.binds[result]) for result in sums}
-                self.each.append(at)
+                self.each += [at] * (at not in self.last)
             else:
                 self.tail.append(phase)
                 summed |= {self._base(name) for name in results}
@@ -260,19 +273,27 @@ class _Batch(OfImages):
                 wanted |= {self._base(name) for name in phase.reads}
         return needed
 
-    def part(self, index: int, images: Range) -> list[Phase]:
-        """The phases of part `index`, for a range of images; sums add to the parts before."""
-        found = []
-        for at in self.each:
-            phase = self.step.phases[at]
-            call = phase.call
-            if index and any(phase.binds[r] not in self._batched for r in call.results):
-                call = self._adding[at]
-            binds = {
-                operand: self._of(name, index, images) if name in self._batched else name
-                for operand, name in phase.binds.items()
-            }
-            made = PartOf.of_images(call, images)
-            name = f"{phase.name} [{index}]"
-            found.append(Phase(name, made, binds, phase.node, phase.is_backward))
+    def part(
+        self, index: int, images: Range, once: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> list[Phase]:
+        """The phases of part `index`, for a range of images; sums add to the parts before.
+
+        And before some of them phases that run once.
+        """
+        found, phases, each = list[Phase](), self.step.phases, set(self.each)
+        for at in sorted({*each, *once}):
+            found += [phases[last] for last in once.get(at, ())]
+            found += [self._part(at, index, images)] if at in each else []
         return found
+
+    def _part(self, at: int, index: int, images: Range) -> Phase:
+        phase = self.step.phases[at]
+        call = phase.call
+        if index and any(phase.binds[r] not in self._batched for r in call.results):
+            call = self._adding[at]
+        binds = {
+            operand: self._of(name, index, images) if name in self._batched else name
+            for operand, name in phase.binds.items()
+        }
+        made = PartOf.of_images(call, images)
+        return Phase(f"{phase.name} [{index}]", made, binds, phase.node, phase.is_backward)

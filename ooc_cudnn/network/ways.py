@@ -23,6 +23,7 @@ from ooc_cudnn.network.remaking import can_be_remade, forward_only, seconds_to_r
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.rewriting import as_planned, slabbed
+from ooc_cudnn.network.summed_last import summed_last
 from ooc_cudnn.network.within_host import amounts, living_in, with_least
 
 #: The policy that a plan shows whose events a search found.
@@ -61,11 +62,12 @@ def has_room_for_shared(step: Step, terms: Terms) -> bool:
 
     That is weights, and their gradients, which add up.
     """
+    last = summed_last(step, images_of(step))
     shared = {
         step.base(phase.binds[operand])
-        for phase in step.phases
+        for at, phase in enumerate(step.phases)
         for operand, (_, _, axes) in phase.call.operands.items()
-        if "n" not in axes
+        if "n" not in axes and at not in last
     }
     on_device = {base for base, spec in terms.given.items() if spec.placement == "device"}
     tensors = (step.tensors[base] for base in shared - on_device)

@@ -1,0 +1,95 @@
+"""Sums over images that micro-batches make once: which, when, and that gradients are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+
+import ooc_cudnn
+from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.micro_batches import images_of, micro_batched
+from ooc_cudnn.network.summed_last import run_before, summed_last
+from tests.support.interpreter import run_step
+from tests.support.network_checks import check_network
+
+
+def classifier(*, images=6):
+    """A convolution, and linear layers of which the first has large filters."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (images, 3, 9, 9), "float64")
+    h = net.activation(net.convolution(x, 8, window=3, name="conv"), "relu")
+    h = net.activation(net.linear(h, 40, name="fc1"), "relu")
+    h = net.linear(h, 40, name="fc2")
+    return net, net.linear(net.activation(h, "relu"), 3, name="fc3")
+
+
+def twin(t):
+    h = F.conv2d(t["x"], t["conv.w"], t["conv.b"]).relu().flatten(1)
+    for name in ("fc1", "fc2"):
+        h = F.linear(h, t[f"{name}.w"].flatten(1), t[f"{name}.b"]).relu()
+    return F.linear(h, t["fc3.w"].flatten(1), t["fc3.b"])
+
+
+def phases_of(output, net):
+    return in_place(summed(net.gradient_phases(output)))
+
+
+def names(step, numbers):
+    return [step.phases[at].name for at in sorted(numbers)]
+
+
+def test_filter_gradients_larger_than_what_they_are_made_of():
+    net, y = classifier()
+    step = phases_of(y, net)
+    assert names(step, summed_last(step, images_of(step))) == [
+        "fc2 filter gradient", "fc1 filter gradient",
+    ]  # fmt: skip
+
+
+def test_with_many_images_none_is():
+    net, y = classifier(images=600)
+    step = phases_of(y, net)
+    assert summed_last(step, images_of(step)) == frozenset()
+
+
+@pytest.mark.parametrize("parts", [2, 4, 6])
+def test_gradients_are_those_of_the_whole_batch(parts):
+    """Also where the last part is smaller: of 7 images in 4 parts."""
+    net, y = classifier(images=7 if parts == 4 else 6)
+
+    def run(step, *given):
+        rewritten = micro_batched(in_place(summed(step)), parts)
+        once = [phase.name for phase in rewritten.phases if "[" not in phase.name]
+        assert {"fc1 filter gradient", "fc2 filter gradient"} <= set(once)
+        return run_step(rewritten, *given)
+
+    check_network(net, y, twin, run=run, inference=False)
+
+
+def test_nothing_that_another_phase_adds_to():
+    """Filters that two layers share have a gradient of two sums: each part makes both."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (4, 30), "float64", gradient=True)
+    h = net.activation(net.linear(x, 30, name="fc"), "tanh")
+    y = net.linear(h, 30, w=net.graph.tensors["fc.w"], name="again")
+    step = phases_of(y, net)
+    shared = {step.base(step.gradients["fc.w"])}
+    last = summed_last(step, 4)
+    assert not any(shared & {step.base(n) for n in step.phases[at].writes} for at in last)
+
+
+def test_the_sum_is_made_where_the_part_holds_less():
+    """With few parts at once; with more where maps of the part are gone, or at the end."""
+    net, loss = ooc_cudnn.networks.vgg16(batch=256)
+    step = phases_of(loss, net)
+    last = summed_last(step, 256)
+    assert names(step, last) == [f"{n} filter gradient" for n in ("logits", "fc7", "fc6")]
+    places = {}
+    for parts in (2, 16, 256):
+        for before, numbers in run_before(step, last, parts).items():
+            places |= {(step.phases[at].name, parts): before - at for at in numbers}
+    assert places["logits filter gradient", 2] == 0
+    of_fc6 = [places["fc6 filter gradient", parts] for parts in (2, 16, 256)]
+    assert 0 < of_fc6[0] < of_fc6[1] < of_fc6[2]
+    assert max(last) + of_fc6[2] == len(step.phases)
