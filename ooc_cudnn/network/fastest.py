@@ -92,6 +92,10 @@ class Fastest:
         saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
         return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
 
+    def is_slow(self, times: float) -> bool:
+        """Whether there is no plan, or it takes so many times what computing in one piece does."""
+        return self.best is None or self.best.plan.seconds > times * self._in_one_piece
+
     def may_be(self, step: Step, stays: Residency | None = None) -> bool:
         """Whether a step may be the fastest, where its tensors are there for these stays.
 

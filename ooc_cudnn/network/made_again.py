@@ -20,11 +20,14 @@ from ooc_cudnn.network.searching import fits, search
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
 WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
+NO_WAY = 0.0, 0.0
 #: Bytes of results that stay to the end, for they leave in turn: behind a map, which takes long.
 #: No more than such a share of the room, for there are many.
 LITTLE, LITTLE_OF_ROOM = 2**16, 2**-12
 #: Of the room, the most that is left to a phase's pieces: more would only make them larger.
 MOST_FOR_PIECES = 0.25
+#: As a share of the room, bytes to work in that change nothing of what a search finds.
+SAME = 1 / 256
 #: As a share of what all phases take, what copies in place of making again must save.
 WORTH_COPYING = 0.003
 
@@ -123,16 +126,19 @@ def made_again(
         return  # planning what phases work in takes longer than that
     working = working_bytes(part, kept(part, part.uses), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
-    hopeless = -1.0
+    most, found, failed = working.max(), NO_WAY, NO_WAY
     for share, left in WAYS:
-        if left == hopeless:
-            continue  # it did not fit in more
+        # with as much to work in as then, or next to as much
+        if share == found[0] and (found[1] - left) * most < SAME * room:
+            continue
+        if share <= failed[0] and (failed[1] - left) * most < SAME * room:
+            continue
         makings = begun(share, left * working)
         if search(makings):
-            before = frozenset(makings.events)
+            before, found = frozenset(makings.events), (share, left)
             yield MadeAgain.of(makings, phases)
         else:
-            hopeless = left
+            failed = share, left
 
 
 def coming_back(step: Step, rewritten: Step, made: MadeAgain, room_bytes: int) -> Residency:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -20,7 +20,7 @@ from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.least_seconds import least_seconds
-from ooc_cudnn.network.made_again import ALL, INPUTS, coming_back, made_again
+from ooc_cudnn.network.made_again import ALL, INPUTS
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos
@@ -31,16 +31,19 @@ from ooc_cudnn.network.placing import (
     place_step,
 )
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.predicted import predicted
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import check_stays
-from ooc_cudnn.network.rewriting import as_planned, as_taken, repeated_in_parts, slabbed
+from ooc_cudnn.network.rewriting import as_planned, as_taken, repeated_in_parts
 from ooc_cudnn.network.room_outside import with_room_outside
+from ooc_cudnn.network.searched import searched
+from ooc_cudnn.network.slabs import in_slabs
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from ooc_cudnn.network.ways import (
     MICRO_BATCHES,
-    SEARCHED,
+    WAITING,
     WAYS,
+    by_search_in_slabs,
     has_room_for_shared,
     waits,
 )
@@ -115,13 +118,15 @@ def plan_step(
             found.append(fastest.take(made))
             if made is None and each.policy == "keep" and searches:
                 ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
-                plans = _searched(name, ready, terms, parts, fastest, ways)
+                plans = searched(name, ready, terms, fastest, ways, parts=parts)
                 found.append(fastest.compare(plans))
                 if parts == 1:  # the faster it is, the fewer others may be
                     _in_time(name, terms, fastest)
         in_vain = 0 if fastest.best is None or any(found) else in_vain + 1
     if policy == "best":
         _in_time(name, terms, fastest)
+        if fastest.is_slow(WAITING):
+            fastest.compare(by_search_in_slabs(name, step, terms, micro_batches, fastest))
     for way in WAYS if policy == "best" else ():
         if fastest.best is None or waits(fastest.best.plan):
             fastest.compare(way(name, step, terms, micro_batches, fastest))
@@ -194,13 +199,12 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if plan.policy in WHOLE:
         step = repeated(step, plan.again)
     elif plan.again:
-        step = repeated_in_parts(
-            as_planned(step, frozenset(), 1, 1), plan.again, plan.micro_batches
-        )
+        step = in_slabs(as_planned(step, frozenset(), 1, 1), plan.slabs)
+        step = repeated_in_parts(step, plan.again, plan.micro_batches)
         step = fused(step) if plan.apart else step
     else:
         step = as_planned(step, again, plan.micro_batches, plan.bands, anew)
-        step = slabbed(step, plan.slabs, terms)
+        step = in_slabs(step, plan.slabs)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -228,38 +232,6 @@ def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
         by_order = order_seconds(step, target.machine, target.layouts)
         terms = replace(terms, order=by_order.fastest, by_order=by_order)
     return step, terms
-
-
-def _searched(
-    name: str,
-    step: Step,
-    terms: Terms,
-    parts: int,
-    fastest: Fastest,
-    ways: Sequence[Sequence[str]],
-) -> Iterator[PlannedStep]:
-    """Plans in which maps are made again as often as a search found best: `made_again.py`.
-
-    Each way says which kinds of tensors may be copied; of each the first that has room.
-    """
-    least, before = float("inf"), frozenset[Again]()
-    for copied in ways:
-        for made in made_again(step, terms, parts, copied=copied, before=before):
-            if made.seconds >= least:
-                break
-            rewritten = repeated_in_parts(step, made.again, parts)
-            stays = coming_back(step, rewritten, made, terms.target.room_bytes)
-            if not fastest.may_be(rewritten, stays):
-                break
-            placed = place_step(
-                name, rewritten, stays, terms, may_stream=False, is_worth=fastest.may_be
-            )
-            if placed is not None:
-                how = How(parts, again=made.again)
-                figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
-                yield PlannedStep(figures, rewritten, placed)
-                least, before = min(least, made.seconds), made.events
-                break
 
 
 def _in_time(name: str, terms: Terms, fastest: Fastest) -> None:

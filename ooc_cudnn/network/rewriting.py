@@ -13,10 +13,8 @@ from ooc_cudnn.network.micro_batches import micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import taken_whole
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.remaking import remade
 from ooc_cudnn.network.repeating import Again, repeated
-from ooc_cudnn.network.slabs import in_slabs
 from ooc_cudnn.network.through_normalizations import through_normalizations
 
 #: Phases that touch more than this share of memory go slab by slab.
@@ -46,8 +44,3 @@ def as_planned(
 def repeated_in_parts(step: Step, again: tuple[Again, ...], parts: int) -> Step:
     """A step that is rewritten but for what is made again as often as wanted."""
     return micro_batched(repeated(step, again), parts)
-
-
-def slabbed(step: Step, slabs: int, terms: Terms) -> Step:
-    """A step in slabs, where its phases touch much of memory."""
-    return in_slabs(step, slabs, int(LARGE_PHASE * terms.target.limit_bytes))

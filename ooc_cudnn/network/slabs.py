@@ -1,11 +1,12 @@
-"""Slabs: stretches of a step between barriers that go through the batch some images at a time.
+"""Slabs: the outer phases of a step, whose maps are large, go through the batch in some parts.
 
-A rewrite of a step. A batch normalization needs the statistics of the whole batch: it is a barrier,
-and micro-batches cannot pass it. Between two barriers phases run slab by slab, and each map is one
-tensor for each slab, which is on the device, or on the host, by itself: of a map that does not fit,
-some images are fetched, gone through all phases of the stretch, and leave. What is summed adds up
-in place; statistics are found for each slab and merged behind the last. Stretches whose tensors are
-small go through all images at once.
+A rewrite of a step. The first phases of forward, and the last ones of backward, run slab by slab:
+all up to the last one, or from the first one on, that touches more of the whole batch than the
+largest phase does of one slab. The phases between them run once, for all images. A batch
+normalization needs the statistics of the whole batch: it is a barrier, and slabs go in stretches
+from one to the next. Each map is one tensor for each slab, which is kept, made again or on the host
+by itself. What is summed adds up in place; statistics are found for each slab and merged behind the
+last.
 """
 
 from __future__ import annotations
@@ -25,18 +26,16 @@ from ooc_cudnn.operations.window import Range
 OF_SLAB = " slab "
 
 
-def in_slabs(step: Step, slabs: int, large_bytes: int) -> Step:
-    """Rewrite a step so that stretches with a phase of more than so many bytes go slab by slab.
+def in_slabs(step: Step, slabs: int) -> Step:
+    """Rewrite a step so that its outer phases go through the batch in so many slabs.
 
     Raises
     ------
     WholeBatchError
-        If a phase of such a stretch needs all images for another reason than statistics, or has
-        to sum them up in their order.
+        If one of these phases needs all images for another reason than statistics, or has to sum
+        them up in their order.
     """
-    if slabs == 1:
-        return step
-    return _Slabs(step, slabs, large_bytes).step_of()
+    return step if slabs == 1 else _Slabs(step, slabs).step_of()
 
 
 class _Stretch:
@@ -52,23 +51,23 @@ class _Stretch:
 
 
 class _Slabs(OfImages):
-    """A step cut into stretches, those with large tensors into slabs."""
+    """A step cut into stretches, those of outer phases into slabs."""
 
-    def __init__(self, step: Step, slabs: int, large_bytes: int) -> None:
+    def __init__(self, step: Step, slabs: int) -> None:
         super().__init__(step)
+        self._inner = self._inner_phases(slabs)
         size = -(-self.images // slabs)
         starts = range(0, self.images, size)
         self.parts: list[Range] = [(at, min(at + size, self.images)) for at in starts]
         self.stretches = self._stretches()
-        self.large = [self._is_large(stretch, large_bytes) for stretch in self.stretches]
         self._whole = {
             self._base(name)
             for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
         }
         batched = set[str]()
-        for stretch, large in zip(self.stretches, self.large, strict=True):
+        for stretch in self.stretches:
             for at in (*stretch.each, *stretch.tail):
-                phase, cut = step.phases[at], large and at in stretch.each
+                phase, cut = step.phases[at], self._is_cut(stretch) and at in stretch.each
                 for operand, name in phase.binds.items():
                     if cut and operand in self.own[at]:
                         batched.add(self._base(name))
@@ -81,6 +80,18 @@ class _Slabs(OfImages):
             if self._stays_whole(name) or self._base(name) not in apart
         }
 
+    def _inner_phases(self, slabs: int) -> range:
+        """The phases that are not cut, between those that are."""
+        tensors, own = self.step.tensors, self.own
+        touched = [
+            sum(tensors[base].nbytes for base in {self._base(phase.binds[n]) for n in own[at]})
+            for at, phase in enumerate(self.step.phases)
+        ]
+        large = [at for at, nbytes in enumerate(touched) if slabs * nbytes > max(touched)]
+        turn = self.step.turn
+        forward, backward = ([at for at in large if (at < turn) == before] for before in (1, 0))
+        return range(max(forward, default=-1) + 1, min(backward, default=len(touched)))
+
     def _stretches(self) -> list[_Stretch]:
         found = [_Stretch()]
         turn = self.step.turn
@@ -89,7 +100,8 @@ class _Slabs(OfImages):
             shared = {self._base(n) for operand, n in phase.binds.items() if operand not in own}
             results = {self._base(phase.binds[name]) for name in phase.call.results}
             loaded = {self._base(n) for n in phase.reads} - (results & shared)
-            if (own and (loaded & of.summed or (shared | loaded) & of.late)) or at == turn:
+            begins = at in (turn, self._inner.start, self._inner.stop)
+            if begins or (own and (loaded & of.summed or (shared | loaded) & of.late)):
                 found.append(_Stretch())
                 of = found[-1]
             if own:
@@ -101,20 +113,15 @@ class _Slabs(OfImages):
                 of.late |= shared
         return found
 
-    def _is_large(self, stretch: _Stretch, large_bytes: int) -> bool:
-        """Whether a phase touches more bytes than are large, and each can run on some images."""
-        most = max((self._touched(self.step.phases[at]) for at in stretch.each), default=0)
-        return most > large_bytes
-
-    def _touched(self, phase: Phase) -> int:
-        tensors = self.step.tensors
-        return sum(tensors[name].nbytes for name in set(phase.binds.values()))
+    def _is_cut(self, stretch: _Stretch) -> bool:
+        """Whether a stretch goes slab by slab."""
+        return bool(stretch.each) and stretch.each[0] not in self._inner
 
     def step_of(self) -> Step:
         """The rewritten step."""
         phases: list[Phase] = []
-        for stretch, large in zip(self.stretches, self.large, strict=True):
-            if not large:
+        for stretch in self.stretches:
+            if not self._is_cut(stretch):
                 order = sorted((*stretch.each, *stretch.tail))
                 phases += [self.step.phases[at] for at in order]
                 continue

@@ -1,4 +1,4 @@
-"""Further ways to a plan, which `best` compares where the best one waits for the link."""
+"""Further ways to a plan, which `best` compares where the fastest one so far is slow."""
 
 from __future__ import annotations
 
@@ -13,21 +13,32 @@ from ooc_cudnn.network.bands import is_of_band
 from ooc_cudnn.network.deciding import Deciding
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.fusing_backward import summed
+from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.made_again import ALL, INPUTS
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Placed, Terms, Worth, always, most_held, place_step
+from ooc_cudnn.network.placing import (
+    Placed,
+    Terms,
+    Worth,
+    always,
+    most_held,
+    most_touched,
+    place_step,
+)
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.remaking import can_be_remade, forward_only, seconds_to_remake
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import Residency
-from ooc_cudnn.network.rewriting import as_planned, slabbed
+from ooc_cudnn.network.rewriting import as_planned
+from ooc_cudnn.network.searched import SEARCHED, searched
+from ooc_cudnn.network.slabs import in_slabs
 from ooc_cudnn.network.summed_last import summed_last
 from ooc_cudnn.network.within_host import amounts, living_in, with_least
 
-#: The policy that a plan shows whose events a search found.
-SEARCHED = "repeat"
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
 MOST_BANDS = 1024
 SHARE_OF_BANDS = 0.7
@@ -39,6 +50,8 @@ SHARES_SPILLED = (0.25, 0.75, 1.0)
 LARGE = 1 / 8
 #: Slabs are so small that memory holds this many of the largest map, but no more than are many.
 SLABS_OF_ROOM, MOST_SLABS = 12, 8
+#: As a share of memory: where a phase touches more, slabs are searched in which none does.
+SMALL_PHASE = 0.4
 #: With slabs the share of the bytes that can be remade of which the rest leaves, and as a share of
 #: memory what is made anew for each reader.
 SHARE_OF_SLABS, LARGE_OF_SLABS = 0.75, 1 / 32
@@ -174,13 +187,34 @@ def by_spilling(
         yield PlannedStep(figures, rewritten, placed)
 
 
+def by_search_in_slabs(
+    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+) -> Iterator[PlannedStep]:
+    """Plans of a step in slabs in which maps are made again, for phases that fill memory.
+
+    As few slabs as make phases small, or one more.
+    """
+    step = in_place(summed(step))
+    least = -(-most_touched(step, terms) // max(int(SMALL_PHASE * terms.target.room_bytes), 1))
+    if asked not in (None, 1) or step.pauses or not 1 < least <= min(MOST_SLABS, images_of(step)):
+        return
+    for slabs in (least, least + 1):
+        try:
+            cut = in_slabs(step, slabs)
+        except WholeBatchError:
+            return
+        found = False
+        for made in searched(name, cut, terms, fastest, (INPUTS, ALL), slabs=slabs):
+            found = True
+            yield made
+        if found:
+            return
+
+
 def by_slabs(
     name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
 ) -> Iterator[PlannedStep]:
-    """Plans by spilling in which stretches between barriers go through the batch in slabs.
-
-    They are for steps with maps of which memory does not hold several.
-    """
+    """Plans by spilling of a step in slabs, for maps of which memory does not hold several."""
     room = terms.target.room_bytes
     largest = max(each.nbytes for each in step.tensors.values())
     slabs = min(-(-SLABS_OF_ROOM * largest // max(room, 1)), MOST_SLABS, images_of(step))
@@ -191,7 +225,7 @@ def by_slabs(
     step = apart(step)
     again, anew = _made_anew(step, terms, SHARE_OF_SLABS, LARGE_OF_SLABS)
     try:
-        rewritten = slabbed(as_planned(step, again, 1, 1, anew), slabs, terms)
+        rewritten = in_slabs(as_planned(step, again, 1, 1, anew), slabs)
     except WholeBatchError:
         return
     tries = iter(range(MOST_TRIES))
@@ -271,5 +305,5 @@ def _made_anew(
     return again, anew
 
 
-#: In the order in which they are compared.
+#: Those for plans that wait for the link, in the order in which they are compared.
 WAYS = (by_halves_of_parts, by_shares, by_rows, by_spilling, by_slabs, by_host_memory)

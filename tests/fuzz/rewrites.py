@@ -21,6 +21,7 @@ from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.remaking import can_be_remade, remade
 from ooc_cudnn.network.rewriting import as_taken
+from ooc_cudnn.network.slabs import in_slabs
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step
@@ -68,7 +69,13 @@ class Rewritten:
             )
             if self.random.integers(2):
                 said, step = [*said, "fused"], fused(step)
-        if not self.net.running and self.random.integers(2):
+            elif self.random.integers(2):
+                slabs = int(self.random.integers(2, 5))
+                try:
+                    said, step = [*said, f"{slabs} slabs"], in_slabs(step, slabs)
+                except WholeBatchError:
+                    said = [*said, "needs the whole batch"]
+        if not self.net.running and self.random.integers(2) and "slabs" not in said[-1]:
             parts = int(self.random.integers(1, images_of(step) + 1))
             try:
                 said, step = [*said, f"{parts} micro-batches"], micro_batched(step, parts)

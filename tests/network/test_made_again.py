@@ -28,6 +28,7 @@ from ooc_cudnn.network.placing import Terms, most_held
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.residency import check_stays
+from ooc_cudnn.network.searched import searched
 from ooc_cudnn.network.terms import terms_for
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
@@ -172,7 +173,7 @@ def test_its_plans_run(make, share, parts, copied):
         step, full = taken(net, loss)
         limit = int(share * full)
         terms = terms_for(limit, None, step, {})
-        ways = planning._searched("step", step, terms, parts, Fastest(terms), (copied,))
+        ways = searched("step", step, terms, Fastest(terms), (copied,), parts=parts)
         made = next(ways)
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())

@@ -12,7 +12,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.remaking import can_be_remade
 from ooc_cudnn.network.rewriting import as_planned, as_taken
 from ooc_cudnn.network.slabs import in_slabs
-from ooc_cudnn.network.ways import by_slabs
+from ooc_cudnn.network.ways import by_search_in_slabs, by_slabs
 from ooc_cudnn.operations.batch_phases import StatesOfParts
 from tests.fuzz.rewrites import Rewritten
 from tests.support.forced import Forced
@@ -27,8 +27,8 @@ def test_slabs_of_drawn_networks_compute_what_pytorch_does(seed):
     step = apart(as_taken(drawn.net.training_phases(drawn.loss), "best"))
     for again in (frozenset(), can_be_remade(step)):
         rewritten = as_planned(step, again, 1, 1, again)
-        for slabs, large in ((2, 0), (3, 0), (3, 200)):
-            made = in_slabs(rewritten, slabs, large)
+        for slabs in (2, 3, 50):
+            made = in_slabs(rewritten, slabs)
             cut += len(made.phases) > len(rewritten.phases)
             drawn.check(made)
     assert cut > 0
@@ -46,13 +46,16 @@ def normalised():
     return net, net.softmax_cross_entropy(net.linear(net.global_average(h), 4), labels)
 
 
-def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does():
+@pytest.mark.parametrize(("way", "limit"), [(by_slabs, LIMIT), (by_search_in_slabs, 1_200_000)])
+def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does(way, limit):
     net, loss = normalised()
     random = np.random.default_rng(0)
     inputs = {"x": random.standard_normal((12, 3, 16, 16)), "labels": np.arange(12) % 4}
-    (made,) = spilling_plans(net, loss, LIMIT, by_slabs)
+    with ooc_cudnn.settings(machine="host"):
+        made = spilling_plans(net, loss, limit, way)[0]
     assert made.plan.slabs > 1
-    assert made.plan.device_bytes <= LIMIT
+    assert bool(made.plan.again) == (way is by_search_in_slabs)
+    assert made.plan.device_bytes <= limit
     plan = NetworkPlan.from_json(made.plan.to_json())
     assert plan == made.plan
     whole = net.training_step(loss, memory_limit="16MiB", policy="keep")
@@ -65,12 +68,29 @@ def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does():
         np.testing.assert_allclose(step.gradients[name], each, rtol=0, atol=atol, err_msg=name)
 
 
+def test_phases_between_the_large_ones_run_once():
+    """And those before the last large one of forward go slab by slab, however small they are."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (4, 1, 16, 16))
+    for at, (channels, stride) in enumerate([(2, 1), (16, 1), (16, 2), (16, 2)]):
+        x = net.convolution(x, channels, window=3, padding=1, stride=stride, name=f"c{at}")
+    labels = net.input("labels", (4,), "int64")
+    loss = net.softmax_cross_entropy(net.linear(net.global_average(x), 3), labels)
+    step = as_taken(net.training_phases(loss), "best")
+    cut = {phase.name.split(" [")[0] for phase in in_slabs(step, 2).phases if " [" in phase.name}
+    assert cut == {
+        "c0 forward", "c1 forward", "c2 forward", "c2 filter gradient", "c2 data gradient",
+        "c1 bias gradient", "c1 filter gradient", "c1 data gradient",
+        "c0 bias gradient", "c0 filter gradient",
+    }  # fmt: skip
+
+
 def test_sums_in_a_fixed_order_are_not_made_slab_by_slab():
     net, loss = normalised()
     with ooc_cudnn.settings(deterministic=True):
         step = as_taken(net.training_phases(loss), "best")
     with pytest.raises(WholeBatchError, match="in their order"):
-        in_slabs(step, 2, 0)
+        in_slabs(step, 2)
 
 
 @pytest.mark.parametrize("kind", ["moments", "sums"])
