@@ -38,20 +38,22 @@ def held_bytes(extents: Sequence[Extent], steps: int) -> Any:
     return np.cumsum(change)[:-1]
 
 
-#: Where too much is taken, extents that reach too far move up so many places in the order, this
-#: often; smaller ones, as a share of what may be taken, are placed in the end.
-PLACES, MOST_ROUNDS, SMALL = 20, 64, 2**-10
-#: So many times in turn may make nothing smaller.
-MOST_IN_VAIN = 25
+#: Where too much is taken, extents that reach too far move up so many places in the order; smaller
+#: ones, as a share of what may be taken, are placed in the end.
+PLACES, SMALL = 40, 2**-10
+#: How often they do, and how often in turn that may make nothing smaller; and so many times as
+#: often where less than such a share of what may be taken lives at once, so that it may well fit.
+MOST_ROUNDS, MOST_IN_VAIN, LONGER, ROOMY = 64, 25, 4, 0.98
 #: It is tried where no more than so many times that is taken.
 NEAR = 1.1
 
 
 def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
-    """Give each extent an offset: the best of three orders of placing them, each first fit.
+    """Give each extent an offset: the best of some orders of placing them, each first fit.
 
     Large ones first is best for most lists; those that live long first where many small ones come
-    and go beside a few that stay; and in the order of time where sizes are alike. Where they take
+    and go beside a few that stay; those that are both, or in the order of time, where sizes are
+    alike. Where they take
     more than `enough_bytes`, those that reach too far are placed earlier, again and again ("squeaky
     wheel" optimization).
 
@@ -63,6 +65,7 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
     keys = [
         [(-extent.nbytes, extent.first) for extent in extents],
         [(extent.first - extent.last, -extent.nbytes) for extent in extents],
+        [((extent.first - extent.last - 1) * extent.nbytes, extent.first) for extent in extents],
         [(extent.first, -extent.nbytes) for extent in extents],
     ]
     orders = [sorted(range(len(extents)), key=each.__getitem__) for each in keys]
@@ -72,8 +75,10 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
         found = fit.placed_below(found.peak_bytes, order) or found
     if enough_bytes is None or not enough_bytes < found.peak_bytes <= NEAR * enough_bytes:
         return found
-    for order in orders[:2]:
-        moved_up = _moved_up(fit, extents, order, enough_bytes)
+    steps = max(extent.last for extent in extents) + 1
+    is_roomy = held_bytes(extents, steps).max() < ROOMY * enough_bytes
+    for order in orders[:3]:
+        moved_up = _moved_up(fit, extents, order, enough_bytes, LONGER if is_roomy else 1)
         found = fit.placed_below(found.peak_bytes, moved_up) or found
         if found.peak_bytes <= enough_bytes:
             break
@@ -81,18 +86,21 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
 
 
 def _moved_up(
-    fit: _FirstFit, extents: Sequence[Extent], order: Sequence[int], enough_bytes: int
+    fit: _FirstFit, extents: Sequence[Extent], order: Sequence[int], enough_bytes: int, longer: int
 ) -> list[int]:
-    """An order in which those extents come earlier that reached too far, the small ones last."""
+    """An order in which those extents come earlier that reached too far, the small ones last.
+
+    It is looked for so many times longer than usual.
+    """
     is_small = [extent.nbytes < SMALL * enough_bytes for extent in extents]
     large = [index for index in order if not is_small[index]]
     small = sorted((i for i in order if is_small[i]), key=lambda i: -extents[i].nbytes)
     placed, moved, least, since = None, set[int](), np.inf, 0
-    for _ in range(MOST_ROUNDS):
+    for _ in range(longer * MOST_ROUNDS):
         placed = fit.placed(large, placed, moved)
         since = 0 if placed.peak_bytes < least else since + 1
         least = min(least, placed.peak_bytes)
-        if placed.peak_bytes <= enough_bytes or since == MOST_IN_VAIN:
+        if placed.peak_bytes <= enough_bytes or since == longer * MOST_IN_VAIN:
             break  # none of them would move, whatever the small ones take
         reach = [placed.offsets[index] + aligned(extents[index].nbytes) for index in large]
         moved = {index for index, end in zip(large, reach, strict=True) if end > enough_bytes}
