@@ -61,4 +61,4 @@ def test_what_reaches_too_far_is_placed_earlier():
                 found.append(Extent(first, last, nbytes))
         peak = place(found).peak_bytes
         gained += (peak - place(found, 4096 * 256).peak_bytes) / (peak - 4096 * 256 or 1)
-    assert gained > 2  # of 20: a part of what the three orders leave free
+    assert gained > 1.5  # of 20: a part of what the orders leave free
