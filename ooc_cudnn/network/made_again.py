@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn.network.bound import priced
 from ooc_cudnn.network.makings import Makings
-from ooc_cudnn.network.micro_batches import parts_of
+from ooc_cudnn.network.micro_batches import parts_of, whole_name
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms, working_bytes
 from ooc_cudnn.network.repeating import Again, makers_of
@@ -67,7 +67,7 @@ class MadeAgain(NamedTuple):
         again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
         if phases:
             again = tuple(
-                Again(phases[each.before], each.name.split(" [")[0], each.is_made) for each in again
+                Again(phases[each.before], whole_name(each.name), each.is_made) for each in again
             )
         back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
         found = frozenset(makings.events)

@@ -26,6 +26,15 @@ class WholeBatchError(ValueError):
     """A phase needs what is summed over the whole batch, as batch normalization does."""
 
 
+def whole_name(name: str) -> str:
+    """Of a tensor of some images the name of that of all.
+
+    >>> whole_name("conv1 [3]"), whole_name("conv1")
+    ('conv1', 'conv1')
+    """
+    return name.partition(" [")[0]
+
+
 def images_of(step: Step) -> int:
     """Images of the batch that a step goes through."""
     return max(phase.call.extents.n for phase in step.phases)

@@ -1,7 +1,8 @@
 """The search for what to make again: events that take few seconds, and fit.
 
 Where most is held, the event that frees most a second is added, until all fits; then events are
-taken out that it fits without. That is done twice, with two measures of what is worth a try. Then
+taken out that it fits without. That is done twice, with two measures of what is worth a try; the
+second time the slabs of a map go together, for there may be many. Then
 one event after the other is forbidden, and what it takes to fit without it replaces it where that
 is faster. Nothing here depends on a clock.
 """
@@ -9,13 +10,15 @@ is faster. Nothing here depends on a clock.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooc_cudnn.network.makings import Makings
+from ooc_cudnn.network.micro_batches import whole_name
 from ooc_cudnn.network.repeating import Again
 
 #: Of the candidates at a slot, those that are tried: by each of the two measures, and when one is
@@ -32,7 +35,7 @@ def search(makings: Makings) -> bool:
     search, before = _Search(makings), frozenset(makings.events)
     found = list[tuple[float, int, frozenset[Again]]]()
     for measure, tried in enumerate(FIRST):
-        search.begin(measure, MOST_TO_FIT[measure])
+        search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
             search.trim()
             found.append((makings.seconds, measure, frozenset(makings.events)))
@@ -52,7 +55,7 @@ def fits(makings: Makings) -> bool:
     """Whether a search finds events with which all fits, whatever they take."""
     search, before = _Search(makings), frozenset(makings.events)
     for measure, tried in enumerate(FIRST):
-        search.begin(measure, MOST_TO_FIT[measure])
+        search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
             return True
         makings.change(add=before, remove=makings.events - before)
@@ -60,20 +63,38 @@ def fits(makings: Makings) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """Events, and by two measures what they take: a byte, and a byte that is too much meanwhile."""
+    """Events, the bytes that they free, and these bytes times slots in which there are too many."""
 
-    measured: tuple[float, float]
     name: str
     events: tuple[Again, ...]
+    seconds: float
+    nbytes: float
+    meanwhile: float
+
+    def by(self, measure: int) -> tuple[float, str, tuple[Again, ...]]:
+        """What it takes a byte, or a byte that is too much meanwhile; equals by their names."""
+        return self.seconds / (self.meanwhile if measure else self.nbytes), self.name, self.events
+
+
+def _together(slabs: Sequence[_Candidate]) -> _Candidate:
+    """The candidate of all slabs of a map."""
+    name, events, *figures = zip(*slabs, strict=True)
+    return _Candidate(
+        name[0], tuple(dict.fromkeys(chain.from_iterable(events))), *map(sum, figures)
+    )
 
 
 class _Search:
     def __init__(self, makings: Makings) -> None:
-        self.of, self.measure, self.states = makings, 0, 0
+        self.of, self.measure, self.states, self.together = makings, 0, 0, False
 
-    def begin(self, measure: int, most: int) -> None:
-        """Look at candidates by a measure, and at so many states, times tensors."""
+    def begin(self, measure: int, most: int, *, together: bool = False) -> None:
+        """Look at candidates by a measure, and at so many states, times tensors.
+
+        The slabs of a map may go together, which takes fewer states; else each goes by itself.
+        """
         self.measure, self.states = measure, most // (len(self.of.versions) or 1)
+        self.together = together
 
     def fit(
         self,
@@ -111,7 +132,7 @@ class _Search:
         total, before = over.sum(), self.of.seconds
         at, least, best = int(over.argmax()), np.inf, None
         candidates = self._candidates(slots, held, over, at, forbidden)
-        candidates.sort(key=lambda each: (each.measured[self.measure], *each[1:]))
+        candidates.sort(key=lambda each: each.by(self.measure))
         made = [each for each in candidates if each.events[0].is_made]
         copied = [each for each in candidates if not each.events[0].is_made]
         for candidate in (*copied[:tried], *made[:tried]):
@@ -129,7 +150,7 @@ class _Search:
         self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[Again]
     ) -> list[_Candidate]:
         """What is held in a slot and not touched there, and had again for its next reader."""
-        found, slot = list[_Candidate](), int(slots[at])
+        found, slot = defaultdict[Any, list[_Candidate]](list), int(slots[at])
         among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
         for name in self.of.held_through(slot):
             if name not in self.of.items:
@@ -149,8 +170,9 @@ class _Search:
                 events = self._with_parents(event, among, held)
                 if not any(each in forbidden for each in events):
                     seconds = sum(map(self.of.seconds_of, events))
-                    found.append(_Candidate((seconds / nbytes, seconds / meanwhile), name, events))
-        return found
+                    group = (whole_name(name), event.is_made) if self.together else event
+                    found[group].append(_Candidate(name, events, seconds, nbytes, meanwhile))
+        return [*map(_together, found.values())]
 
     def _with_parents(self, wanted: Again, among: Sequence[int], held: Any) -> tuple[Again, ...]:
         """An event, and those of parents that are not held so far and would not fit."""

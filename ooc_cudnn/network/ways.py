@@ -52,9 +52,9 @@ LARGE = 1 / 8
 SLABS_OF_ROOM, MOST_SLABS = 12, 8
 #: As a share of memory: where a phase touches more, slabs are searched in which none does.
 SMALL_PHASE = 0.4
-#: With slabs the share of the bytes that can be remade of which the rest leaves, and as a share of
-#: memory what is made anew for each reader.
-SHARE_OF_SLABS, LARGE_OF_SLABS = 0.75, 1 / 32
+#: With slabs, how many times what memory holds may live at once: the rest is on the host. The first
+#: for which is found what to make again.
+LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
 #: How often stays of slabs are tried, with fewer tensors on the device each time.
 MOST_TRIES = 100
 #: A plan that takes so many times its computing is compared with those that go down the rows.
@@ -171,7 +171,7 @@ def by_spilling(
     """
     step, parts = apart(step), asked or 1
     for share in SHARES_SPILLED:
-        again, anew = _made_anew(step, terms, share, LARGE)
+        again, anew = _made_anew(step, terms, share)
         rewritten = as_planned(step, again, parts, 1, anew)
         stays = POLICIES["keep"].residing(rewritten)
         if not fastest.may_be(rewritten, stays):
@@ -214,7 +214,10 @@ def by_search_in_slabs(
 def by_slabs(
     name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
 ) -> Iterator[PlannedStep]:
-    """Plans by spilling of a step in slabs, for maps of which memory does not hold several."""
+    """A plan of a step in slabs that makes maps again, for maps of which memory holds few.
+
+    More lives at once than there is room for: what is too much is on the host for a while.
+    """
     room = terms.target.room_bytes
     largest = max(each.nbytes for each in step.tensors.values())
     slabs = min(-(-SLABS_OF_ROOM * largest // max(room, 1)), MOST_SLABS, images_of(step))
@@ -223,12 +226,15 @@ def by_slabs(
     if fastest.best is not None and not waits(fastest.best.plan, WAITING_MOSTLY):
         return  # finding stays of slabs takes long
     step = apart(step)
-    again, anew = _made_anew(step, terms, SHARE_OF_SLABS, LARGE_OF_SLABS)
     try:
-        rewritten = in_slabs(as_planned(step, again, 1, 1, anew), slabs)
+        cut = in_slabs(as_planned(step, frozenset(), 1, 1), slabs)
     except WholeBatchError:
         return
-    tries = iter(range(MOST_TRIES))
+    wanted = (living_in(cut, terms, share * room) for share in LIVING)
+    again = next((found for found in wanted if found is not None), None)
+    if again is None:
+        return
+    rewritten, tries = fused(repeated(cut, again)), iter(range(MOST_TRIES))
 
     def is_worth(step: Step, stays: Residency) -> bool:
         return next(tries, None) is not None and fastest.may_be(step, stays)
@@ -239,8 +245,7 @@ def by_slabs(
     except PlanInfeasibleError:
         return  # a part of a call may take more than all of it: it adds to what is there
     if placed is not None:
-        remade, each = tuple(sorted(again)), tuple(sorted(anew))
-        how = How(1, 1, remade, apart=True, anew=each, slabs=slabs)
+        how = How(1, 1, apart=True, again=again, slabs=slabs)
         figures = predicted(name, "slabs", rewritten, placed, how, terms)
         yield PlannedStep(figures, rewritten, placed)
 
@@ -289,9 +294,7 @@ def by_host_memory(
         yield PlannedStep(figures, *made)
 
 
-def _made_anew(
-    step: Step, terms: Terms, share: float, large: float
-) -> tuple[frozenset[str], set[str]]:
+def _made_anew(step: Step, terms: Terms, share: float) -> tuple[frozenset[str], set[str]]:
     """What is made again, up to a share of its bytes; and what of it is made for each reader."""
     machine, room = terms.target.machine, terms.target.room_bytes
     again = mixed(step, machine, share)[-1].remade
@@ -299,7 +302,7 @@ def _made_anew(
     anew = {
         name
         for name in again
-        if (nbytes := step.tensors[name].nbytes) > large * room
+        if (nbytes := step.tensors[name].nbytes) > LARGE * room
         and seconds_of(name) < machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
     }
     return again, anew
