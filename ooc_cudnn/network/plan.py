@@ -105,7 +105,7 @@ class NetworkPlan:
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
     slabs : int
-        Parts of the batch that stretches between barriers go through, where their maps are large.
+        Parts of the batch that the outer phases go through, whose maps are large: `slabs.py`.
     gap : float
         Of a plan by an integer program: how far the solution is above what no other can go below,
         as a share, where the search for a better one was ended.
@@ -163,6 +163,7 @@ class NetworkPlan:
         taken = f" ({self.taken})" * (self.taken not in ("", self.policy))
         parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
         parts += f", in {self.bands} bands of rows" * (self.bands > 1)
+        parts += f", the outer phases in {self.slabs} slabs" * (self.slabs > 1)
         waiting = max(0.0, self.seconds - self.compute_seconds)
         lines = [
             f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "

@@ -54,6 +54,7 @@ def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does(way, limit
     with ooc_cudnn.settings(machine="host"):
         made = spilling_plans(net, loss, limit, way)[0]
     assert made.plan.slabs > 1
+    assert f", the outer phases in {made.plan.slabs} slabs" in made.plan.explain()
     assert made.plan.again
     assert made.plan.apart == (way is by_slabs)
     assert made.plan.device_bytes <= limit
