@@ -29,10 +29,11 @@ class WholeBatchError(ValueError):
 def whole_name(name: str) -> str:
     """Of a tensor of some images the name of that of all.
 
-    >>> whole_name("conv1 [3]"), whole_name("conv1")
-    ('conv1', 'conv1')
+    >>> whole_name("conv1 [3]"), whole_name("conv1 [left]")
+    ('conv1', 'conv1 [left]')
     """
-    return name.partition(" [")[0]
+    whole, _, number = name.rpartition(" [")
+    return whole if number.removesuffix("]").isdigit() else name
 
 
 def images_of(step: Step) -> int:

@@ -2,9 +2,9 @@
 
 Where most is held, the event that frees most a second is added, until all fits; then events are
 taken out that it fits without. That is done twice, with two measures of what is worth a try; the
-second time the slabs of a map go together, for there may be many. Then
-one event after the other is forbidden, and what it takes to fit without it replaces it where that
-is faster. Nothing here depends on a clock.
+second time the slabs of a map go together, for there may be many. Then one event after the other is
+forbidden, and what it takes to fit without it replaces it where that is faster. Nothing here
+depends on a clock.
 """
 
 from __future__ import annotations
