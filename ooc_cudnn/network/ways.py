@@ -196,7 +196,7 @@ def by_search_in_slabs(
     """
     step = in_place(summed(step))
     least = -(-most_touched(step, terms) // max(int(SMALL_PHASE * terms.target.room_bytes), 1))
-    if asked not in (None, 1) or step.pauses or not 1 < least <= min(MOST_SLABS, images_of(step)):
+    if asked not in (None, 1) or not 1 < least <= min(MOST_SLABS, images_of(step)):
         return
     for slabs in (least, least + 1):
         try:

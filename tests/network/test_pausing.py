@@ -1,6 +1,7 @@
 """Steps of training in two calls: forward, and backward from gradients that come later."""
 
 import gc
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,9 +10,13 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError, OocError
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.residency import check_stays
+from ooc_cudnn.network.rewriting import as_taken
+from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.network.ways import by_search_in_slabs
 from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Home, Move, Program
 from ooc_cudnn.tensor import TensorSpec
@@ -71,6 +76,27 @@ def test_results_are_the_same_under_every_limit(limit, outputs):
         assert_close(others[name], gradient, name, least=least)
     for name, statistics in running.items():
         assert_close(updated[name], statistics, name)
+
+
+def test_a_step_that_pauses_may_go_in_slabs():
+    """The first layers by some images each; what of them is made again is so after the pause."""
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    _, (expected,), gradients, _ = run(LARGE)
+    limit = 1_000_000
+    with ooc_cudnn.settings(machine="h200"):
+        step = as_taken(net.pausing_phases(y), "best")
+        terms = terms_for(limit, None, step, {})
+        made = next(by_search_in_slabs("step", step, terms, None, Fastest(terms)))
+        plan = replace(made.plan, policy="best")
+        assert plan.slabs > 1
+        assert plan.again
+        paused = PausingStep(net, partial(net.pausing_phases, y), limit, {}, plan).forward(x=x)
+        found = paused.backward([seed])
+    assert_close(paused.outputs[0], expected, "output")
+    least = 1e-3 * max(np.abs(each).max() for each in gradients.values())
+    for name, gradient in gradients.items():
+        assert_close(found[name], gradient, name, least=least)
 
 
 @pytest.mark.parametrize("policy", ["keep", "remake", "checkpoint", "offload", "mixed"])
