@@ -90,6 +90,7 @@ def body(report: common.Report) -> None:
                 "taken": plan.taken,
                 "micro_batches": plan.micro_batches,
                 "bands": plan.bands,
+                "slabs": plan.slabs,
                 "planning_seconds": between - begin,
                 "bounding_seconds": time.process_time() - between,
             }
@@ -112,6 +113,7 @@ def table(folder: Path = common.RESULTS) -> str:
         over = [row[key] / most[key] - 1 for key in ("seconds", "bound_seconds")]
         above = row["seconds"] / row["bound_seconds"] - 1
         parts = f", {row['micro_batches']} micro-batches" * (row["micro_batches"] > 1)
+        parts += f", {row['slabs']} slabs" * (row["slabs"] > 1)
         rows.append(
             (case, "all" if float(ratio) > 1 else ratio, format_bytes(row["limit_bytes"]),
              row["taken"] + parts, format_seconds(row["seconds"]), f"{100 * over[0]:.1f} %",
