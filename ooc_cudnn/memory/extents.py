@@ -52,10 +52,9 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
     """Give each extent an offset: the best of some orders of placing them, each first fit.
 
     Large ones first is best for most lists; those that live long first where many small ones come
-    and go beside a few that stay; those that are both, or in the order of time, where sizes are
-    alike. Where they take
-    more than `enough_bytes`, those that reach too far are placed earlier, again and again ("squeaky
-    wheel" optimization).
+    and go beside a few that stay; those that are large and live long, or in the order of time,
+    where sizes are alike. Where they take more than `enough_bytes`, those that reach too far are
+    placed earlier, again and again ("squeaky wheel" optimization).
 
     Examples
     --------

@@ -13,8 +13,6 @@ from ooc_cudnn.network.bands import is_of_band
 from ooc_cudnn.network.deciding import Deciding
 from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
-from ooc_cudnn.network.fusing_backward import summed
-from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.made_again import ALL, INPUTS
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.phases import Step
@@ -194,9 +192,11 @@ def by_search_in_slabs(
 
     As few slabs as make phases small, or one more.
     """
-    step = in_place(summed(step))
+    if asked not in (None, 1):
+        return
+    step = as_planned(step, frozenset(), 1, 1)
     least = -(-most_touched(step, terms) // max(int(SMALL_PHASE * terms.target.room_bytes), 1))
-    if asked not in (None, 1) or not 1 < least <= min(MOST_SLABS, images_of(step)):
+    if not 1 < least <= min(MOST_SLABS, images_of(step)):
         return
     for slabs in (least, least + 1):
         try:
