@@ -57,7 +57,8 @@ def with_indices(step: Step) -> Step:
         ]
         if len(gradients) != 1:
             continue
-        index = Tensor(f"{phase.node}.index", pooling.output_shape, "uint8")
+        # no user's name holds a blank
+        index = Tensor(f"{phase.node} index", pooling.output_shape, "uint8")
         tensors[index.name] = index
         call = IndexedPooling(pooling)
         phases[at] = replace(phase, call=call, binds={**phase.binds, "index": index.name})
@@ -115,7 +116,7 @@ def _with_masks(step: Step) -> Step:
         if gradient is None:
             continue
         shape, mode, coef = activation.shape, activation.mode, activation.coef
-        mask = Tensor(f"{phase.node}.mask", mask_shape(shape), "uint8")
+        mask = Tensor(f"{phase.node} mask", mask_shape(shape), "uint8")
         tensors[mask.name] = mask
         forward = MaskedActivation(shape, mode, coef, activation.dtype)
         phases[at] = replace(phase, call=forward, binds={**phase.binds, "mask": mask.name})

@@ -202,3 +202,19 @@ def test_networks_that_ship_keep_less(make):
         return sum(tensor.nbytes for tensor in bases if tensor.kind == "map")
 
     assert kept(made) < 0.75 * kept(step)
+
+
+def test_bits_and_indices_take_no_name_of_a_user():
+    net, x = network_on()
+    offset = net.input("pool.index", x.shape, "float64", gradient=True)
+    relu = net.activation(net.convolution(x, 3, window=3, padding=1, name="conv"), name="relu")
+    h = net.add(net.add(relu, offset, name="relu.mask"), x)
+    y = net.pooling(h, window=2, name="pool")
+
+    def twin(t):
+        h = torch.relu(conv(t, "conv", t["x"], padding=1)) + t["pool.index"] + t["x"]
+        return F.max_pool2d(h, 2)
+
+    step = checked(net, y, twin)
+    assert calls(step, IndexedPooling)
+    assert calls(step, MaskedActivation)
