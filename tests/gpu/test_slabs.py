@@ -1,0 +1,50 @@
+"""Steps that pause, with their first layers in slabs: what a card makes is what one piece makes."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.fastest import Fastest
+from ooc_cudnn.network.pausing import PausingStep
+from ooc_cudnn.network.rewriting import as_taken
+from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.network.ways import by_search_in_slabs
+from tests.network.test_pausing import LARGE, arrays, network, run
+from tests.support.network_checks import assert_close
+
+LIMITS = (1_000_000, 1_500_000, 2_000_000, 3_000_000)
+
+
+def in_slabs(step):
+    """A plan of `step` in slabs, some of them made again: under the first limit that has one."""
+    for limit in LIMITS:
+        terms = terms_for(limit, None, step, {})
+        try:
+            for made in by_search_in_slabs("step", step, terms, None, Fastest(terms)):
+                if made.plan.slabs > 1 and made.plan.again:
+                    return replace(made.plan, policy="best"), limit
+        except PlanInfeasibleError:
+            continue
+    pytest.fail(f"no plan in slabs within {LIMITS} bytes")
+
+
+def test_a_step_that_pauses_in_slabs_makes_what_one_piece_makes():
+    net, (y, _) = network()
+    x, seeds = arrays(net, [y])
+    _, (expected,), gradients, running = run(LARGE)
+    plan, limit = in_slabs(as_taken(net.pausing_phases(y), "best"))
+    step = PausingStep(net, partial(net.pausing_phases, y), limit, {}, plan)
+    for _ in range(4):  # recorded from the third time on
+        for name, array in network()[0].running.items():
+            net.running[name][...] = array
+        paused = step.forward(x=x)
+        found = paused.backward(seeds)
+        assert_close(paused.outputs[0], expected, "output")
+        least = 1e-3 * max(np.abs(each).max() for each in gradients.values())
+        for name, gradient in gradients.items():
+            assert_close(found[name], gradient, name, least=least)
+        for name, statistics in running.items():
+            assert_close(net.running[name], statistics, name)
