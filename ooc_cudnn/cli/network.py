@@ -12,6 +12,7 @@ import numpy as np
 
 from ooc_cudnn import networks
 from ooc_cudnn.cli.arguments import PROGRAM, add_device, add_machine, nearest, on_device, whole
+from ooc_cudnn.cli.stdout import kept_clean
 from ooc_cudnn.cli.sweep import limits, sweep
 from ooc_cudnn.figures import require_matplotlib
 from ooc_cudnn.network.network import Network
@@ -35,17 +36,23 @@ def add_network(commands: Any) -> None:
     parser.add_argument(
         "network", type=_network, metavar="NAME", help=f"one of {', '.join(networks.__all__)}"
     )
-    parser.add_argument("--batch", type=whole, metavar="N", help="images of a step")
+    parser.add_argument(
+        "--batch", type=whole, metavar="N",
+        help="images of a step; this and the next three are the network's own when left out",
+    )  # fmt: skip
     parser.add_argument("--image", type=whole, metavar="N", help="extent of an image on each axis")
-    parser.add_argument("--classes", type=whole, metavar="N")
-    parser.add_argument("--width", type=float, metavar="FACTOR", help="of all channels")
+    parser.add_argument("--classes", type=whole, metavar="N", help="classes that it tells apart")
+    parser.add_argument("--width", type=float, metavar="FACTOR", help="of all channels (0.5: half)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
     parser.add_argument(
-        "--limit", "--memory-limit", dest="limit", metavar="SIZE", help="16GiB, 0.5, ..."
-    )
+        "--limit", "--memory-limit", dest="limit", metavar="SIZE",
+        help="memory of the card: a size (16GiB), or a share of what is free there (0.5); "
+        "0.9 when left out",
+    )  # fmt: skip
     parser.add_argument(
         "--policy", dest="policies", choices=NAMES, action="append",
-        help="best when left out; with --sweep several may be given, one --policy each",
+        help="who decides what is kept, offloaded and made again (docs/networks.md has each); "
+        "best when left out; with --sweep several may be given, one --policy each",
     )  # fmt: skip
     where = parser.add_mutually_exclusive_group()
     add_machine(where)
@@ -61,7 +68,8 @@ def add_network(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--limits", type=limits, metavar="SIZE,...",
-        help="of a sweep: shares of what keeping everything takes, or sizes (0.8,0.4,16GiB)",
+        help="of a sweep: sizes, or shares of what keeping everything takes, not of what is free "
+        "(0.8,0.4,16GiB)",
     )  # fmt: skip
     parser.add_argument(
         "--run", dest="steps", metavar="STEPS", nargs="?", const=1, default=0, type=whole,
@@ -135,7 +143,8 @@ def _plan(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
     (policy,) = arguments.policies or ("best",)
     if arguments.tune:
         _tune(net, loss, policy)
-    plan = net.plan(loss, policy=policy, machine=arguments.machine, bound=True)
+    with kept_clean():
+        plan = net.plan(loss, policy=policy, machine=arguments.machine, bound=True)
     beside = sys.stderr if arguments.json else sys.stdout  # JSON stands alone
     print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
     if arguments.plot is not None:

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 
+from ooc_cudnn.cli.stdout import kept_clean
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.network.trade import QUICK, SHARES, trade_of
@@ -32,12 +33,15 @@ def sweep(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
     """Plan, and show what comes of it."""
     policies, asked = arguments.policies or QUICK, arguments.limits or SHARES
     name = arguments.network
-    with reporter(
-        current().progress,
-        total=len(policies) * len(asked),
-        label=f"plans of {name}",
-        predicted_seconds=math.inf,  # nobody knows; most take seconds each
-    ) as report:
+    with (
+        kept_clean(),
+        reporter(
+            current().progress,
+            total=len(policies) * len(asked),
+            label=f"plans of {name}",
+            predicted_seconds=math.inf,  # nobody knows; most take seconds each
+        ) as report,
+    ):
         trade = trade_of(
             net,
             loss,

@@ -1,0 +1,15 @@
+"""What libraries in C print stands beside what was asked for, not in it."""
+
+import os
+
+from ooc_cudnn.cli.stdout import STDOUT, kept_clean
+
+
+def test_what_a_library_prints_goes_to_standard_error(capfd):
+    print("before")
+    with kept_clean():
+        os.write(STDOUT, b"a line of HiGHS\n")
+    print("after")
+    out, err = capfd.readouterr()
+    assert out == "before\nafter\n"
+    assert err == "a line of HiGHS\n"
