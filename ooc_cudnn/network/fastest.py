@@ -41,21 +41,22 @@ class Fastest:
     room : Room, optional
         Pinned memory that may be had; None for any.
     tried : set
-        What was placed, so that nothing is twice.
+        What was placed, so that nothing is placed twice.
     best : PlannedStep, optional
     by_policy : dict
         The fastest of each policy.
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
     near : list
-        Plans that had no time to copy yet, and took little longer than the fastest such plan.
+        Plans that were not made with time to copy so far, and take little longer than the fastest
+        of these.
     untimed : float
-        Seconds of that one.
+        Seconds of that fastest one.
     work : int
         Phases of all plans that were compared.
     skips : bool
-        Whether steps are not worth it that host memory surely has no room for. Else their plans
-        are made, and say what they want.
+        Whether steps are passed over that host memory surely has no room for. Else their plans
+        are made, and say how much they would take there.
     is_short : bool
         Whether host memory had no room for some step.
     """

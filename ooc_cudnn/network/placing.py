@@ -82,9 +82,11 @@ class Terms:
     on_host: frozenset[str] = frozenset()
 
 
-#: A phase of more pieces, that takes so many times as long as with all memory, has too little.
+#: A phase has too little memory where it is cut into more pieces than this, and takes more than so
+#: many times as long as with all memory to itself. Then a tensor beside it goes to the host.
 MANY_PIECES, MUCH_SLOWER = 64, 4.0
-#: Phases before a task in which it matters who used which memory.
+#: Of so many phases before a task it is known who used which memory. What was used longer ago is
+#: free for its first copies at once.
 LOOK_BACK = 128
 
 

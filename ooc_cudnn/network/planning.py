@@ -41,6 +41,7 @@ from ooc_cudnn.network.slabs import in_slabs
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from ooc_cudnn.network.ways import (
     MICRO_BATCHES,
+    MOST_BANDS,
     WAITING,
     WAYS,
     by_search_in_slabs,
@@ -57,9 +58,11 @@ BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
 #: And of other steps than those.
 VDNN = ("vdnn_all", "vdnn_conv", "vdnn_dyn")
 NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
-#: Where it takes less than so many times, all other policies are slower.
+#: Where the fastest plan takes less than so many times its computing, nothing is streamed call by
+#: call to compare with it: that only copies more.
 WAITING_A_LITTLE = 1.05
-#: Of the memory that is free, what copies may have longer; addresses may want the rest.
+#: Of the memory that is free, the shares that time to copy may take, one after the other: with all
+#: of it, addresses may find no place.
 FOR_COPIES = (1.0, 0.0)
 
 
@@ -190,6 +193,8 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         count = getattr(plan, what)
         if not (is_int(count) and count > 0):
             raise ValueError(f"{what} must be a positive int, not {count!r}")
+    if plan.bands > MOST_BANDS:  # each is gone through, however few rows there are
+        raise ValueError(f"bands must be at most {MOST_BANDS}, not {plan.bands}")
     again = frozenset(plan.remade)
     step, terms = with_room_outside(step, terms, plan.on_host)
     step = as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)

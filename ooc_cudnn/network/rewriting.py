@@ -17,9 +17,6 @@ from ooc_cudnn.network.remaking import remade
 from ooc_cudnn.network.repeating import Again, repeated
 from ooc_cudnn.network.through_normalizations import through_normalizations
 
-#: Phases that touch more than this share of memory go slab by slab.
-LARGE_PHASE = 0.25
-
 
 def as_taken(step: Step, policy: str) -> Step:
     """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""

@@ -31,9 +31,10 @@ def searched(
     Parameters
     ----------
     step : Step
-        Summed and in place; in slabs, if it goes so.
+        Summed and in place, and cut already where it goes in slabs.
     ways : sequence of sequence of str
-        Which kinds of tensors may be copied.
+        Which kinds of tensors may come back from the host. Each way goes on from what the one
+        before it found.
     parts, slabs : int
         Micro-batches, and the slabs that the step is in.
     """

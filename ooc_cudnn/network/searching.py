@@ -1,10 +1,17 @@
 """The search for what to make again: events that take few seconds, and fit.
 
-Where most is held, the event that frees most a second is added, until all fits; then events are
-taken out that it fits without. That is done twice, with two measures of what is worth a try; the
-second time the slabs of a map go together, for there may be many. Then one event after the other is
-forbidden, and what it takes to fit without it replaces it where that is faster. Nothing here
-depends on a clock.
+An *event* (`Again`) is that a map is made again before a phase, or back from the host.
+
+- Where most is held, the event that frees most a second is added, until all fits (`fit`). Then
+  events are taken out without which all still fits (`trim`).
+- That is done twice, for there are too many events to try all. By the first measure, those are
+  tried that take the fewest seconds a byte of their map; by the second, the fewest a byte that is
+  too much meanwhile. The second time the slabs of a map go together, for there may be many.
+- Then one event after the other is forbidden, and others take its place where that is faster
+  (`improve`).
+
+Nothing here depends on a clock: what ends a search is how often the bytes of all phases were
+counted.
 """
 
 from __future__ import annotations
@@ -21,12 +28,13 @@ from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.micro_batches import whole_name
 from ooc_cudnn.network.repeating import Again
 
-#: Of the candidates at a slot, those that are tried: by each of the two measures, and when one is
-#: to be replaced.
+#: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
+#: each of the two measures, and when an event is to be replaced.
 FIRST, LATER = (10, 4), 4
 #: Events that may replace one; and how often all are gone through.
 MOST_INSTEAD, MOST_ROUNDS = 12, 4
-#: States of memory that may be worked out until all fits, and to take less, times tensors.
+#: How often the bytes of all slots may be counted, times tensors: until all fits, by each measure,
+#: and to take less.
 MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 
 
@@ -89,7 +97,7 @@ class _Search:
         self.of, self.measure, self.states, self.together = makings, 0, 0, False
 
     def begin(self, measure: int, most: int, *, together: bool = False) -> None:
-        """Look at candidates by a measure, and at so many states, times tensors.
+        """Begin anew, by a measure; `most` is how often bytes may be counted, times tensors.
 
         The slabs of a map may go together, which takes fewer states; else each goes by itself.
         """

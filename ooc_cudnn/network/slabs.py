@@ -1,12 +1,14 @@
 """Slabs: the outer phases of a step, whose maps are large, go through the batch in some parts.
 
-A rewrite of a step. The first phases of forward, and the last ones of backward, run slab by slab:
-all up to the last one, or from the first one on, that touches more of the whole batch than the
-largest phase does of one slab. The phases between them run once, for all images. A batch
-normalization needs the statistics of the whole batch: it is a barrier, and slabs go in stretches
-from one to the next. Each map is one tensor for each slab, which is kept, made again or on the host
-by itself. What is summed adds up in place; statistics are found for each slab and merged behind the
-last.
+A rewrite of a step. The first phases of forward, and the last ones of backward, run slab by slab.
+A phase is large if, whole, it touches more bytes than the largest phase does for one slab. Cut are
+the phases of forward up to the last large one, and those of backward from the first large one on.
+The phases between them run once, for all images.
+
+A batch normalization needs the statistics of the whole batch, so all slabs must have come to it
+before any goes on: the phases from one such barrier to the next are a *stretch*. Each map is one
+tensor for each slab, which is kept, made again or on the host by itself. What is summed adds up in
+place; statistics are found for each slab and merged behind the last.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sums over images that micro-batches make once, in the last of them, and when.
 
 Every part of the batch adds to a filter gradient, which is on the device from the first part to the
-last. That of a large linear layer is larger than all that it is made of. So this is kept instead,
-of all images, and the sum is made once: in the last part, as soon as it takes no more memory there
-than the part takes elsewhere.
+last. That of a large linear layer is larger than all that it is made of. So what it is
+made of is kept instead, of all images, and the sum is made once, in the last part: as soon as that
+part, with the sum, holds no more than it does in its fullest phase.
 """
 
 from __future__ import annotations
@@ -43,9 +43,13 @@ def _is_summed_last(step: Step, at: int, phase: Phase, images: int) -> bool:
 
 
 def run_before(step: Step, last: frozenset[int], parts: int) -> dict[int, list[int]]:
-    """The phases that run once, each before which other phase of the last part it does.
+    """Where in the last part the phases that run once do so.
 
-    By the number of that phase: that of all phases where it is behind them.
+    Returns
+    -------
+    dict of int to list of int
+        For a phase of the part, those that run just before it. The key is the number of all phases
+        for those that run behind the last one.
     """
     found, held = dict[int, list[int]](), _held_by_part(step, parts)
     most = held.max(initial=0)

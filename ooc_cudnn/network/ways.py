@@ -44,14 +44,16 @@ SHARE_OF_BANDS = 0.7
 SHARES_REMADE = (0.25, 0.5, 0.75, 0.9)
 #: And of which the rest is on the host only where memory is short.
 SHARES_SPILLED = (0.25, 0.75, 1.0)
-#: As a share of memory: of such maps few are there at once.
+#: As a share of memory: of larger maps few are there at once.
 LARGE = 1 / 8
-#: Slabs are so small that memory holds this many of the largest map, but no more than are many.
+#: With more living at once than memory holds, slabs are so small that it holds this many of the
+#: largest map's; and there are at most so many slabs, for each adds its phases to plan.
 SLABS_OF_ROOM, MOST_SLABS = 12, 8
-#: As a share of memory: where a phase touches more, slabs are searched in which none does.
+#: As a share of memory: slabs in which a search makes maps again are so many that no phase
+#: touches more. The search has the rest for what lives meanwhile.
 SMALL_PHASE = 0.4
 #: With slabs, how many times what memory holds may live at once: the rest is on the host. The first
-#: for which is found what to make again.
+#: counts with which the search finds what to make again.
 LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
 #: How often stays of slabs are tried, with fewer tensors on the device each time.
 MOST_TRIES = 100
@@ -188,9 +190,10 @@ def by_spilling(
 def by_search_in_slabs(
     name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
 ) -> Iterator[PlannedStep]:
-    """Plans of a step in slabs in which maps are made again, for phases that fill memory.
+    """Plans of a step in slabs in which maps are made again, where single phases fill memory.
 
-    As few slabs as make phases small, or one more.
+    The search keeps within memory of the device. There are as few slabs as make phases small
+    (`SMALL_PHASE`); one more where no plan comes of that.
     """
     if asked not in (None, 1):
         return
@@ -214,9 +217,10 @@ def by_search_in_slabs(
 def by_slabs(
     name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
 ) -> Iterator[PlannedStep]:
-    """A plan of a step in slabs that makes maps again, for maps of which memory holds few.
+    """A plan of a step in slabs that spills, where memory holds few of the largest maps.
 
-    More lives at once than there is room for: what is too much is on the host for a while.
+    Unlike in `by_search_in_slabs`, more lives at once than the device has room for (`LIVING`): what
+    is too much is on the host for a while.
     """
     room = terms.target.room_bytes
     largest = max(each.nbytes for each in step.tensors.values())

@@ -19,8 +19,8 @@ from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.network.searching import search
 
-#: What may live at once is tried so much smaller each time, as a share. The same for every limit of
-#: host memory, so that what is found to be the least is found under a limit of so much, too.
+#: What may live at once becomes smaller by this factor from try to try. The amounts are the same
+#: for every limit of host memory. So the least that an error names is found under that limit, too.
 SMALLER = 0.95
 
 
