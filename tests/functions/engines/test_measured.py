@@ -203,6 +203,16 @@ def test_known_faults_are_no_candidates(make):
     assert numbers(measured) == [100]
 
 
+def test_the_oldest_engine_is_tried_last(make):
+    """It may take seconds, after which there is no time for another."""
+    device = make(FakeEngine(100, 2e-6), FakeEngine(0, 1e-6), FakeEngine(101, 3e-6))
+    operation = Convolution.of(X.shape, W.shape, padding=1)
+    found = list(device.engines.candidates(operation, every=True, compiled=True))
+    assert [each.number for each in found][:2] == [100, 101]
+    assert {each.number for each in found[:-1]} == set(range(1, 102))
+    assert found[-1].number == 0
+
+
 def test_an_engine_is_asked_for_with_its_knobs(make):
     knobs = {KnobType.TILE_SIZE: 5, KnobType.SPLIT_K: 2}
     make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, knobs=knobs))
