@@ -191,5 +191,5 @@ class Fastest:
             available_bytes=self.room.available_bytes,
             limit_bytes=self.room.limit_bytes,
             held_bytes=self.room.held_bytes,
-            purpose=f"what {self.least.name} keeps on the host (a larger memory_limit leaves less)",
+            purpose=f"what {self.least.name} keeps on the host (less with a larger memory_limit)",
         )
