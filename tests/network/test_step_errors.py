@@ -147,6 +147,8 @@ def without(stay, at):
         ("policy", lambda policy: "fast", "policy must be one of"),
         ("micro_batches", lambda parts: 0, "micro_batches must be"),
         ("bands", lambda bands: "2", "bands must be"),
+        ("bands", lambda bands: 10**12, "bands must be at most 1024"),
+        ("slabs", lambda slabs: 0, "slabs must be"),
         ("else", lambda nothing: 1, "no plan of a network"),
     ],
 )
