@@ -5,20 +5,24 @@ the call. PyTorch runs with `cudnn.benchmark`, the better of its two memory orde
 without any stored engine and then after `tune`. Ways take turns; errors are against PyTorch in
 float64. `--set issue` is the table; `vgg16`, `resnet50`, `unet_3d` and `all` are more. What takes
 longer than `--seconds` in all is left out, and said; the file is written after each problem.
+`--resume` measures what an earlier file lacks, and keeps what that has: its problems are whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ooc_cudnn
 from benchmarks import common
+from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, interleave, timed
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.tune import tune
@@ -324,7 +328,8 @@ def body(report: common.Report) -> None:
     seconds = arguments.seconds
     if seconds is None:
         seconds = QUICK_SECONDS if report.quick else SECONDS
-    ratios: dict[Asked, dict[str, float]] = {}
+    ratios = resumed(report, arguments.resume, asked) if arguments.resume else {}
+    asked = [each for each in asked if each not in ratios]
     begin, longest = time.perf_counter(), 0.0
     for at, (layer, precision, direction) in enumerate(asked):
         began = time.perf_counter()
@@ -342,6 +347,28 @@ def body(report: common.Report) -> None:
         longest = max(longest, time.perf_counter() - began)
     claims(report, ratios)
     print(in_short(ratios))
+
+
+def resumed(
+    report: common.Report, file: str, asked: Sequence[Asked]
+) -> dict[Asked, dict[str, float]]:
+    """Take over what an earlier file has of what is asked for, and return its ratios."""
+    earlier = json.loads(Path(file).read_text(encoding="utf-8"))
+    there = earlier["environment"]
+    if there["gpu"] != environment(report.arguments.device)["gpu"]:
+        raise SystemExit(f"{file} is of {there['gpu']}: resume it there")
+    found: dict[Asked, dict[str, float]] = {}
+    for layer, precision, direction in asked:
+        name = f"{layer.name} {precision} {direction}"
+        if name in earlier["measurements"]:
+            report.measurements[name] = earlier["measurements"][name]
+            found[layer, precision, direction] = report.measurements[name]["ours over PyTorch"]
+            of_it = (each for each in earlier["checks"] if each.startswith(f"{name}, "))
+            report.checks.update((each, earlier["checks"][each]) for each in of_it)
+            report.notes += [each for each in earlier["notes"] if each.startswith(f"{name}: ")]
+    commit = there["commit"]
+    report.note(f"{len(found)} problems are of an earlier run: {there['date']}, commit {commit}")
+    return found
 
 
 def claims(report: common.Report, ratios: Mapping[Asked, Mapping[str, float]]) -> None:
@@ -387,6 +414,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--compiled", action="store_true",
         help="try engines that are compiled at run time, too: a second each",
     )  # fmt: skip
+    parser.add_argument("--resume", metavar="FILE", help="measure only what this record lacks")
     parser.add_argument("--only", default="", help="those whose name has this in it")
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
 

@@ -1,5 +1,6 @@
 """`benchmarks.engines` on a device whose engines are known."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +64,23 @@ def test_what_there_is_no_time_for_is_said(tmp_path, capsys):
     assert engines.main([*asked]) == 0
     said = capsys.readouterr().out
     assert "not measured in 0 s: 2x4>8, 9, 3x3 tf32 backward_data, " in said
+
+
+def test_what_an_earlier_run_lacks_is_measured_and_the_rest_is_kept(tmp_path):
+    asked = ("--quick", "--device", "host", "--precisions", "tf32", "--directions", "forward")
+    other = ("--quick", "--device", "host", "--precisions", "tf32", "strict")
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert engines.main([*asked, "--output", str(first)]) == 0
+    earlier = first / "engines.json"
+    both = [*other, "--directions", "forward", "--resume", str(earlier), "--output", str(second)]
+    assert engines.main(both) == 0
+    kept, found = (json.loads((each / "engines.json").read_text()) for each in (first, second))
+    (name,) = kept["measurements"]
+    assert found["measurements"][name] == kept["measurements"][name]
+    assert set(found["measurements"]) == {name, name.replace("tf32", "strict")}
+    assert found["checks"].items() > kept["checks"].items()
+    assert any(note.startswith("1 problems are of an earlier run: ") for note in found["notes"])
+    means = {claim["name"]: claim["value"] for claim in found["claims"]}
+    assert means["tf32: ours over PyTorch, geometric mean"] == pytest.approx(
+        kept["measurements"][name]["ours over PyTorch"]["measured"]
+    )
