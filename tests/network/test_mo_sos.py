@@ -119,6 +119,21 @@ def test_what_it_cannot_do_is_told(vgg):
         net.plan(loss, memory_limit="1MiB", policy="mo_sos", machine="p40")
 
 
+@pytest.mark.parametrize("policy", ["str", "checkmate"])
+def test_the_limit_that_an_error_names_is_enough(policy):
+    """One was named for which the program has a solution, but no addresses."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 8, 8))
+    for _ in range(2):
+        x = net.activation(net.convolution(x, 4, window=3, padding=1))
+    loss = net.mean_squared_error(x, net.input("target", x.shape))
+    with pytest.raises(ooc_cudnn.PlanInfeasibleError) as caught:
+        net.plan(loss, memory_limit=3000, policy=policy, machine="host")
+    limit = caught.value.smallest_bytes
+    plan = net.plan(loss, memory_limit=limit, policy=policy, machine="host")
+    assert plan.device_bytes <= limit
+
+
 def test_a_map_is_made_again_as_often_as_a_plan_says(vgg):
     net, loss = vgg
     step = net.training_phases(loss)

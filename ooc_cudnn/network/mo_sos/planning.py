@@ -37,6 +37,8 @@ CANDIDATES = {
 #: How far from the bound a solution may be, and how many nodes the search for it may look at: so
 #: plans are the same everywhere, but for a machine on which even that takes this long.
 GAP, MOST_NODES, MOST_SECONDS = 5e-3, 20, 600.0
+#: How far where it is only asked whether there is one.
+ANY = 1.0
 #: Shares of memory that the program may take, for it knows no addresses. The next is tried where
 #: addresses make computing so many times longer than the program found, and the replay decides; the
 #: baselines take the first that fits.
@@ -82,21 +84,27 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
     raise PlanInfeasibleError(
         function=f"{name}: {policy}",
         limit_bytes=terms.target.limit_bytes,
-        smallest_bytes=_enough(step, terms, policy),
+        smallest_bytes=_enough(name, step, terms, policy),
         reason="it takes layers and batches whole",
         beside_bytes=terms.target.beside_bytes,
     )
 
 
 def _planned(
-    name: str, step: Step, terms: Terms, policy: str, allowed: Allowed, budget: int
+    name: str,
+    step: Step,
+    terms: Terms,
+    policy: str,
+    allowed: Allowed,
+    budget: int,
+    stop: float = GAP,
 ) -> tuple[PlannedStep, float] | None:
     """Plan a step in so many bytes; None where there is no solution, or it has no addresses.
 
     With the seconds of computing that the program found.
     """
     posed, program = _program(step, terms, allowed, budget)
-    solved = program.solved(GAP, MOST_NODES, MOST_SECONDS)
+    solved = program.solved(stop, MOST_NODES, MOST_SECONDS)
     if solved is None:
         return None
     schedule = schedule_of(program, solved)
@@ -133,13 +141,19 @@ def _on_device(terms: Terms) -> frozenset[str]:
     return frozenset(name for name, each in terms.given.items() if each.placement == "device")
 
 
-def _enough(step: Step, terms: Terms, policy: str) -> int | None:
-    """A limit, not much more than is needed, for which the program has a solution."""
-    target = terms.target
+def _enough(name: str, step: Step, terms: Terms, policy: str) -> int | None:
+    """A limit, not much more than is needed, for which a solution of the program has addresses."""
+    target, allowed = terms.target, CANDIDATES[policy][0]
 
     def has_solution(budget: int) -> bool:
-        _, program = _program(step, terms, CANDIDATES[policy][0], budget)
-        return program.solved(1.0, MOST_NODES, MOST_SECONDS) is not None
+        _, program = _program(step, terms, allowed, budget)
+        return program.solved(ANY, MOST_NODES, MOST_SECONDS) is not None
+
+    def has_plan(room: int) -> bool:
+        limit = room + target.beside_bytes
+        wider = replace(terms, target=target._replace(limit_bytes=limit, room_bytes=room))
+        budgets = (int(share * room) for share in SHARES)
+        return any(_planned(name, step, wider, policy, allowed, each, ANY) for each in budgets)
 
     low, most = max(target.room_bytes, 1), PLENTY * sum(t.nbytes for t in step.tensors.values())
     high = 2 * low
@@ -150,4 +164,8 @@ def _enough(step: Step, terms: Terms, policy: str) -> int | None:
     while high > MORE * low:
         middle = math.isqrt(low * high)
         low, high = (low, middle) if has_solution(middle) else (middle, high)
+    while not has_plan(high):  # addresses want more than the program knows
+        if high > most:
+            return None
+        high = math.ceil(MORE * high)
     return high + target.beside_bytes
