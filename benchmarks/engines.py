@@ -355,8 +355,11 @@ def resumed(
     """Take over what an earlier file has of what is asked for, and return its ratios."""
     earlier = json.loads(Path(file).read_text(encoding="utf-8"))
     there = earlier["environment"]
-    if there["gpu"] != environment(report.arguments.device)["gpu"]:
-        raise SystemExit(f"{file} is of {there['gpu']}: resume it there")
+    here = environment(report.arguments.device)
+    for what in ("name", "cudnn"):
+        earlier_one, this_one = ((each["gpu"] or {}).get(what) for each in (there, here))
+        if earlier_one != this_one:
+            raise SystemExit(f"{file} is of {what} {earlier_one}, this is {this_one}: begin anew")
     found: dict[Asked, dict[str, float]] = {}
     for layer, precision, direction in asked:
         name = f"{layer.name} {precision} {direction}"
