@@ -78,18 +78,18 @@ def engines_path(device: Device) -> Path:
 def save_tables(device: Device) -> Path:
     """Write what is known of a device's engines; whoever reads sees the old file or the new one.
 
-    What another process stored meanwhile of other launches stays.
+    What another process stored meanwhile stays: of other launches, of those that were only read
+    here, and where it tried every engine and this process did not.
 
     Raises
     ------
     OSError
         If it cannot be written.
     """
-    path, known = engines_path(device), tables_of(device)
-    kept = Tables(_stored(device))
-    for measured in known:
-        if measured.operation is not None and measured.options and _can_be_read(measured):
-            kept.add(measured)
+    path, kept = engines_path(device), Tables(_stored(device))
+    for measured in tables_of(device).unstored():
+        if measured.operation is not None and _can_be_read(measured):
+            kept.add_unless_worse(measured)
     data = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -117,7 +117,7 @@ def _stored(device: Device) -> Iterable[Measured]:
         return _read(path.read_bytes(), _holds_for(device))
     except FileNotFoundError:
         _say_if_of_another_cudnn(device, path)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         warn_once(
             f"the stored engines of {device.name} are ignored, so cuDNN's heuristics choose: "
             f"{path}: {error}; 'ooc-cudnn tune' makes another file."

@@ -34,6 +34,8 @@ MEASURED = " (measured)"
 WORTH_WORKSPACE = 0.02
 #: Of engines, as they are asked for.
 FORMS = ("", "widened", "heuristics")
+#: Numbers of engines and choices of knobs are 64-bit integers in cuDNN.
+LARGEST = 2**63 - 1
 
 
 class EngineFailedError(RuntimeError):
@@ -62,9 +64,10 @@ class Engine(Record):
     optional = ("knobs", "form")
 
     def __post_init__(self) -> None:
-        whole("number", self.number)
-        lowest = -(2**63)
+        lowest = -LARGEST - 1
         knobs = {text("knob", name): whole(name, at, lowest) for name, at in self.knobs.items()}
+        if max([whole("number", self.number), *knobs.values()]) > LARGEST:
+            raise ValueError(f"{self.number} or one of {knobs} is more than {LARGEST}")
         object.__setattr__(self, "knobs", Table(knobs))
         if self.form not in FORMS:
             raise ValueError(f"form is {self.form!r}; it must be one of {FORMS}")
@@ -177,6 +180,7 @@ _versions = itertools.count()
 SITES_COUNT = 2.0
 #: What tells sizes of a kind apart: all that is computed, and the sites of an image.
 Size = tuple[str, int]
+_Key = tuple[Size, Kind | None]
 
 
 def distance(one: AnyConvolution, other: AnyConvolution) -> float:
@@ -204,9 +208,11 @@ def _extent(operation: AnyConvolution) -> tuple[float, int]:
     return max(operation.work().amount, 1.0), sites
 
 
-def _size(measured: Measured) -> Size:
-    operation = measured.operation
-    return measured.work.sized, 0 if operation is None else _extent(operation)[1]
+def _key(measured: Measured) -> _Key:
+    operation, sized = measured.operation, measured.work.sized
+    if operation is None:
+        return (sized, 0), None
+    return (sized, _extent(operation)[1]), Kind.of(operation)
 
 
 class Tables:
@@ -216,44 +222,57 @@ class Tables:
     """
 
     def __init__(self, stored: Iterable[Measured] = ()) -> None:
-        self._known: dict[tuple[Size, Kind | None], Measured] = {}
-        self._by_kind: dict[Kind, list[tuple[AnyConvolution, Measured]]] = {}
+        self._known: dict[_Key, Measured] = {}
+        self._unstored = set[_Key]()
+        self._by_kind: dict[Kind, dict[Size, tuple[AnyConvolution, Measured]]] = {}
         self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
         self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
         for measured in stored:
             self.add(replace(measured, is_stored=True))
+        self._unstored.clear()
 
     def __iter__(self) -> Iterator[Measured]:
         return iter(tuple(self._known.values()))
 
     def add(self, measured: Measured) -> None:
         """Take what was measured; it replaces what was known of the same launch."""
-        operation = measured.operation
-        kind = None if operation is None else Kind.of(operation)
-        key = _size(measured), kind
+        operation, key = measured.operation, _key(measured)
+        size, kind = key
         self._corrected.clear()
         self._known.pop(key, None)  # the latest one of a kind stands for its other sizes
         self._known[key] = measured
+        self._unstored.add(key)
         if operation is not None and kind is not None:
-            of_kind = self._by_kind.setdefault(kind, [])
-            of_kind[:] = [each for each in of_kind if _size(each[1]) != _size(measured)]
-            of_kind.append((operation, measured))
+            of_kind = self._by_kind.setdefault(kind, {})
+            of_kind.pop(size, None)
+            of_kind[size] = operation, measured
             self.version = next(_versions)
+
+    def unstored(self) -> Iterator[Measured]:
+        """What is not as it was read from a file."""
+        return (measured for key, measured in self._known.items() if key in self._unstored)
+
+    def add_unless_worse(self, measured: Measured) -> None:
+        """The same, but what tried every engine stays where this one did not."""
+        known = self._known.get(_key(measured))
+        if known is None or measured.is_complete or not known.is_complete:
+            self.add(measured)
 
     def drop(self, operation: AnyConvolution, engine: Engine) -> None:
         """Forget an engine that failed, for all sizes of a kind."""
-        for _, measured in tuple(self._by_kind.get(Kind.of(operation), ())):
+        for _, measured in tuple(self._by_kind.get(Kind.of(operation), {}).values()):
             options = tuple(each for each in measured.options if each.engine != engine)
             if options != measured.options:
                 self.add(replace(measured, options=options))
 
     def nearest(self, operation: AnyConvolution) -> Measured | None:
         """Return what was measured of the nearest size of the same kind; None if none was."""
-        of_kind = self._by_kind.get(Kind.of(operation), ()) if self._by_kind else ()
-        if not of_kind:
+        of_kind = self._by_kind.get(Kind.of(operation), {}) if self._by_kind else {}
+        having = [each for each in of_kind.values() if each[1].options]  # all may have failed
+        if not having:
             return None
-        return min(of_kind, key=lambda each: distance(each[0], operation))[1]
+        return min(having, key=lambda each: distance(each[0], operation))[1]
 
     def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
         """Return the engines to run a convolution with, by the nearest size that was measured.

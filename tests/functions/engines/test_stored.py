@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices import engine_files
 from ooc_cudnn.devices.engine_files import (
     engines_path,
     forget_tables,
@@ -44,6 +45,69 @@ def test_processes_do_not_lose_what_others_stored(make):
     assert len(list(tables_of(device))) == 2
 
 
+def test_what_was_only_read_is_not_written_over_what_others_stored(make):
+    """A call that stored a new size took away what `tune` had found out since it was begun."""
+    device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6))
+    operation = Convolution.of(X.shape, W.shape, padding=1)
+    slow, fast = (Option(s, 0, Engine(n), f"eng{n}") for n, s in ((100, 3e-6), (101, 1e-6)))
+    tables_of(device).add(Measured(operation.work(), (slow,), operation, is_complete=False))
+    save_tables(device)
+    forget_tables()
+    mine = tables_of(device)
+    assert mine.options(operation) == (slow,)
+
+    forget_tables()  # another process tunes
+    tables_of(device).add(Measured(operation.work(), (fast,), operation))
+    save_tables(device)
+
+    engine_files._tables[device] = mine
+    other = Convolution.of((8, 2, 16, 16), (4, 2, 3, 3))
+    mine.add(Measured(other.work(), (slow,), other))
+    save_tables(device)
+    forget_tables()
+    assert tables_of(device).options(operation) == (fast,)
+    assert tables_of(device).options(other) == (slow,)
+
+    engine_files._tables[device] = mine
+    mine.add(Measured(operation.work(), (slow,), operation, is_complete=False))
+    save_tables(device)
+    forget_tables()
+    assert tables_of(device).options(operation) == (fast,)
+
+
+def test_reading_takes_as_long_for_each_of_many_sizes(make, monkeypatch):
+    """A call with its 1400th size of images read the file for 22 s, and wrote it for 67."""
+    device, asked, work = make(FakeEngine(100, 1e-6)), [], Convolution.work
+    monkeypatch.setattr(Convolution, "work", lambda self: (asked.append(None), work(self))[1])
+
+    def works_of(count):
+        forget_tables()
+        engines_path(device).unlink(missing_ok=True)
+        for extent in range(count):
+            operation = Convolution.of((1, 4, 100 + extent, 16), W.shape)
+            option = Option(1.0, 0, Engine(100), "eng100")
+            tables_of(device).add(Measured(operation.work(), (option,), operation))
+        save_tables(device)
+        forget_tables()
+        asked.clear()
+        assert len(list(tables_of(device))) == count
+        save_tables(device)
+        return len(asked) / count
+
+    assert works_of(80) == works_of(20)
+
+
+def test_an_engine_that_failed_is_not_stored_though_there_is_no_other(make):
+    device = make(FakeEngine(100, 1e-6))
+    path = stored(device)
+    assert "eng101" in path.read_text()
+    tables_of(device).drop(Convolution.of(X.shape, W.shape, padding=1), Engine(101))
+    save_tables(device)
+    assert "eng101" not in path.read_text()
+    forget_tables()
+    assert not tables_of(device).options(Convolution.of(X.shape, W.shape, padding=1))
+
+
 def broken(data, **changes):
     """A stored table, with some values of its first launch changed."""
     launch = {**data["launches"][0], **changes}
@@ -73,6 +137,7 @@ BAD = {
     "a shape of words": lambda data: broken(data, x_shape=["a", "b", 1, 1]),
     "a negative shape": lambda data: broken(data, x_shape=[8, -4, 16, 16]),
     "a shape of fractions": lambda data: broken(data, x_shape=[8, 4, 16.5, 16]),
+    "a shape beyond all numbers": lambda data: broken(data, x_shape=[10**400, 4, 16, 16]),
     "channels that do not fit": lambda data: broken(data, w_shape=[4, 3, 3, 3]),
     "no switch": lambda data: broken(data, allow_tf32="yes"),
     "no pairs": lambda data: broken(data, padding=[1, 1]),
@@ -88,6 +153,18 @@ BAD = {
     ),
     "no engine": lambda data: broken(
         data, engines=[{**data["launches"][0]["engines"][0], "engine": "eng4"}]
+    ),
+    "an engine beyond all numbers": lambda data: broken(
+        data, engines=[{**data["launches"][0]["engines"][0], "engine": {"number": 2**63}}]
+    ),
+    "a knob beyond all numbers": lambda data: broken(
+        data,
+        engines=[
+            {
+                **data["launches"][0]["engines"][0],
+                "engine": {"number": 1, "knobs": {"TILE_SIZE": 2**63}},
+            }
+        ],
     ),
     "an unknown form": lambda data: broken(
         data,
