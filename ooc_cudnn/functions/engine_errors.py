@@ -7,6 +7,7 @@ heuristics' choice, which runs where nothing was measured, is dropped only where
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -31,6 +32,7 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.rows import ROW_AXIS, with_padding
+from ooc_cudnn.operations.window import Pair
 from ooc_cudnn.pipeline.verify import rounding_share
 from ooc_cudnn.tensor import SMALLEST_STEP, numpy_dtype, packed_strides
 
@@ -66,6 +68,10 @@ class Error(NamedTuple):
     def is_admitted(self) -> bool:
         """Whether such an engine may be used; not with an error of NaN."""
         return self.of_rounding <= MOST_OF_ROUNDING and self.of_largest <= 1.0
+
+
+#: Where there is no room to find it.
+UNKNOWN = Error(math.inf, math.inf, math.inf)
 
 
 class Checked(NamedTuple):
@@ -105,16 +111,19 @@ class Checks:
             computes need be found, and its error may be all that `verify` lets pass.
         """
         found = self._error(operation, engine)
-        if found is None:
+        if found is None or found == UNKNOWN:
             return Checked(Error(0.0, 0.0, 0.0), is_right_uneven=False) if chosen else None
-        if not (found.is_admitted or (chosen and found.of_rounding <= 1.0)):
+        pieces = border_pieces(operation) if borders else []
+        even = [piece for piece in pieces if forward_of(piece).is_even]
+        errors = itertools.chain([found], (self._error(piece, engine) for piece in even))
+        if not all(_admits(each, chosen=chosen) for each in errors):
             return None
-        uneven = (self._error(piece, engine) for piece in border_pieces(operation))
-        is_right = borders and all(each is None or each.is_admitted for each in uneven)
-        return Checked(found, is_right)
+        uneven = [piece for piece in pieces if piece not in even]
+        is_right = all(_admits(self._error(piece, engine), chosen=False) for piece in uneven)
+        return Checked(found, bool(uneven) and is_right)
 
     def _error(self, operation: AnyConvolution, engine: Engine) -> Error | None:
-        """The error with one kind of padding; None where it cannot be found."""
+        """The error with one kind of padding; None where an engine does not compute that."""
         for sites in SITES:
             small = small_like(operation, sites)
             with self.engines.forced(small, engine) as built:
@@ -123,25 +132,37 @@ class Checks:
                     found = _computed(
                         self.device, small, expected.inputs, built[0], self.limit_bytes
                     )
-                    return None if found is None else expected.compared(found)
+                    return UNKNOWN if found is None else expected.compared(found)
         return None
+
+
+def _admits(error: Error | None, *, chosen: bool) -> bool:
+    """Whether an engine may be used with such an error; None: it computes nothing wrong there."""
+    return error is None or error.is_admitted or (chosen and error.of_rounding <= 1.0)
 
 
 def border_pieces(operation: AnyConvolution) -> list[AnyConvolution]:
     """Return an operation with the padding that its pieces have, cut along any axis.
 
+    A piece may have padding where its call has none: of a data gradient, or where the piece that is
+    measured lies inside. So may other calls of the same kind; hardly where a window is one site.
+
     Examples
     --------
-    >>> pieces = border_pieces(Convolution.of((1, 4, 9, 9), (4, 4, 3, 3), padding=(1, 0)))
+    >>> pieces = border_pieces(Convolution.of((1, 4, 9, 9), (4, 4, 3, 1), padding=(1, 0)))
     >>> [piece.padding for piece in pieces]
     [((1, 0), (0, 0)), ((0, 1), (0, 0)), ((0, 0), (0, 0))]
+    >>> pieces = border_pieces(Convolution.of((1, 4, 9, 9), (4, 4, 3, 1)))
+    >>> [piece.padding for piece in pieces]
+    [((1, 0), (0, 0)), ((0, 1), (0, 0))]
     """
     forward = forward_of(operation)
-    paddings = dict.fromkeys(
-        with_padding(forward.padding, pair, ROW_AXIS + at)
-        for at, (before, after) in enumerate(forward.padding)
-        for pair in ((before, 0), (0, after), (0, 0))
-    )
+    paddings: dict[tuple[Pair, ...], None] = {}
+    for at, pair in enumerate(forward.padding):
+        has_none = pair == (0, 0) and forward.window[at] > 1
+        before, after = (1, 1) if has_none else pair
+        for other in ((before, 0), (0, after), (0, 0)):
+            paddings[with_padding(forward.padding, other, ROW_AXIS + at)] = None
     return [
         with_forward(operation, replace(forward, padding=padding))
         for padding in paddings

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Kind, Measured, distance
+from ooc_cudnn.functions.engine_errors import border_pieces
 from ooc_cudnn.functions.tuning import launched_of, on_fewer_images
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
@@ -176,7 +177,10 @@ def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolutio
         if each.operation is not None
         and each.options
         and (each.is_complete or not effort.every)
-        and (any(option.is_right_uneven for option in each.options) or not effort.borders)
+        and (
+            any(option.is_right_uneven for option in each.options)
+            or not (effort.borders and border_pieces(each.operation))
+        )
     ]
 
 

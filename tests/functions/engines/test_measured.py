@@ -11,7 +11,7 @@ from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions import tune
+from ooc_cudnn.functions import engine_errors, tune
 from ooc_cudnn.functions.engine_errors import Checks
 from ooc_cudnn.functions.tune_wanted import Effort
 from ooc_cudnn.functions.tuning import Deadline, Tuning
@@ -257,6 +257,62 @@ def test_an_engine_that_is_wrong_at_a_border_is_not_used_there(make, random, une
         with ooc_cudnn.settings(memory_limit=2**14):
             assert planned().split.h_y < 16
             assert call(random) < 1e-6
+
+
+@pytest.mark.parametrize("uneven_error", [1e-8, 1e-2])
+def test_pieces_may_have_padding_where_the_measured_call_has_none(make, random, uneven_error):
+    """Without padding there was nothing uneven to check, and so all were taken to be right."""
+    make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, uneven_error=uneven_error))
+    with ooc_cudnn.settings(allow_tf32=False):
+        (measured,) = tuned(padding=0)
+        assert numbers(measured) == [101]
+        assert measured.options[0].is_right_uneven == (uneven_error < 1e-6)
+        with ooc_cudnn.settings(memory_limit=2**14):
+            assert planned().split.h_y < 16
+            assert call(random) < 1e-6
+
+
+def test_pieces_of_a_data_gradient_have_padding_that_its_call_has_not(make, random):
+    make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, uneven_error=1e-2))
+    w, dy = random.standard_normal((4, 4, 5, 5), "f4"), random.standard_normal((4, 4, 28, 12), "f4")
+    (measured,) = tune.tune("convolution_backward_data", w=w, dy=dy)
+    assert numbers(measured) == [101]
+    with ooc_cudnn.settings(memory_limit=3 * 2**12):
+        dx = ooc_cudnn.convolution_backward_data(w, dy)
+    expected = measured.operation.reference(w, dy)
+    assert np.abs(dx - expected).max() < 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("padding", "is_used"), [(((0, 0), (1, 1)), False), (((1, 0), (1, 1)), True)]
+)
+def test_an_engine_that_is_wrong_inside_is_used_nowhere(make, monkeypatch, padding, is_used):
+    """A piece with rows on both sides has even padding: no table tells it from the whole."""
+    make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6))
+    error = Checks._error
+
+    def errs(self, operation, engine):
+        found = error(self, operation, engine)
+        if operation.padding == padding and engine.number == 101:
+            return found._replace(of_rounding=9.0)
+        return found
+
+    monkeypatch.setattr(Checks, "_error", errs)
+    (measured,) = tuned()
+    assert numbers(measured) == [101 if is_used else 100]
+    assert measured.options[0].is_right_uneven is not is_used
+
+
+def test_without_room_to_check_them_border_pieces_have_another_engine(make, monkeypatch):
+    make(FakeEngine(100, 3e-6))
+    computed = engine_errors._computed
+    monkeypatch.setattr(
+        engine_errors,
+        "_computed",
+        lambda device, of, *rest: computed(device, of, *rest) if of.is_even else None,
+    )
+    (measured,) = tuned()
+    assert not measured.options[0].is_right_uneven
 
 
 def test_forms_keep_to_engines_that_were_measured_in_them(make):
