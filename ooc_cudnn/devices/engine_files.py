@@ -7,7 +7,9 @@ is as good as none, and that is said once: cuDNN's heuristics choose then, as wi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +33,16 @@ from ooc_cudnn.tensor import DTYPES, ORDERS
 from perfmodel.machine import replace_file
 from perfmodel.record import mapping, members, number
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 2
 #: What engines depend on, of a device's identity.
 TELLING = ("gpu", "cudnn")
+#: Who stores waits so long for another process that does.
+MOST_WAITING_SECONDS = 1.0
 #: Larger files were not written here.
 LARGEST_BYTES = 2**26
 
@@ -86,19 +95,41 @@ def save_tables(device: Device) -> Path:
     OSError
         If it cannot be written.
     """
-    path, kept = engines_path(device), Tables(_stored(device))
-    for measured in tables_of(device).unstored():
-        if measured.operation is not None and _can_be_read(measured):
-            kept.add_unless_worse(measured)
-    data = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "identity": _holds_for(device),
-        "launches": [_to_json(measured) for measured in kept],
-    }
+    path, known = engines_path(device), tables_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, _laid_out(data))
+    with _alone(path):
+        kept = Tables(_stored(device))
+        for measured in known.unstored():
+            if measured.operation is not None and _can_be_read(measured):
+                kept.add_unless_worse(measured)
+        data = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "identity": _holds_for(device),
+            "launches": [_to_json(measured) for measured in kept],
+        }
+        replace_file(path, _laid_out(data))
     return path
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Have other processes wait that store in the same file, for a second at most.
+
+    Not where files cannot be locked; what one of two processes stores at once may be lost there.
+    """
+    with open(path.with_name(f".{path.name}.lock"), "w", encoding="utf-8") as held:
+        until = time.monotonic() + MOST_WAITING_SECONDS
+        while fcntl is not None and time.monotonic() < until:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
+            else:
+                break
+        yield
 
 
 def _holds_for(device: Device) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -73,6 +74,24 @@ def test_what_was_only_read_is_not_written_over_what_others_stored(make):
     save_tables(device)
     forget_tables()
     assert tables_of(device).options(operation) == (fast,)
+
+
+@pytest.mark.parametrize("waits", [60.0, 0.0])
+def test_processes_that_store_at_once_take_turns(make, monkeypatch, waits):
+    """Of two that stored 60 launches each, at once, the file kept 78 of 120."""
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(engine_files, "MOST_WAITING_SECONDS", waits)
+    device = make(FakeEngine(100, 1e-6))
+    path = stored(device)
+    path.unlink()
+    storing = Thread(target=save_tables, args=(device,))
+    with open(path.with_name(f".{path.name}.lock"), "w", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        storing.start()
+        storing.join(0.2 if waits else None)  # it does without where the other one hangs
+        assert path.exists() == (not waits)
+    storing.join()
+    assert path.exists()
 
 
 def test_reading_takes_as_long_for_each_of_many_sizes(make, monkeypatch):
