@@ -161,12 +161,18 @@ class Makings:
         if not makers or not all(is_repeatable(step, phase) for phase in makers):
             return None if copy is None else Item(copy)
         reads = _bases(step, (name for phase in makers for name in phase.reads))
-        writes = _bases(step, (name for phase in makers for name in phase.writes))
+        # of what parts of the batch share, a part makes its images again
+        beside = {
+            step.base(name): self.nbytes.get(step.base(name), aligned(step.tensors[name].nbytes))
+            for phase in makers
+            for name in phase.writes
+            if step.base(name) != base
+        }
         return Item(
             copy,
             made_by,
             tuple(each for each in reads if each != base),
-            sum(self.nbytes[each] for each in writes if each != base),
+            sum(beside.values()),
             sum(map(seconds_of, makers)),
             max(self._working[at] for at in made_by),
         )

@@ -8,8 +8,13 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.micro_batches import images_of, micro_batched
+from ooc_cudnn.network.made_again import INPUTS, made_again
+from ooc_cudnn.network.micro_batches import images_of, micro_batched, parts_of
+from ooc_cudnn.network.planning import plan_step
+from ooc_cudnn.network.repeating import Again
+from ooc_cudnn.network.rewriting import as_taken, repeated_in_parts
 from ooc_cudnn.network.summed_last import run_before, summed_last
+from ooc_cudnn.network.terms import terms_for
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 
@@ -93,3 +98,65 @@ def test_the_sum_is_made_where_the_part_holds_less():
     of_fc6 = [places["fc6 filter gradient", parts] for parts in (2, 16, 256)]
     assert 0 < of_fc6[0] < of_fc6[1] < of_fc6[2]
     assert max(last) + of_fc6[2] == len(step.phases)
+
+
+def pooled(*, images=4):
+    """Poolings before a convolution with filters that are larger than its maps."""
+    net = ooc_cudnn.Network()
+    h = net.input("x", (images, 3, 32, 32), "float64")
+    for at, channels in enumerate((8, 8, 16)):
+        h = net.convolution(h, channels, window=3, padding=1, name=f"conv{at}")
+        h = net.pooling(net.activation(h, "tanh"), window=2, name=f"pool{at}")
+    h = net.activation(net.convolution(h, 16, window=3, padding=1, name="wide"), "tanh")
+    return net, net.linear(net.global_average(h), 3, name="end")
+
+
+def pooled_twin(t):
+    h = t["x"]
+    for at in range(3):
+        h = F.conv2d(h, t[f"conv{at}.w"], t[f"conv{at}.b"], padding=1)
+        h = F.max_pool2d(h.tanh(), 2)
+    h = F.conv2d(h, t["wide.w"], t["wide.b"], padding=1).tanh().mean((2, 3))
+    return F.linear(h, t["end.w"].flatten(1), t["end.b"])
+
+
+def compacted(step):
+    """As `best` takes it: a pooling saves where its maxima are, beside its result."""
+    return in_place(summed(as_taken(step, "best")))
+
+
+def test_a_search_knows_what_is_made_beside_what_parts_share():
+    """An index made again comes with its pooling's result, which the sum needs of all images."""
+    net, y = pooled()
+    step = compacted(net.gradient_phases(y))
+    total = sum(tensor.nbytes for tensor in step.tensors.values())
+    assert "pool2" in parts_of(step, 2).shared
+    assert "pool2 index" in step.tensors
+    with ooc_cudnn.settings(machine="h200"):
+        limits = (share * total // 100 for share in range(12, 40))
+        every = (terms_for(limit, None, step, {}) for limit in limits)
+        found = (made_again(step, terms, 2, copied=INPUTS) for terms in every)
+        assert any(made.again for each in found for made in each)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("name", ["pool2 index", "pool1", "pool1 index"])
+def test_what_is_beside_what_parts_share_may_be_made_again(name, parts):
+    net, y = pooled()
+
+    def run(step, *given):
+        ready = compacted(step)
+        read = [at for at in ready.uses[name].phases if ready.phases[at].is_backward]
+        return run_step(repeated_in_parts(ready, (Again(read[0], name),), parts), *given)
+
+    check_network(net, y, pooled_twin, run=run, inference=False)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.2, 0.3, 0.5])
+def test_best_has_a_plan_of_it_under_every_limit(share):
+    net, y = pooled()
+    step = net.gradient_phases(y)
+    limit = int(share * sum(tensor.nbytes for tensor in step.tensors.values()))
+    with ooc_cudnn.settings(machine="h200"):
+        plan = plan_step("step", step, terms_for(limit, None, step, {})).plan
+    assert plan.device_bytes <= limit
