@@ -111,7 +111,7 @@ def made_again(
         part, phases = parts.part, parts.of
         room -= sum(step.tensors[name].nbytes for name in parts.shared - always)
         always |= parts.shared
-    if room <= 0:
+    if room <= 0 or not part.phases:  # of one image no phase is a part
         return
     seconds_of = priced(machine)
 

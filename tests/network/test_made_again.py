@@ -195,3 +195,11 @@ def test_the_best_is_never_slower():
     assert min(plan.seconds for plan in found.values()) == best.seconds
     assert best.device_bytes <= 0.7 * full
     assert planning.plan_step("s", step, under(int(1.2 * full))).plan.seconds <= best.seconds
+
+
+def test_of_one_image_there_are_no_parts_to_search():
+    net = ooc_cudnn.Network()
+    h = net.activation(net.linear(net.input("x", (1, 12), gradient=True), 30, name="fc"), "tanh")
+    net.linear(h, 4, name="end")
+    step = net.gradient_phases(net.graph.tensors["end"])
+    assert list(made_again(step, under(2**20), 2, copied=INPUTS)) == []
