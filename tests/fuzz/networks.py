@@ -20,11 +20,12 @@ from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network import planning
+from ooc_cudnn.network.micro_batches import WholeBatchError
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS
-from tests.support import drawn_tall
+from tests.support import drawn_tall, drawn_wide
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import hazards
 from tests.support.network_checks import twin_step, values
@@ -215,14 +216,42 @@ class Tall(Drawn):
             self.check(limit, "best", plan=made.plan)
 
 
+class Wide(Drawn):
+    """A drawn network with wide layers, by `best` under drawn limits and in micro-batches."""
+
+    def __init__(self, seed):
+        super().__init__(seed, kinds=drawn_wide.KINDS)
+
+    def check_all(self):
+        """Yield (limit, how) before each step that is run."""
+        if not self.net.wanted:
+            return
+        random, least = np.random.default_rng(self.seed), self.least()
+        full = self.net.plan(self.loss, memory_limit=PLENTY, policy="keep").device_bytes
+        for limit in random.integers(least, full + 1, 4):
+            yield int(limit), "best"
+            self.check(int(limit), "best")
+        if self.running:
+            return
+        for policy in ("best", "keep", "remake"):
+            limit, parts = int(random.integers(least, full + 1)), int(random.integers(2, 4))
+            yield limit, f"{policy}, {parts} micro-batches"
+            try:
+                self.check(limit, policy, micro_batches=parts)
+            except (PlanInfeasibleError, WholeBatchError):
+                continue  # a part of a call may take more than all of it
+
+
 def main(argv):
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.networks", description=__doc__)
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--tall", action="store_true", help="tall images, in bands and spilled")
+    parser.add_argument("--wide", action="store_true", help="wide layers, in micro-batches")
     parser.add_argument("--count", type=int, default=300, help="how many seeds")
     parser.add_argument("--seconds", type=float, default=math.inf, help="draw no more after that")
     chosen = parser.parse_args(argv)
+    kind = Tall if chosen.tall else Wide if chosen.wide else Drawn
     wrong = steps = drawn = 0
     begin, until = time.process_time(), time.monotonic() + chosen.seconds
     machine = "host" if chosen.device == "host" else None
@@ -232,7 +261,7 @@ def main(argv):
                 break
             drawn, tried = drawn + 1, []
             try:
-                for each in (Tall if chosen.tall else Drawn)(seed).check_all():
+                for each in kind(seed).check_all():
                     tried.append(each)  # what it was at, where it fails
             except Exception as error:  # told, counted, and the next one is drawn
                 wrong += 1
