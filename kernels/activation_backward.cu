@@ -2,7 +2,8 @@
 //
 //     dx = dy * f'(x)
 //
-// f' is that of activation_gradient.cuh. `dx` may be the same memory as y, dy or x: a thread reads
+// f' is that of activation_gradient.cuh. Memory traffic: y, dy and, where f' needs it, x are read
+// once, and dx is written once. `dx` may be the same memory as y, dy or x: a thread reads
 // all it needs before it writes.
 //
 // NaN rule, every mode: NaN in y (or in an x that is read) gives NaN (CUDNN_PROPAGATE_NAN).

@@ -1,6 +1,8 @@
 // Stored images as maps: y = (x - mean) * scale, x of integers V, y of type T. The mean is
 // subtracted before anything is multiplied, so a large one does not cost digits. `mean` and `scale`
 // are broadcast: one value per channel, or one in all.
+//
+// Memory traffic: x is read once and y written once.
 
 #include "strided.cuh"
 

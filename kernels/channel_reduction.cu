@@ -17,6 +17,9 @@
 // and not between the two sums. As K is one of the N elements, (K - mean)^2 <= N * variance, so no
 // data lose more than the digits of N, and ordinary data lose none.
 //
+// Memory traffic: x, and dy where a kind has it, is read once. What the blocks leave is a few sums a
+// channel.
+//
 // NaN in a channel gives NaN in its sums, as in cuDNN.
 
 #include "channel_sums.cuh"

@@ -11,7 +11,8 @@
 // no tensor cores, no shared memory. Use it where the alternative is no answer.
 //
 // A thread computes TILE output channels at one position, so that a value of x is read once for all
-// of them. Neighbouring threads lie along the innermost axis of y; w comes through the read-only
+// of them. Memory traffic counts for little: x is read again for each tap and each TILE of output
+// channels, mostly from the caches; y is written once. Neighbouring threads lie along the innermost axis of y; w comes through the read-only
 // cache. The host passes TILE = 1 where a group has few output channels (depthwise).
 
 #include "element.cuh"

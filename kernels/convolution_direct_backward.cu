@@ -11,6 +11,7 @@
 // dw multiplies the zeros of padding, so that an infinite dy there gives NaN; x may have no rows at
 // all. dx sums the products that there are, and no others. Every sum has one fixed order, so results
 // repeat bit for bit; there are no atomics and no second pass. Slow, as convolution_direct.cu is.
+// Memory traffic counts for as little: operands are read again for each tap, mostly from the caches.
 
 #include "element.cuh"
 

@@ -4,6 +4,8 @@
 // counter (index / 4, offset), and an element has the word index % 4. The index is the element's in
 // the whole tensor (or its channel's, counted through all images): the walk carries it as a third
 // operand, of which nothing is read. NaN stays NaN, kept or not.
+//
+// Memory traffic: x is read once and y written once. No mask is stored: backward draws it again.
 
 #include "strided.cuh"
 

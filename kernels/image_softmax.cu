@@ -2,6 +2,10 @@
 // (`image_peaks`, `image_sums`) is kept as float64 states, merged with that of others, and then
 // used on every part (`image_outcomes`). softmax_steps.cuh says what is computed.
 //
+// Memory traffic: forward reads x twice and writes y; backward reads y and dy twice (of the logarithm
+// y once) and writes dx. The second time is another launch, so what is larger than the cache is read
+// from memory again.
+//
 // Groups are images. Each block reduces a part of one image; where an image has several parts,
 // `join_image_peaks` and `join_image_sums` join them, in an order that depends on shapes alone.
 

@@ -11,6 +11,9 @@
 //     SQUARED  loss = (x - t)^2
 //     SIGMOID  loss = w * ((1 - t) * x + (1 + (p - 1) * t) * log(1 + exp(-x)))
 //
+// Memory traffic: x of a cross entropy is read twice, for the maximum and for the sums, and backward
+// a third time; after the first time mostly from the caches. Other operands are read once, and dx is written once.
+//
 // Rows are (n, c, row, outer, inner); what an operand lacks, or is broadcast along, has stride 0.
 // NaN rule: NaN or +infinity among the x of a site, nothing but -infinity, and a label that is no
 // class, make its loss and its gradient NaN. A label that is ignored makes both 0.

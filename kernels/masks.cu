@@ -3,6 +3,8 @@
 //     slope_mask       bit = whether the slope of an activation at x is 1
 //     masked_gradient  dx = bit ? dy : dy * slope (0 whatever dy is, where the slope is 0)
 //
+// Memory traffic: x, dy and dx are read or written once, and of a mask a bit for each element.
+//
 // A thread has one byte. The walk is over the bytes; a last operand, of which nothing is read,
 // carries the byte's place along the last axis. `extent` is the elements along that axis, the steps
 // are from one of them to the next. NaN counts as a slope of 1, so that dy passes.

@@ -1,4 +1,5 @@
-// Batch normalisation with the statistics known, one read of each operand and one write:
+// Batch normalisation with the statistics known. Memory traffic: each operand is read once, and the
+// result written once.
 //
 //     normalise           y  = f(a * (x - mean) + bias + z),  a = scale * inverse deviation
 //     normalise_backward  dx = a * (dy - sums[0] / count - xhat * sums[1] / count),

@@ -3,7 +3,8 @@
 //     c = op(alpha_a * a, alpha_b * b)
 //
 // b has stride 0 along the axes on which it has one element. `c` may be the same memory as `a`: a
-// thread reads all it needs before it writes. Where READS_A is false, a is absent and c = alpha_b *
+// thread reads all it needs before it writes. Memory traffic: a and b are read once and c is written
+// once; what of b is broadcast comes from the caches. Where READS_A is false, a is absent and c = alpha_b *
 // b. prelu: b are the slopes below 0. NaN rule: minimum and maximum give NaN where either operand is NaN (CUDNN_PROPAGATE_NAN).
 
 #include "strided.cuh"

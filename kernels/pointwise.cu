@@ -1,4 +1,5 @@
-// The fused pointwise pass after a convolution, one read and one write of the tensor:
+// The fused pointwise pass after a convolution. Memory traffic: each tensor that is there is read once,
+// and the result written once:
 //
 //     destination[n,c,s] = alpha * activation(scale[c] * (value[n,c,s] + addend[n,c,s]) + shift[c])
 //                        + beta * old[n,c,s]

@@ -6,7 +6,8 @@
 //                           WITH_Y: y = the maxima, too
 //     pooling_from_indices  dx = sum of dy over the windows whose index says so
 //
-// Forward reads x and writes a byte for each window; backward reads that byte and dy, and writes dx.
+// Memory traffic: forward reads x and writes a byte for each window; backward reads that byte and dy,
+// and writes dx. What windows share is read again, from the caches.
 // A thread has a pack of the result, along the channels where these lie innermost. The walk's last
 // three operands, of which nothing is read, carry its place along the spatial axes; where there are
 // fewer than three, the first ones are 1. Windows and strides are known when this is compiled: their

@@ -6,6 +6,9 @@
 //
 // Where each output is one element of x, as it is, taking_*.cu are faster.
 //
+// Memory traffic: each result is written once. An operand is read once for each element that needs it:
+// what neighbours share, from the caches.
+//
 // A thread makes one element. Places are 64-bit integers, computed as operations/axis_windows.py has
 // them: the host chose by the same arithmetic which part of x is at hand.
 

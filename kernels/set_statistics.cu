@@ -9,6 +9,9 @@
 // up after what is in the state already. Small launches then merge sets: of all images in their
 // order (`fold_images`), of the channels of a group in theirs (`merge_groups`, `group_sums`).
 //
+// Memory traffic: `set_partials` reads x, and dy backward, once; `normalise_sets` reads them once more and
+// writes the result. The sums between are two numbers a unit.
+//
 // NaN in a set gives NaN in its sums.
 
 #include "activation_gradient.cuh"

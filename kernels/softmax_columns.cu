@@ -5,6 +5,9 @@
 // Few channels are kept in registers, read once (`softmax_columns`). Many are swept twice
 // (`softmax_columns_swept`); that kernel is right for any strides. The result may be the same
 // memory as an operand.
+//
+// Memory traffic: the operands are read once and the result written once; swept, operands are read
+// twice (y of a logarithm's gradient once).
 
 #include "softmax_steps.cuh"
 

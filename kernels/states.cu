@@ -1,5 +1,6 @@
 // The small arithmetic between the sweeps over a tensor, on float64 states that hold a few numbers
 // a channel or an image. One thread each; the result may be the same memory as the first operand.
+// Memory traffic: next to none.
 
 #include "element.cuh"
 #include "moments.cuh"
