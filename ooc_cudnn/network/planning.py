@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
-
-import numpy as np
 
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.collecting import no_garbage_collection
+from ooc_cudnn.network.comparing import BEST_OF, VDNN, Comparison, micro_batches_of
 from ooc_cudnn.network.computing import order_seconds
-from ooc_cudnn.network.deciding import MOST_IN_VAIN, Alone, Deciding
-from ooc_cudnn.network.fastest import NEAR, Fastest, PlannedStep
-from ooc_cudnn.network.first_reads import streamed_first
+from ooc_cudnn.network.deciding import Deciding
+from ooc_cudnn.network.fastest import Fastest, PlannedStep
 from ooc_cudnn.network.fusing import fused
-from ooc_cudnn.network.fusing_backward import summed
-from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.least_seconds import least_seconds
-from ooc_cudnn.network.made_again import ALL, INPUTS
-from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import (
-    Terms,
-    most_touched,
-    place_step,
-)
+from ooc_cudnn.network.placing import Terms, place_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.predicted import predicted
 from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import check_stays
 from ooc_cudnn.network.rewriting import as_planned, as_taken, repeated_in_parts
 from ooc_cudnn.network.room_outside import with_room_outside
-from ooc_cudnn.network.searched import searched
 from ooc_cudnn.network.slabs import in_slabs
-from ooc_cudnn.network.time_to_copy import with_time_to_copy
-from ooc_cudnn.network.ways import (
-    MICRO_BATCHES,
-    MOST_BANDS,
-    WAITING,
-    WAYS,
-    by_search_in_slabs,
-    has_room_for_shared,
-    waits,
-)
+from ooc_cudnn.network.ways import MOST_BANDS
 from ooc_cudnn.operations.window_arguments import is_int
-from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.tensor import ORDERS
 
-#: What `best` chooses from, in the order in which equals are taken; and beside them plans whose
-#: events a search found (`SEARCHED`), which tell early what cannot be the fastest.
-BEST_OF = ("keep", "remake", "checkpoint", "offload", "mixed")
-#: And of other steps than those.
-VDNN = ("vdnn_all", "vdnn_conv", "vdnn_dyn")
 NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
-#: Where the fastest plan takes less than so many times its computing, nothing is streamed call by
-#: call to compare with it: that only copies more.
-WAITING_A_LITTLE = 1.05
-#: Of the memory that is free, the shares that time to copy may take, one after the other: with all
-#: of it, addresses may find no place.
-FOR_COPIES = (1.0, 0.0)
 
 
 @no_garbage_collection()
@@ -101,62 +67,19 @@ def plan_step(
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    fastest, in_vain = Fastest(terms, step), 0
-    fastest.skips = policy == "best" and micro_batches in (None, 1)  # as `by_host_memory` does
-    alone = BEST_OF if policy == "best" else (policy,)
-    ready = in_place(summed(step))
-    named = [Alone(step, ready, terms, each, fastest.computing) for each in alone]
-    for parts in _counts(step, micro_batches, terms):
-        taken = micro_batched(ready, parts)
-        if not fastest.may_be(taken):
-            break  # nor may more micro-batches, which compute longer still
-        if policy == "best" and most_touched(taken, terms) > terms.target.room_bytes:
-            continue  # no policy has what a phase touches there
-        searches = policy == "best" and in_vain < MOST_IN_VAIN
-        if not searches and all(each.has_ended for each in named):
-            break
-        found = list[bool]()
-        for each in named:
-            made = each.planned(name, parts, fastest)
-            found.append(fastest.take(made))
-            if made is None and each.policy == "keep" and searches:
-                ways = (INPUTS, ALL) if parts == 1 else (INPUTS,)
-                plans = searched(name, ready, terms, fastest, ways, parts=parts)
-                found.append(fastest.compare(plans))
-                if parts == 1:  # the faster it is, the fewer others may be
-                    _in_time(name, terms, fastest)
-        in_vain = 0 if fastest.best is None or any(found) else in_vain + 1
+    found = Comparison(name, step, terms, policy, micro_batches)
+    found.by_policies()
     if policy == "best":
-        _in_time(name, terms, fastest)
-        if fastest.is_slow(WAITING):
-            fastest.compare(by_search_in_slabs(name, step, terms, micro_batches, fastest))
-    for way in WAYS if policy == "best" else ():
-        if fastest.best is None or waits(fastest.best.plan):
-            fastest.compare(way(name, step, terms, micro_batches, fastest))
-    parts = micro_batches or 1
-    if policy == "best":
-        whole, by = _taken(given, asked, "vdnn_all")  # the same for each
-        ready = in_place(summed(whole))
-        copying = [Alone(whole, ready, by, each, fastest.computing) for each in VDNN]
-        for each in copying:
-            fastest.take(each.planned(name, parts, fastest))
-        named += copying
-    for each in named:
-        for made in each.streamed(name, parts, fastest) if each.fits_nowhere else ():
-            fastest.take(made)
-    if fastest.best is None and fastest.least is None and fastest.skips:
-        fastest.skips = False  # all was passed over: what is streamed says what it wants
-        for each in named:
-            for made in each.streamed(name, parts, fastest):
-                fastest.take(made)
+        found.by_further_ways()
+        found.by_vdnn(*_taken(given, asked, "vdnn_all"))  # the same for each of vDNN's
+    found.by_streaming()
+    fastest = found.fastest
     if fastest.best is None and fastest.skips and fastest.least is not None:
         # with room for that nothing is passed over which wants less still
         enough = Room(fastest.least.host_bytes, None, 0)
         fastest.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
     if policy == "best":
-        for each in named if waits(fastest.found().plan, WAITING_A_LITTLE) else ():
-            fastest.compare(each.streamed(name, parts, fastest))
-        _in_time(name, terms, fastest)
+        found.by_streaming_for_comparison()
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
 
@@ -166,7 +89,7 @@ def bounded(
 ) -> NetworkPlan:
     """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
     taken = as_planned(as_taken(step, "best"), frozenset(), 1, 1)
-    found = bound_of(taken, terms, _counts(taken, micro_batches, terms))
+    found = bound_of(taken, terms, micro_batches_of(taken, micro_batches, terms))
     return replace(plan, bound_seconds=None if found is None else found.seconds)
 
 
@@ -237,66 +160,6 @@ def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
         by_order = order_seconds(step, target.machine, target.layouts)
         terms = replace(terms, order=by_order.fastest, by_order=by_order)
     return step, terms
-
-
-def _in_time(name: str, terms: Terms, fastest: Fastest) -> None:
-    """Take plans near the fastest with time to copy, the fastest first."""
-    near, fastest.near = sorted(fastest.near, key=lambda each: each.plan.seconds), []
-    untimed = fastest.untimed
-    near = [made for made in near if made.plan.seconds <= NEAR * untimed]
-    ways = [iter(_with_time(name, made, terms, fastest)) for made in near]
-    plans = (made for turn in zip_longest(*ways) for made in turn if made is not None)
-    fastest.take(next(plans, None))  # it is worth that, whatever was compared before
-    fastest.compare(plans)
-    fastest.near, fastest.untimed = [], untimed
-
-
-def _with_time(
-    name: str, made: PlannedStep, terms: Terms, fastest: Fastest
-) -> Iterator[PlannedStep]:
-    """The same plan with time to copy, where it may be the fastest then.
-
-    First with inputs that first readers stream, then without.
-    """
-    plan, step, placed = made
-    assert fastest.best is not None
-    if plan.compute_seconds >= fastest.best.plan.seconds:
-        return
-    tasks = [item for item in placed.program.items if isinstance(item, Task)]
-    machine = terms.target.machine
-    room = terms.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
-    seconds, pieces = zip(*((task.seconds, task.pieces) for task in plan.tasks), strict=True)
-    there = fastest.on_device
-    for stays in (*streamed_first(step, placed.residency), placed.residency):
-        for share in FOR_COPIES:  # addresses may want more
-            each = with_time_to_copy(step, stays, machine, seconds, share * room, there)
-            if each == placed.residency:
-                break
-            least = least_seconds(step, each, machine, seconds, there, pieces).seconds
-            if not fastest.is_worth_time(least):
-                break
-            again = place_step(name, step, each, terms, may_stream=False, is_worth=fastest.may_be)
-            if again is not None:
-                figures = predicted(name, plan.policy, step, again, plan, terms)
-                yield PlannedStep(figures, step, again)
-                break
-
-
-def _counts(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
-    """Numbers of micro-batches to try, while the next one may be better."""
-    if asked is not None:
-        yield asked
-        return
-    yield 1
-    if step.pauses or not has_room_for_shared(step, terms):
-        return  # `by_halves_of_parts` has those of a step that pauses
-    images = images_of(step)
-    try:
-        for parts in (count for count in MICRO_BATCHES if count <= images):
-            micro_batched(step, parts)
-            yield parts
-    except WholeBatchError:
-        return
 
 
 def _planned(
