@@ -62,7 +62,7 @@ def add_for_function(commands: Any, command: str, about: str, *, required: bool 
     parser = commands.add_parser(
         command,
         help=about,
-        description=f"{about.capitalize()}.",
+        description=f"{about[0].upper()}{about[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"functions (without the ending _forward, too):\n{names}\n\n"
         f"`{PROGRAM} {command} FUNCTION --help` says what each takes.\n\n"

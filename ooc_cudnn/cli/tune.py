@@ -26,7 +26,8 @@ def add_tune(commands: Any) -> None:
     parser.description += (
         " Without a function it tries every engine where `network --tune` tried some. It takes "
         "seconds for each convolution, on an idle GPU; results hold for one card and one version "
-        "of cuDNN. The settings count: OOC_CUDNN_ALLOW_TF32=0 tunes strict float32."
+        "of cuDNN. The settings count: OOC_CUDNN_ALLOW_TF32=0 tunes strict float32. Functions "
+        "without a convolution have nothing to tune."
     )
     parser.set_defaults(run=_run)
 
