@@ -112,10 +112,10 @@ def few_plans(monkeypatch, searches_are_shared):
 @pytest.fixture
 def fewest_plans(monkeypatch, few_plans):
     """Of those one, in `make test`: for tests of larger models."""
-    from ooc_cudnn.network import planning
+    from ooc_cudnn.network import comparing
 
     if not sampling.EVERY:
-        monkeypatch.setattr(planning, "BEST_OF", ("remake",))
+        monkeypatch.setattr(comparing, "BEST_OF", ("remake",))
 
 
 @pytest.fixture

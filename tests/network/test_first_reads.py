@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network import planning
+from ooc_cudnn.network import comparing, in_time, planning
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.residency import Stay, check_stays, kept
@@ -46,10 +46,10 @@ def test_the_first_convolution_computes_while_images_come(monkeypatch):
         net.linear(net.pooling(y, window=224, mode="average_include_padding"), 10),
         net.input("labels", (256,), "int64"),
     )
-    monkeypatch.setattr(planning, "VDNN", ())  # its readers stream, too
+    monkeypatch.setattr(comparing, "VDNN", ())  # its readers stream, too
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, machine="h200", memory_limit="40GiB")
-        monkeypatch.setattr(planning, "streamed_first", lambda *given: ())
+        monkeypatch.setattr(in_time, "streamed_first", lambda *given: ())
         waiting = net.plan(loss, machine="h200", memory_limit="40GiB")
     assert plan.seconds < 0.95 * waiting.seconds
     assert dict(waiting.stays)["x"][0].first == 0

@@ -10,7 +10,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network import planning, rewriting
+from ooc_cudnn.network import in_time, planning, rewriting
 from ooc_cudnn.network.crossings import begun_by, left_by
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.policies import POLICIES
@@ -87,7 +87,7 @@ def test_nobody_waits_for_weights(monkeypatch):
     net, loss = networks.unet(batch=1)
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, machine="h200", memory_limit="2GiB")
-        monkeypatch.setattr(planning, "with_time_to_copy", lambda step, stays, *others: stays)
+        monkeypatch.setattr(in_time, "with_time_to_copy", lambda step, stays, *others: stays)
         waiting = net.plan(loss, machine="h200", memory_limit="2GiB")
     assert plan.seconds < 0.85 * waiting.seconds
     assert plan.device_bytes <= 2**31

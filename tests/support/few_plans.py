@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.network import deciding, planning
+from ooc_cudnn.network import comparing, deciding
 
 
 def compare_few(patch):
@@ -10,7 +10,7 @@ def compare_few(patch):
 
     What is left keeps, makes again, offloads and streams; tests of networks compare all plans.
     """
-    patch.setattr(planning, "BEST_OF", ("keep", "remake"))
+    patch.setattr(comparing, "BEST_OF", ("keep", "remake"))
     patch.setattr(deciding, "SHARES_HELD", (1.0,))
-    patch.setattr(planning, "VDNN", ())
-    patch.setattr(planning, "WAYS", ())
+    patch.setattr(comparing, "VDNN", ())
+    patch.setattr(comparing, "WAYS", ())
