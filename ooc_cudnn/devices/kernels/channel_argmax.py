@@ -28,8 +28,8 @@ def plan_channel_argmax(operation: ChannelArgmax, x: DeviceView, y: DeviceView) 
     count = pack_count(axes, [first, y])
     if x.strides[1] % count:  # the packs of other channels begin elsewhere
         count = 1
-    small = is_small([x, y], x.size)
     numbers = (*walk_numbers(axes, count), x.shape[1], x.strides[1])
+    small = is_small([x, y], x.size, *numbers)
     types = f"{index_type(small=small)}, {CUDA_TYPES[x.dtype]}, {CUDA_INTEGERS[y.dtype]}"
     return Launch(
         "channel_argmax.cu",

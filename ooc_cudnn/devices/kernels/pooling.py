@@ -119,8 +119,20 @@ def six_axes(views: Sequence[DeviceView], *, lanes: int | None) -> list[SixAxes]
         else:
             outer, outer_steps = (n, c), view.strides[:2]
         last, step = (1, 0) if lanes is None else (view.shape[lanes], 1)
-        found.append(SixAxes((*outer, *spatial, last), (*outer_steps, *steps, step)))
+        # Along an axis of one element no step is taken; that of a view may be too large for an int.
+        kept = zip((*outer, *spatial[:-1]), (*outer_steps, *steps[:-1]), strict=True)
+        walked = tuple(0 if size == 1 else taken for size, taken in kept)
+        found.append(SixAxes((*outer, *spatial, last), (*walked, steps[-1], step)))
     return found
+
+
+def overhang(axes: SixAxes, window: Sequence[int]) -> int:
+    """How far before a tensor windows may begin, in elements: kernels step from there.
+
+    >>> overhang(SixAxes((1, 6, 1, 4, 5, 1), (0, 20, 0, 5, 1, 0)), (1, 3, 3))
+    18
+    """
+    return sum(size * step for size, step in zip(window, axes.strides[2:5], strict=True))
 
 
 def aligned_pack(view: DeviceView, axes: SixAxes, along: int, most: int) -> int:
@@ -152,7 +164,7 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     y_axes, x_axes = six_axes([y, x], lanes=lanes)
     window, stride = three(operation.window, 1), three(operation.stride, 1)
     before = three([pair[0] for pair in operation.padding], 0)
-    small = is_small([x, y], x.size, y.size, *window, *stride, *before)
+    small = is_small([x, y], x.size, y.size, *window, *stride, *before, overhang(x_axes, window))
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(operation))]
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)

@@ -22,6 +22,7 @@ from ooc_cudnn.devices.kernels.pooling import (
     is_padded,
     lane_axis,
     mode_number,
+    overhang,
     pooling,
     six_axes,
 )
@@ -274,7 +275,8 @@ def plan_pooling_backward(
         planes = choose_planes(sizes, strips.cells, stride[1], reach, dx.item_bytes)
     tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
 
-    small = is_small(views, *[view.size for view in views], *window, *stride, *before)
+    beyond = [overhang(each, window) for each in axes]
+    small = is_small(views, *[view.size for view in views], *window, *stride, *before, *beyond)
     arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(forward))]
     windows = (*window, *stride)
     lane_tiles = 1

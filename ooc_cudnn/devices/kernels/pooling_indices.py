@@ -44,13 +44,13 @@ def _plan(
     ]
     walked = merged_axes(result.shape, [*strides, *places])
     views = [result, *images, *beside]
-    small = is_small(views, result.size)
     count = _count(walked, views)
     numbers = walk_numbers(walked, count)
     windows = (*three(forward.window, 1), *three(forward.stride, 1))
     before = three([pair[0] for pair in forward.padding], 0)
     extent, *steps = where
     along = (*three(extent, 1), *(number for each in steps for number in three(each, 0)))
+    small = is_small(views, result.size, *before, *along)
     return Launch(
         "pooling_indices.cu",
         f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[forward.dtype]}, {count}, "
