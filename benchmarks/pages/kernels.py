@@ -69,7 +69,7 @@ def figures(folder: Path = common.RESULTS) -> str:
     card = environment["gpu"]["name"] if environment["gpu"] else "host device"
     parts = [
         f"{card}, {environment['date'][:10]}. A cell has the share of the "
-        "copy's speed, and how many times PyTorch's time is ours; bold where a bound is missed.",
+        "copy's speed, and PyTorch's time over ours; bold where a bound is missed.",
         "![Shares of the copy's speed, case by case](images/kernels/shares.png)",
     ]
     titles = {"relayout": "Re-layout", "softmax": "Softmax", "pooling": "Pooling"}

@@ -38,7 +38,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 2
+FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 3
 #: What engines depend on, of a device's identity.
 TELLING = ("gpu", "cudnn")
 #: Who stores waits so long for another process that does.
