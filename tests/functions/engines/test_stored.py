@@ -140,7 +140,8 @@ BAD = {
     "deep": lambda data: "[" * 100_000,
     "a list": lambda data: "[]",
     "another format": lambda data: json.dumps({**data, "format": "shopping list"}),
-    "newer": lambda data: json.dumps({**data, "version": 3}),
+    "newer": lambda data: json.dumps({**data, "version": data["version"] + 1}),
+    "older": lambda data: json.dumps({**data, "version": data["version"] - 1}),
     "another card": lambda data: json.dumps(
         {**data, "identity": {"gpu": "other", "cudnn": "91900"}}
     ),
