@@ -105,6 +105,12 @@ QUICK = (Layer(2, 4, 8, 9),)
 Asked = tuple[Layer, str, str]
 
 
+def name_of(asks: Asked) -> str:
+    """What a problem is called in records."""
+    layer, precision, direction = asks
+    return f"{layer.name} {precision} {direction}"
+
+
 class Problem:
     """One layer in one precision and direction: its operands in both orders, and the two ways."""
 
@@ -130,7 +136,7 @@ class Problem:
 
     @property
     def name(self) -> str:
-        return f"{self.layer.name} {self.precision} {self.direction}"
+        return name_of((self.layer, self.precision, self.direction))
 
     @property
     def function(self) -> str:
@@ -323,7 +329,7 @@ def body(report: common.Report) -> None:
         for layer in (QUICK if report.quick else SETS[arguments.set])
         for precision in arguments.precisions
         for direction in arguments.directions
-        if report.quick or arguments.only in f"{layer.name} {precision} {direction}"
+        if report.quick or arguments.only in name_of((layer, precision, direction))
     ]
     seconds = arguments.seconds
     if seconds is None:
@@ -335,7 +341,7 @@ def body(report: common.Report) -> None:
         began = time.perf_counter()
         left = seconds - (began - begin)
         if at and left < longest:
-            missing = [f"{asks[0].name} {asks[1]} {asks[2]}" for asks in asked[at:]]
+            missing = [name_of(asks) for asks in asked[at:]]
             report.note(f"not measured in {seconds:g} s: {', '.join(missing)}")
             break
         problem = Problem(torch, layer, precision, direction, place)
@@ -361,11 +367,11 @@ def resumed(
         if earlier_one != this_one:
             raise SystemExit(f"{file} is of {what} {earlier_one}, this is {this_one}: begin anew")
     found: dict[Asked, dict[str, float]] = {}
-    for layer, precision, direction in asked:
-        name = f"{layer.name} {precision} {direction}"
+    for asks in asked:
+        name = name_of(asks)
         if name in earlier["measurements"]:
             report.measurements[name] = earlier["measurements"][name]
-            found[layer, precision, direction] = report.measurements[name]["ours over PyTorch"]
+            found[asks] = report.measurements[name]["ours over PyTorch"]
             of_it = (each for each in earlier["checks"] if each.startswith(f"{name}, "))
             report.checks.update((each, earlier["checks"][each]) for each in of_it)
             report.notes += [each for each in earlier["notes"] if each.startswith(f"{name}: ")]
@@ -391,7 +397,7 @@ def claims(report: common.Report, ratios: Mapping[Asked, Mapping[str, float]]) -
     if not alike:
         return
     worst = max(alike, key=lambda asks: alike[asks])
-    name = f"{worst[0].name} {worst[1]} {worst[2]}: ours over PyTorch, the largest"
+    name = f"{name_of(worst)}: ours over PyTorch, the largest"
     report.claim(name, alike[worst], "<=", MOST)
 
 

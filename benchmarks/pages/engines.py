@@ -93,7 +93,7 @@ def figures(folder: Path = common.RESULTS) -> str:
         unbound = [p.ratio for p in each.values() if HOST not in p.marks]
         if unbound:
             mean = statistics.geometric_mean(unbound)
-            means.append(f"{mean:.2f} in those {len(unbound)} that no host binds")
+            means.append(f"{mean:.2f} in the {len(unbound)} that the host does not bind")
         environment = record["environment"]
         asked = len(LAYERS[key]) * len(PRECISIONS) * len(DIRECTIONS)
         said = (
