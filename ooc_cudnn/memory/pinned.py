@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +85,7 @@ def allocate(
     HostOutOfMemoryError
         If `limit_bytes` or the machine does not allow it.
     """
-    rounded = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+    rounded = _in_pages(nbytes)
     with interrupts.deferred(), _lock:
         pool = _pools[device.name]
         pool.collect()
@@ -105,6 +106,23 @@ def allocate(
         pool.lend(memory, owner)
     buffer: Any = owner
     return np.ndarray((nbytes,), np.uint8, buffer=buffer)
+
+
+def have_ready(device: Source, sizes: Collection[int], limit_bytes: int | None) -> None:
+    """Pin memory for arrays of these bytes, all at once; where there is no room for it, none."""
+    with interrupts.deferred(), _lock:
+        if sum(map(_in_pages, sizes)) > room(device, limit_bytes).available_bytes:
+            return
+        arrays = []
+        try:
+            for nbytes in sizes:
+                arrays.append(allocate(device, nbytes, limit_bytes))
+        except HostOutOfMemoryError:
+            return  # the machine has less than it said
+
+
+def _in_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _allocate(

@@ -24,7 +24,7 @@ from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.final import when_final
 from ooc_cudnn.network.given import NONE, arrays_given, check_given, plain, results_given
-from ooc_cudnn.network.gradients import Block
+from ooc_cudnn.network.gradients import SETS, Block
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import PLAIN, Making, Ready
 from ooc_cudnn.network.tensors import Tensor
@@ -124,7 +124,10 @@ class PausingStep(Prepared["ReadyParts"]):
         return super().tune_for({**given, **seeds}, **how)
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyParts:
-        return ReadyParts(planned, device, self.pause_bytes)
+        ready = ReadyParts(planned, device, self.pause_bytes)
+        # running statistics of the step before are the network's until a step has ended
+        ready.pin_beforehand(dict.fromkeys(ready.on_host, 1), SETS)
+        return ready
 
 
 class ReadyParts(Ready):

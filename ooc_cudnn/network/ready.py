@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.loans import Allocation, Lent
-from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.memory.pinned import allocate, have_ready
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.gradients import Block, bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
@@ -139,11 +139,37 @@ class Ready:
             made[name] = array
         return made
 
+    @property
+    def on_host(self) -> tuple[str, ...]:
+        """The results that are made in pinned memory, but for what a step changes."""
+        return tuple(n for n, spec in self._results.items() if spec.placement == "pinned")
+
+    def pin_beforehand(self, sets: Mapping[str, int], changed_sets: int) -> None:
+        """Have pinned memory ready for what runs make on the host, so that they pin none.
+
+        Parameters
+        ----------
+        sets : mapping
+            Of some `on_host`, by name, how many there are at once: two where those of the run
+            before are held until a run has ended.
+        changed_sets : int
+            The same of what a step changes.
+        """
+        sizes = [self._results[name].nbytes for name, each in sets.items() for _ in range(each)]
+        changed = self._changed_on_host(self.changed).nbytes
+        sizes += [changed] * changed_sets * (changed > 0)
+        have_ready(self.device, sizes, current().host_memory_limit)
+
+    def _changed_on_host(self, names: Iterable[str]) -> Block:
+        """Where what a step changes lies in a block of pinned memory, but for what is elsewhere."""
+        specs = {name: self.program.homes[name].spec for name in names}
+        return Block({name: spec for name, spec in specs.items() if spec.placement != "device"})
+
     def _changed_made(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Arrays for what a step changes; those on the host in one block of pinned memory."""
         specs = {name: self.program.homes[name].spec for name in names}
         there = {name: spec for name, spec in specs.items() if spec.placement == "device"}
-        pinned = Block({name: spec for name, spec in specs.items() if name not in there})
+        pinned = self._changed_on_host(specs)
         if pinned.nbytes:
             memory = allocate(self.device, pinned.nbytes, current().host_memory_limit)
             yield from pinned.arrays(memory, _within).items()

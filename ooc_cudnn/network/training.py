@@ -17,7 +17,7 @@ from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, arrays_given, as_held
-from ooc_cudnn.network.gradients import Kept
+from ooc_cudnn.network.gradients import SETS, Kept
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
 from ooc_cudnn.network.plan import NetworkPlan
@@ -44,8 +44,9 @@ class TrainingStep(Prepared[ReadyStep]):
         memory. Gradients that share memory, as those of both terms of a sum may, are on the device
         if all their parameters are.
 
-        On the device they count against the memory limit, twice: those of the call before stay
-        until the new ones are whole. Those of earlier calls go when nobody holds any of them, so a
+        Those of the call before stay until the new ones are whole. So on the device they count
+        against the memory limit, twice; in host memory, which is pinned, the first call takes room
+        for both, if there is any. Those of earlier calls go when nobody holds any of them, so a
         loop that reads `gradients` after each call takes no more from call to call.
     plan : NetworkPlan or None
         How the last call ran; None before the first, unless one was given.
@@ -188,4 +189,10 @@ class TrainingStep(Prepared[ReadyStep]):
         return known[1]
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
-        return ReadyStep(planned, device)
+        ready = ReadyStep(planned, device)
+        # what the last call made is held until this one has ended, and is one set already
+        missing = SETS - bool(self.gradients)
+        held = {planned.step.base(name) for name in planned.step.gradients.values()}
+        sets = {name: missing if name in held else 1 for name in ready.on_host}
+        ready.pin_beforehand(sets, missing)
+        return ready

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.memory.pinned import PAGE_BYTES, allocate, held_bytes, release
+from ooc_cudnn.memory.pinned import PAGE_BYTES, allocate, have_ready, held_bytes, release
 
 
 class Locked:
@@ -84,3 +84,23 @@ def test_release(device):
     assert held_bytes(device) == PAGE_BYTES
     kept[...] = 3
     assert (kept == 3).all()
+
+
+def test_what_is_ready_is_pinned_once(device):
+    have_ready(device, [100, 5000, 100], None)
+    assert held_bytes(device) == 4 * PAGE_BYTES
+    arrays = [allocate(device, nbytes, None) for nbytes in (200, 8000, 300)]
+    assert len(device.asked) == 3
+    have_ready(device, [100], None)  # the others are in use
+    assert held_bytes(device) == 5 * PAGE_BYTES
+    del arrays
+
+
+def test_without_room_nothing_is_ready(device):
+    array = allocate(device, PAGE_BYTES, None)
+    have_ready(device, [PAGE_BYTES, 1], 2 * PAGE_BYTES)
+    assert held_bytes(device) == PAGE_BYTES
+    device.total_bytes = 2 * PAGE_BYTES  # it has less than the machine says
+    have_ready(device, [PAGE_BYTES, 1], None)
+    assert held_bytes(device) <= 2 * PAGE_BYTES
+    del array
