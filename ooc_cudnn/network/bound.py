@@ -24,7 +24,7 @@ from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room, take no memory here.
 SMALL = 2**-12
-#: Groups of each direction, and those things times groups that are to be had in a second or two.
+#: Groups of each direction, and those things times groups that are to be had in seconds.
 MOST_GROUPS, FEWEST_GROUPS, MOST_PAIRS = 80, 24, 16_000
 
 

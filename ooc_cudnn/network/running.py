@@ -81,8 +81,8 @@ class Runnable:
             Parts of the batch that go through the network one after the other; chosen when left
             out. 1 where something needs the whole batch, as batch normalization does.
         bound : bool
-            Whether to say, too, what no plan of this kind can beat (`bound_seconds`): that takes a
-            second or two for a large network.
+            Whether to say, too, what no plan of this kind can beat (`bound_seconds`): that takes
+            seconds for a large network.
 
         Raises
         ------
