@@ -288,7 +288,8 @@ def tuned(report: common.Report, problem: Problem, seconds: float) -> list[dict[
         told.append({"launch": table.work.kind, "engines": engines, "all": table.is_complete})
         for engine, took, workspace, error in engines:
             size = format_bytes(workspace)
-            report.say(f"  {engine}: {1e3 * took:.3f} ms, {size}, {error:.1e}")
+            checked = "not checked" if error is None else f"{error:.1e}"
+            report.say(f"  {engine}: {1e3 * took:.3f} ms, {size}, {checked}")
     return told
 
 

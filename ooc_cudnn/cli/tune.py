@@ -55,7 +55,8 @@ def told(measured: Measured) -> list[str]:
     rows: list[tuple[str, ...]] = [("engine", "seconds", "workspace", "error")]
     for option in measured.options:
         size = format_bytes(option.workspace_bytes)
-        rows.append((option.name, format_seconds(option.seconds), size, f"{option.error:.1e}"))
+        error = "unknown" if option.error is None else f"{option.error:.1e}"
+        rows.append((option.name, format_seconds(option.seconds), size, error))
     operation = measured.operation
     shapes = "" if operation is None else f", result {'x'.join(map(str, operation.output_shape))}"
     return [f"{measured.work.kind}{shapes}", *in_columns(rows, COLUMNS)]

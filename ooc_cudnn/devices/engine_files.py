@@ -38,7 +38,8 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 3
+#: Files before version 4 said an error of 0 of what had not been checked.
+FORMAT, FORMAT_VERSION = "ooc_cudnn engines", 4
 #: What engines depend on, of a device's identity.
 TELLING = ("gpu", "cudnn")
 #: Who stores waits so long for another process that does.

@@ -89,9 +89,10 @@ class Option(Record):
     engine : Engine
     name : str
         As the device calls it; empty where there is one way only.
-    error : float
+    error : float or None
         The largest error against float64 that was found in a small problem of the same kind, as a
-        share of the largest result.
+        share of the largest result. None where it was not checked: what the heuristics choose,
+        where there was no engine that could be.
     is_right_uneven : bool
         Whether it is right where padding is more on one side of an axis than on the other, too.
     """
@@ -100,12 +101,13 @@ class Option(Record):
     workspace_bytes: int = 0
     engine: Engine = field(default_factory=lambda: Engine(0))
     name: str = ""
-    error: float = 0.0
+    error: float | None = None
     is_right_uneven: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "error"):
-            object.__setattr__(self, name, rounded(number(name, getattr(self, name))))
+        object.__setattr__(self, "seconds", rounded(number("seconds", self.seconds)))
+        if self.error is not None:
+            object.__setattr__(self, "error", rounded(number("error", self.error)))
         whole("workspace_bytes", self.workspace_bytes)
         if not isinstance(self.is_right_uneven, bool):
             raise TypeError(

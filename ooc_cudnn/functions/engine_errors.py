@@ -1,8 +1,9 @@
 """How exact an engine is: a small problem of the same kind, against float64.
 
 No engine that is chosen by its seconds is used before it was checked so, once for each kind: with
-padding as it is, and with that of pieces at a border, which some engines take for symmetric. The
-heuristics' choice, which runs where nothing was measured, is dropped only where it is found wrong.
+padding as it is, and with that of pieces at a border, which some engines take for symmetric. One
+that computes no small problem cannot be checked, and is not used. The heuristics' choice alone is
+the last resort then, with no error: it is taken where there is no engine that was checked.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from ooc_cudnn.pipeline.verify import rounding_share
 from ooc_cudnn.tensor import SMALLEST_STEP, numpy_dtype, packed_strides
 
 #: Images of the small problem, and its output sites along each axis. Some engines take none so
-#: small, so a larger one is asked for next.
-IMAGES, SITES = 2, (14, 40)
+#: small, so one of more sites is asked for next, and then one of more images.
+SMALL = (2, 14), (2, 40), (32, 14)
 #: Channels of its result that are compared: the reference computes those alone.
 CHANNELS = 8
 #: The largest error that is admitted, as a share of the one that `verify` lets pass: that looks at
@@ -75,9 +76,12 @@ UNKNOWN = Error(math.inf, math.inf, math.inf)
 
 
 class Checked(NamedTuple):
-    """The errors of an engine: with padding as it is, and with that of the pieces at a border."""
+    """The errors of an engine: with padding as it is, and with that of the pieces at a border.
 
-    error: Error
+    No error where it could not be checked.
+    """
+
+    error: Error | None
     is_right_uneven: bool
 
 
@@ -107,12 +111,12 @@ class Checks:
             With padding of pieces there, too; without, there is no time for that, and it is not
             used for them.
         chosen : bool
-            The heuristics chose it, so it runs where nothing was measured: no small problem that it
-            computes need be found, and its error may be all that `verify` lets pass.
+            The heuristics chose it, so it runs where nothing was measured: it may be one that
+            cannot be checked, and its error may be all that `verify` lets pass.
         """
         found = self._error(operation, engine)
         if found is None or found == UNKNOWN:
-            return Checked(Error(0.0, 0.0, 0.0), is_right_uneven=False) if chosen else None
+            return Checked(None, is_right_uneven=False) if chosen else None
         pieces = border_pieces(operation) if borders else []
         even = [piece for piece in pieces if forward_of(piece).is_even]
         errors = itertools.chain([found], (self._error(piece, engine) for piece in even))
@@ -124,8 +128,8 @@ class Checks:
 
     def _error(self, operation: AnyConvolution, engine: Engine) -> Error | None:
         """The error with one kind of padding; None where an engine does not compute that."""
-        for sites in SITES:
-            small = small_like(operation, sites)
+        for images, sites in SMALL:
+            small = small_like(operation, images, sites)
             with self.engines.forced(small, engine) as built:
                 if built is not None:
                     expected = self._expected(small)
@@ -170,12 +174,12 @@ def border_pieces(operation: AnyConvolution) -> list[AnyConvolution]:
     ]
 
 
-def small_like(operation: AnyConvolution, sites: int) -> AnyConvolution:
-    """Return an operation of fewer images and sites, with all else as it is.
+def small_like(operation: AnyConvolution, images: int, sites: int) -> AnyConvolution:
+    """Return an operation of so many images and sites at most, with all else as it is.
 
     Examples
     --------
-    >>> made = small_like(Convolution.of((64, 8, 224, 9), (16, 8, 3, 3), stride=2), 14)
+    >>> made = small_like(Convolution.of((64, 8, 224, 9), (16, 8, 3, 3), stride=2), 2, 14)
     >>> made.x_shape, made.output_shape
     ((2, 8, 29, 9), (2, 16, 14, 4))
     """
@@ -187,7 +191,7 @@ def small_like(operation: AnyConvolution, sites: int) -> AnyConvolution:
             strict=True,
         )
     ]  # fmt: skip
-    shape = (min(forward.x_shape[0], IMAGES), forward.x_shape[1], *extents)
+    shape = (min(forward.x_shape[0], images), forward.x_shape[1], *extents)
     return with_forward(operation, replace(forward, x_shape=shape))
 
 

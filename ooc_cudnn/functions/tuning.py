@@ -1,9 +1,10 @@
 """Tuning: the seconds of a launch, by each engine that may run it, measured on the device.
 
 A first short timing prunes the engines; those that may be worth having are timed well and checked
-against float64. It takes seconds, so no call does it unasked: `ooc-cudnn tune` does. (In the second
-that a call might wait there is time for engines that cuDNN's heuristics rank. They made none of
-twelve calls on an H200 faster: what gains much, FFT in strict float32 for one, is not ranked.)
+against float64. What cannot be checked is kept only where nothing could be. It takes seconds, so
+no call does it unasked: `ooc-cudnn tune` does. (In the second that a call might wait there is time
+for engines that cuDNN's heuristics rank. They made none of twelve calls on an H200 faster: what
+gains much, FFT in strict float32 for one, is not ranked.)
 """
 
 from __future__ import annotations
@@ -165,15 +166,20 @@ class Tuning:
         once, ranked = self._by_heuristics(quick, launched, chosen)
         others = _each_once(itertools.chain(ranked, also, candidates), len(ranked))
         is_complete = self._timed_once(quick, launched, others, once)
-        rights = dict[Engine, Option | None]()
+        rights, unchecked = dict[Engine, Option | None](), list[Option]()
 
         def right(option: Option) -> Option | None:
             engine, is_chosen = option.engine, option.engine in ranked
             if engine not in rights:
                 found = self.checked(operation, engine, borders=borders, chosen=is_chosen)
-                rights[engine] = found and replace(
-                    option, error=found.error.relative, is_right_uneven=found.is_right_uneven
-                )
+                error = found and found.error
+                rights[engine] = None
+                if found and error:
+                    rights[engine] = replace(
+                        option, error=error.relative, is_right_uneven=found.is_right_uneven
+                    )
+                elif found:
+                    unchecked.append(replace(option, error=None, is_right_uneven=False))
             return rights[engine]
 
         found = list[Timed]()
@@ -190,6 +196,8 @@ class Tuning:
                 found += filter(None, [timed])
                 if timed is None:  # it fails
                     rights[option.engine] = None
+        if not found:  # the last resort, which would run without a table, too
+            found += filter(None, (self._timed(launched, option) for option in unchecked))
         if found:
             found += self._sparing(found, once, ranked, right)
         return _as_measured(operation, found, is_complete=is_complete and every and compiled)

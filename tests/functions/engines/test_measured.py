@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.cli.tune import told
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
@@ -20,7 +21,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.tensor import ORDERS
+from ooc_cudnn.tensor import ORDERS, TensorSpec
 from tests.support.fake_cudnn import FakeEngine, Graph, KnobType, NumericalNote
 from tests.support.tuned import KIB, RESULTS, W, X, call, numbers, planned, tuned
 
@@ -188,6 +189,46 @@ def test_an_engine_is_checked_before_it_is_used(make, random, error, is_admitted
         (measured,) = tuned()
         assert numbers(measured) == ([101] if is_admitted else [100])
         assert call(random) < 1e-6
+
+
+def test_an_engine_that_wants_many_images_is_checked_with_as_many(make, random):
+    """It was taken for right unchecked, with an error of 0."""
+    make(FakeEngine(100, 1e-6, least_images=8, error=0.3), FakeEngine(101, 3e-6))
+    (measured,) = tuned()
+    assert numbers(measured) == [101]
+    assert call(random) < 1e-6
+
+
+#: More images than a check has, in one piece.
+MANY, ROOM = TensorSpec((40, 4, 16, 16)), 2**22
+
+
+@pytest.mark.parametrize("slower", [1.2, 3.0, 10.0])
+def test_what_cannot_be_checked_gives_way_to_what_can_be(make, slower):
+    """Though it is what the heuristics choose, and takes less time and workspace."""
+    unchecked = FakeEngine(100, 1e-7, least_images=33, error=0.3)
+    make(unchecked, FakeEngine(101, slower * 1e-7, 8 * KIB))
+    with ooc_cudnn.settings(memory_limit=ROOM):
+        (measured,) = tuned(x=MANY)
+        assert planned(x=MANY).algorithms == ("eng101 (measured)",)
+    assert numbers(measured) == [101]
+
+
+def test_where_nothing_can_be_checked_the_heuristics_choice_is_kept_with_no_error(make):
+    """It would run anyway, so its seconds are to be known; another engine would not."""
+    device = make(
+        FakeEngine(100, 2e-7, least_images=33),
+        FakeEngine(101, 1e-7, least_images=33, is_ranked=False),
+    )
+    with ooc_cudnn.settings(memory_limit=ROOM):
+        (measured,) = tuned(x=MANY)
+        assert planned(x=MANY).algorithms == ("eng100 (measured)",)
+    (option,) = measured.options
+    assert (option.engine, option.error, option.is_right_uneven) == (Engine(100), None, False)
+    assert told(measured)[-1].split()[-1] == "unknown"
+    forget_tables()
+    (read,) = tables_of(device)
+    assert read.options == measured.options
 
 
 def test_coarse_sums_may_be_as_coarse_as_the_settings_say(make):
@@ -403,8 +444,10 @@ def test_sums_of_many_products_are_no_excuse(make, error, is_admitted):
 def test_there_may_be_no_room_to_check_in(make):
     device = make(FakeEngine(100, 1e-8, 2**20))
     with device.arena.lock:
-        checks = Checks(device, device.engines, 2**20)
-        assert checks.of(Convolution.of(X.shape, W.shape), Engine(100), borders=True) is None
+        checks, operation = Checks(device, device.engines, 2**20), Convolution.of(X.shape, W.shape)
+        assert checks.of(operation, Engine(100), borders=True) is None
+        last_resort = checks.of(operation, Engine(100), borders=True, chosen=True)
+    assert last_resort == (None, False)
 
 
 def test_buffers_are_filled_once_for_all_engines_that_are_looked_at(make, monkeypatch):
