@@ -148,7 +148,7 @@ def _stored(device: Device) -> Iterable[Measured]:
             raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
         return _read(path.read_bytes(), _holds_for(device))
     except FileNotFoundError:
-        _say_if_of_another_cudnn(device, path)
+        _say_what_others_have(path)
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         warn_once(
             f"the stored engines of {device.name} are ignored, so cuDNN's heuristics choose: "
@@ -157,13 +157,16 @@ def _stored(device: Device) -> Iterable[Measured]:
     return ()
 
 
-def _say_if_of_another_cudnn(device: Device, path: Path) -> None:
-    """Say it if engines of this card are stored, but for another version of cuDNN."""
-    gpu = machine_key({"gpu": _holds_for(device).get("gpu", "")}).rpartition("_")[0]
-    if gpu and any(path.parent.glob(f"{gpu}_*.json")):
+def _say_what_others_have(path: Path) -> None:
+    """Say it if engines are stored, but of other cards or versions of cuDNN alone."""
+    own, *others = (
+        each.stem.rpartition("_")[0] for each in (path, *sorted(path.parent.glob("*.json")))
+    )
+    if others:
         warn_once(
-            f"engines are stored for {device.name} with another cuDNN than the one that is loaded, "
-            "and ignored, so cuDNN's heuristics choose; 'ooc-cudnn tune' measures them anew."
+            f"no engines are stored for {own}, so cuDNN's heuristics choose; those for "
+            f"{', '.join(others)} are not used: engines are of one card and one cuDNN. "
+            "'ooc-cudnn tune' measures them here."
         )
 
 

@@ -18,6 +18,7 @@ from ooc_cudnn.devices.engine_files import (
 )
 from ooc_cudnn.devices.engines import Engine, Measured, Option
 from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.telling import forget_warnings
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, W, X, planned, tuned
 
@@ -225,12 +226,30 @@ def test_calls_do_without_a_file_that_cannot_be_used_and_tuning_mends_it(make):
     assert planned().algorithms == ("eng101 (measured)",)
 
 
-def test_engines_of_another_cudnn_are_said_to_be_ignored(make):
+@pytest.mark.parametrize(
+    ("moved", "own"),
+    [({"cudnn": "92000"}, "Fake-9000_92000"), ({"gpu": "Fake 8000"}, "Fake-8000_91900")],
+)
+def test_that_only_others_have_engines_stored_is_said_once(make, moved, own):
+    """A home directory may be one for several cards, and outlive a version of cuDNN."""
     device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
-    tuned()
-    device.told = {**device.told, "cudnn": "92000"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none for the first one
+        tuned()
+    device.told = {**device.told, **moved}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            forget_tables()
+            assert not list(tables_of(device))
+    (only,) = said
+    assert f"no engines are stored for {own}, " in str(only.message)
+    assert "those for Fake-9000_91900 are not used" in str(only.message)
+    save_tables(device)
     forget_tables()
-    with pytest.warns(UserWarning, match="with another cuDNN than the one that is loaded"):
+    forget_warnings()  # as another process
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         assert not list(tables_of(device))
 
 
