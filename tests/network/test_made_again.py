@@ -33,23 +33,11 @@ from ooc_cudnn.network.terms import terms_for
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 from tests.support.drawn_networks import drawn_network
+from tests.support.residual import blocks
 
 
 def under(limit):
     return Terms(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
-
-
-def blocks(batch, image, count, channels=8):
-    """A network of residual blocks: of most maps, it is worth it to make them again."""
-    net = ooc_cudnn.Network(seed=3)
-    h = net.convolution(net.input("x", (batch, 3, image, image)), channels, window=3, padding=1)
-    for _ in range(count):
-        inner = net.activation(net.batch_normalization(h), "relu")
-        inner = net.convolution(inner, channels, window=3, padding=1)
-        inner = net.activation(net.batch_normalization(inner), "relu")
-        h = net.add(net.convolution(inner, channels, window=3, padding=1), h)
-    logits = net.linear(net.global_average(h), 10)
-    return net, net.softmax_cross_entropy(logits, net.input("labels", (batch,), "int64"))
 
 
 def taken(net, loss):
