@@ -89,7 +89,7 @@ def save_tables(device: Device) -> Path:
     """Write what is known of a device's engines; whoever reads sees the old file or the new one.
 
     What another process stored meanwhile stays: of other launches, of those that were only read
-    here, and where it tried every engine and this process did not.
+    here, and where it tried every engine and this process did not. But engines that failed here go.
 
     Raises
     ------
@@ -103,6 +103,8 @@ def save_tables(device: Device) -> Path:
         for measured in known.unstored():
             if measured.operation is not None and _can_be_read(measured):
                 kept.add_unless_worse(measured)
+        for operation, engine in known.dropped:
+            kept.drop(operation, engine)
         data = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -111,6 +113,14 @@ def save_tables(device: Device) -> Path:
         }
         replace_file(path, _laid_out(data))
     return path
+
+
+def try_to_save_tables(device: Device) -> None:
+    """Do so, and say it once where it cannot be: a call goes on all the same."""
+    try:
+        save_tables(device)
+    except OSError as error:
+        warn_once(f"engines that were measured cannot be stored: {error}.")
 
 
 @contextmanager

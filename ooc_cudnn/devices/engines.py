@@ -226,6 +226,8 @@ class Tables:
     def __init__(self, stored: Iterable[Measured] = ()) -> None:
         self._known: dict[_Key, Measured] = {}
         self._unstored = set[_Key]()
+        #: Engines that failed, for operations of any size.
+        self.dropped = list[tuple[AnyConvolution, Engine]]()
         self._by_kind: dict[Kind, dict[Size, tuple[AnyConvolution, Measured]]] = {}
         self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
@@ -263,6 +265,7 @@ class Tables:
 
     def drop(self, operation: AnyConvolution, engine: Engine) -> None:
         """Forget an engine that failed, for all sizes of a kind."""
+        self.dropped.append((operation, engine))
         for _, measured in tuple(self._by_kind.get(Kind.of(operation), {}).values()):
             options = tuple(each for each in measured.options if each.engine != engine)
             if options != measured.options:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import forget_tables, save_tables, tables_of
+from ooc_cudnn.devices.engine_files import forget_tables, tables_of, try_to_save_tables
 from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -35,7 +35,6 @@ from ooc_cudnn.functions.tuning import (
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
-from ooc_cudnn.telling import warn_once
 from perfmodel import MachineModel, Work
 
 #: Computing that takes less is not worth a trial (seconds of a whole call).
@@ -223,7 +222,7 @@ class Trial:
         if self.device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
             self.device.arena.release_block()
         if tuned:
-            self._store()
+            try_to_save_tables(self.device)
         return learnt
 
     def _tried(self, launched: Launched, scratch_bytes: int) -> Measured | None:
@@ -244,13 +243,6 @@ class Trial:
             return None
         timing, launching = timed
         return Measured(work, (Option(timing.seconds),), launching=launching)
-
-    def _store(self) -> None:
-        """Keep what was measured of engines for later processes, if that can be."""
-        try:
-            save_tables(self.device)
-        except OSError as error:
-            warn_once(f"engines that were measured cannot be stored: {error}.")
 
 
 def _worth_trying(part: PlannedPart, machine: MachineModel, known: Tables) -> list[Launched]:

@@ -172,7 +172,7 @@ def check(values, expected, bound, label=""):
 @pytest.fixture(scope="module")
 def convolutions():
     known = Tables()
-    return Convolutions(lambda: known)
+    return Convolutions(lambda: known, lambda: None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from ooc_cudnn.devices.cuda import convolutions, cudnn_forms
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.cuda.device import CudaDevice
-from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
 from ooc_cudnn.devices.host.device import HostDevice, _array
 from ooc_cudnn.devices.host.elementwise import pointwise as host_pointwise
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
@@ -47,7 +48,9 @@ class EnginesDevice(HostDevice):
         self.name, self.told = "fake", {"gpu": "Fake 9000", "driver": "1", "cudnn": "91900"}
         self.cudnn = fake_cudnn(engines, fuses=fuses)
         monkeypatch.setitem(sys.modules, "cudnn", self.cudnn)
-        self.convolutions = Convolutions(lambda: tables_of(self))
+        self.convolutions = Convolutions(
+            partial(tables_of, self), partial(try_to_save_tables, self)
+        )
         for name in ("relayout", "pointwise"):
             monkeypatch.setattr(cudnn_forms, name, copied)
         monkeypatch.setattr(cudnn_forms, "fill_zero", zeros)

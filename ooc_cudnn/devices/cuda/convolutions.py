@@ -41,12 +41,14 @@ class Convolutions:
     ----------
     tables : callable
         Returns what was measured on the GPU.
+    store : callable
+        Stores these tables, once an engine that they have failed.
     """
 
-    def __init__(self, tables: Callable[[], Tables]) -> None:
+    def __init__(self, tables: Callable[[], Tables], store: Callable[[], object]) -> None:
         import cudnn
 
-        self._cudnn, self._tables = cudnn, tables
+        self._cudnn, self._tables, self._store = cudnn, tables, store
         self._handle: Any = None
         self._lock = threading.RLock()
         # Most capable first: without a budget, then those that fit smaller and smaller ones.
@@ -215,13 +217,18 @@ class Convolutions:
         if self._forced is not None:
             self._launch(self._forced, inputs, output, pointer, stream)
             return
+        has_dropped = False
         while (found := self._choose(operation, available)) is not None:
             try:
                 self._launch(found, inputs, output, pointer, stream)
-                return
+                break
             except EngineFailedError as error:
                 self._forget_failed(operation, found, error)
-        self._run_without_engine(operation, inputs, output, workspace, stream)
+                has_dropped |= found.asked is not None
+        else:
+            self._run_without_engine(operation, inputs, output, workspace, stream)
+        if has_dropped:  # and something else ran: it was the engine that failed, not the device
+            self._store()
 
     def _run_without_engine(
         self,

@@ -25,7 +25,7 @@ from ooc_cudnn.devices.cuda.run import (
     mark_last_run,
 )
 from ooc_cudnn.devices.cuda.staging import Staging, begun
-from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
 from ooc_cudnn.devices.engines import Engines
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.hold import hold
@@ -84,7 +84,9 @@ class CudaDevice:
         self.arena = Arena(
             lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes, self._memory_stream
         )
-        self.convolutions = Convolutions(partial(tables_of, self))
+        self.convolutions = Convolutions(
+            partial(tables_of, self), partial(try_to_save_tables, self)
+        )
         self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None
         with self._cupy.cuda.Device(index):
