@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from ooc_cudnn.network.plan import NetworkPlan
+from tests.support.residual import blocks
 
 _ELSEWHERE = """
 import json
@@ -37,3 +39,24 @@ def test_every_process_finds_the_same_plan():
     assert plan.taken == "repeat"
     assert set(plan.fate.values()) == {"kept", "remade", "offloaded"}
     assert plan.bound_seconds
+
+
+def bytes_by_fate(plan):
+    found = Counter()
+    for each in plan.fates:
+        found[each.fate] += each.nbytes
+    return found
+
+
+def test_one_card_makes_again_what_another_offloads():
+    """A P100 computes little beside its link, an H200 much: no rule says so, but their models."""
+    net, loss = blocks(64, 56, 4, channels=256)
+    found = {}
+    for machine in ("p100", "h200"):
+        kept = net.plan(loss, memory_limit="64GiB", policy="keep", machine=machine)
+        limit = int(0.6 * kept.device_bytes)
+        found[machine] = bytes_by_fate(net.plan(loss, memory_limit=limit, machine=machine))
+    assert found["p100"]["offloaded"] > 2**30
+    assert found["p100"]["remade"] == 0
+    assert found["h200"]["remade"] > 2**30
+    assert found["h200"]["offloaded"] == 0
