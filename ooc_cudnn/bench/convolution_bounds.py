@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ooc_cudnn
@@ -12,6 +13,7 @@ from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
 from ooc_cudnn.bench.guards import free_device_bytes, need_device
 from ooc_cudnn.bench.limits import Link
 from ooc_cudnn.bench.placing import free_cupy, on_device
+from ooc_cudnn.bench.tuned import tuned
 from ooc_cudnn.units import DEFAULT_LIMIT_FRACTION
 
 
@@ -84,17 +86,26 @@ class InCore(OnDevice):
             int(DEFAULT_LIMIT_FRACTION * free_device_bytes()) if operands.cuda else "64GiB"
         )
 
+        with self._settings():
+            self._tuned = tuned("convolution_add_activation_forward", **self._arguments())
+
     def run(self) -> None:
-        with ooc_cudnn.settings(memory_limit=self._limit, allow_tf32=self.operands.tf32):
-            ooc_cudnn.convolution_add_activation_forward(
-                self.x, self.w, self.operands.device_b, padding=1, activation="relu", out=self.y
-            )
+        with self._settings():
+            ooc_cudnn.convolution_add_activation_forward(**self._arguments())
+
+    def _settings(self) -> AbstractContextManager[Any]:
+        return ooc_cudnn.settings(memory_limit=self._limit, allow_tf32=self.operands.tf32)
+
+    def _arguments(self) -> dict[str, Any]:
+        given = {"x": self.x, "w": self.w, "b": self.operands.device_b, "out": self.y}
+        return {**given, "padding": 1, "activation": "relu"}
 
     def details(self) -> dict[str, Any]:
         with profiled() as calls:
             self.run()
         found = diagnosis(calls[0])
-        return {"predicted_seconds": found["predicted_seconds"], "calls": [found]}
+        seconds = found["predicted_seconds"]
+        return {"predicted_seconds": seconds, "tuning": self._tuned, "calls": [found]}
 
     def release(self) -> None:
         self.w = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from ooc_cudnn.bench.contents import Images, filters, poison, verify
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled
 from ooc_cudnn.bench.guards import need_host
 from ooc_cudnn.bench.placing import pinned, release_device, to_device
+from ooc_cudnn.bench.tuned import tuned
 from ooc_cudnn.settings import current
 
 HostArray = np.ndarray[Any, Any]
@@ -108,12 +110,25 @@ class Library(ConvolutionContender):
     ours = True
     overlap = True
 
+    def prepare(self) -> None:
+        with self._settings():
+            self._tuned = self.tune()
+
+    def tune(self) -> dict[str, Any]:
+        """Measure cuDNN's engines for the call."""
+        o = self.operands
+        return tuned(
+            "convolution_add_activation_forward",
+            x=o.x, w=o.device_w, b=o.device_b, padding=1, activation="relu", out=o.y,
+        )  # fmt: skip
+
     def run(self) -> None:
-        operands = self.operands
-        with ooc_cudnn.settings(
-            memory_limit=operands.limit, allow_tf32=operands.tf32, overlap=self.overlap
-        ):
+        with self._settings():
             self.call()
+
+    def _settings(self) -> AbstractContextManager[Any]:
+        o = self.operands
+        return ooc_cudnn.settings(memory_limit=o.limit, allow_tf32=o.tf32, overlap=self.overlap)
 
     def call(self) -> None:
         o = self.operands
@@ -136,6 +151,7 @@ class Library(ConvolutionContender):
         """What each call did, and what it was predicted to take."""
         return {
             "predicted_seconds": sum(call["predicted_seconds"] for call in self._calls),
+            "tuning": self._tuned,
             "calls": self._calls,
         }
 
@@ -162,6 +178,11 @@ class Unfused(Library):
     def prepare(self) -> None:
         need_host(self.operands.y.nbytes, "the features between the functions")
         self._between: Any = pinned(self.operands.y.shape)
+        super().prepare()
+
+    def tune(self) -> dict[str, Any]:
+        o = self.operands
+        return tuned("convolution_forward", x=o.x, w=o.device_w, padding=1, out=self._between)
 
     def call(self) -> None:
         o = self.operands
