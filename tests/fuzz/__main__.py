@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 import time
 
 from tests.fuzz.cases import DRAWERS, draw_case
@@ -27,17 +29,33 @@ def parse(argv):
         help="let half types be rounded before alpha and beta as well",
     )  # fmt: skip
     parser.add_argument(
+        "--tune", action="store_true",
+        help="measure the engines of each call first, so that it runs with them; no infinities "
+        "and NaN, which some engines spread",
+    )  # fmt: skip
+    parser.add_argument(
         "--patience", type=float, default=1.0, help="how many times as long a case may take"
     )
     parser.add_argument("--record", metavar="FILE", help="store what was found as JSON")
     parser.add_argument("--shrink", action="store_true", help="look for a simpler case that fails")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seeds", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    chosen = parser.parse_args(argv)
+    chosen.no_special |= chosen.tune
+    return chosen
 
 
 def main(argv):
     chosen = parse(argv)
+    if chosen.tune and not chosen.worker:
+        with tempfile.TemporaryDirectory() as folder:  # for tables of engines: none of a user's
+            os.environ["XDG_CACHE_HOME"] = folder
+            return draw(chosen, argv)
+    return draw(chosen, argv)
+
+
+def draw(chosen, argv):
+    """Run what was chosen, and print and store what was found; the exit status."""
     if chosen.worker:
         for outcome in run_here(range(*map(int, chosen.seeds.split(":"))), chosen):
             print(json.dumps(outcome._asdict()), flush=True)
@@ -79,7 +97,7 @@ def worker_arguments(chosen):
     told = ["--device", chosen.device]
     if chosen.patience != 1:
         told += ["--patience", str(chosen.patience)]
-    told += [f"--{name.replace('_', '-')}" for name in ("no_special", "rounded_twice")
+    told += [f"--{name.replace('_', '-')}" for name in ("no_special", "rounded_twice", "tune")
              if getattr(chosen, name)]  # fmt: skip
     return told + (["--functions", *chosen.functions] if chosen.functions else [])
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import re
 import tempfile
 import traceback
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from unittest.mock import patch
@@ -19,6 +20,8 @@ import ooc_cudnn
 import perfmodel
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
+from ooc_cudnn.functions.tune import NothingToTuneError, tune
+from ooc_cudnn.functions.tune_wanted import Effort
 from tests.fuzz.comparing import difference
 from tests.fuzz.faults import FAULTS, spoiled
 from tests.fuzz.operands import BITS, Operand, on_host
@@ -32,12 +35,15 @@ MACHINES = {"host": "host", "cuda": "h200"}
 #: A call in more pieces takes seconds, of which nothing new is learnt: it gets more room.
 MOST_PIECES = 1500
 OF_MANY_PIECES = ".*pieces by the memory limit"
+#: For engines that take long to build there is no time.
+EFFORT = Effort(seconds=2.0, compiled=False)
 
 
-def run(case, *, rounded_twice=False):
+def run(case, *, rounded_twice=False, tuned=False):
     """Run a case; what is wrong, a line each, and how many calls were made.
 
-    `rounded_twice` allows half types to be rounded before alpha and beta as well as after.
+    `rounded_twice` allows half types to be rounded before alpha and beta as well as after. A call
+    that is to be `tuned` runs with the engines that are the fastest.
     """
     with tempfile.TemporaryDirectory(prefix="fuzz") as folder, ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -52,7 +58,7 @@ def run(case, *, rounded_twice=False):
         made, before = None, arena.array_bytes
         gc.disable()  # what is freed counts at once: no cycle may keep an array
         try:
-            made = Run(case, Path(folder), rounded_twice)
+            made = Run(case, Path(folder), rounded_twice, tuned)
             found = made.findings()
         except Exception as error:  # whatever is raised that no rule allows is a finding
             found = [raised(error)]
@@ -93,8 +99,8 @@ def raised(error):
 class Run:
     """The operands of a case in memory, and its calls."""
 
-    def __init__(self, case, folder, rounded_twice):
-        self.calls = 0
+    def __init__(self, case, folder, rounded_twice, tuned):
+        self.calls, self.tuned = 0, tuned
         self.case, self.problem = case, case.problem
         self.device = get_device(case.device)
         self.values, self.old = case.values(), case.old()
@@ -191,6 +197,8 @@ class Run:
         self.calls += 1
         with ExitStack() as stack:
             stack.enter_context(ooc_cudnn.settings(memory_limit=limit))
+            if self.tuned:
+                self.tune(*self.arguments())
             recorded = stack.enter_context(ooc_cudnn.profile()) if case.profiled else None
             made = self.invoke(*self.arguments())
         for what, nbytes in (("used", arena.peak_bytes), ("holds", arena.held_bytes)):
@@ -243,6 +251,17 @@ class Run:
             if case.seed % 2 and not case.fault:
                 options.pop(problem.shape_option, None)
         return arrays, options
+
+    def tune(self, arrays, options):
+        """Measure the engines of the call, if it is one call and has any."""
+        problem = self.problem
+        if problem.invoke is not None:
+            return
+        options |= {name: arrays.pop(name) for name in problem.keyword}
+        signature = inspect.signature(getattr(ooc_cudnn, problem.function))
+        arguments = signature.bind(*arrays.values(), **options).arguments
+        with suppress(NothingToTuneError):
+            tune(problem.function, **arguments, effort=EFFORT)
 
     def invoke(self, arrays, options):
         """The call itself."""

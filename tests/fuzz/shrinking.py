@@ -14,7 +14,10 @@ def shrunk(case, chosen):
     while simpler:
         simpler = False
         for tried in attempts(case):
-            if tried != case and run(tried, rounded_twice=chosen.rounded_twice)[0]:
+            if (
+                tried != case
+                and run(tried, rounded_twice=chosen.rounded_twice, tuned=chosen.tune)[0]
+            ):
                 case, simpler = tried, True
                 break
     return case

@@ -114,7 +114,7 @@ def test_a_finding_does_not_stop_the_run_and_is_told_with_the_line_that_repeats_
 def test_a_case_is_shrunk_to_what_matters(case, monkeypatch):
     spoiled(monkeypatch, fail)
     busy = replace(case, settings={"overlap": False}, alpha=0.5, again=True, profiled=True)
-    chosen = type("Chosen", (), {"rounded_twice": False})
+    chosen = type("Chosen", (), {"rounded_twice": False, "tune": False})
     least = shrunk(busy, chosen)
     assert (least.settings, least.alpha, least.given, least.again) == ({}, 1.0, (), False)
 

@@ -58,7 +58,7 @@ def run_here(seeds: Iterable[int], chosen) -> Iterator[Outcome]:
         case = draw_case(
             seed, chosen.device, functions=chosen.functions, special=not chosen.no_special
         )
-        found, calls = run(case, rounded_twice=chosen.rounded_twice)
+        found, calls = run(case, rounded_twice=chosen.rounded_twice, tuned=chosen.tune)
         if number < FIRST_CASES:
             leaks.settle()
         elif number % CASES_BETWEEN_COUNTS == 0:
