@@ -1,0 +1,384 @@
+"""Every function but the convolutions in core, without `out`, against PyTorch's best.
+
+On layers of VGG-16, ResNet-50 and a 3-D U-Net, in three types, each in the better of two memory
+orders, as `engines` does for convolutions. A gradient of PyTorch's is what its `autograd.grad`
+takes with the forward pass kept. Errors are against PyTorch in float64, of our results and of
+PyTorch's. Functions that take the card little time are bound by the host: that is said of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import ooc_cudnn
+from benchmarks import common
+from benchmarks.engines import MEAN, MOST, ORDERS, best, timings
+from ooc_cudnn.bench.timing import Timing
+
+NAME = "functions_in_core"
+DTYPES = ("float32", "float16", "bfloat16")
+#: Of the largest result, what an error may be; PyTorch's may be larger.
+ERRORS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+ERROR_SHARE = 2.0
+#: A call is the host's where the host takes more than such a share of the time of one among many.
+OF_HOST = 0.9
+SECONDS = 400.0
+
+
+class Layer(NamedTuple):
+    """A feature map, and how it is pooled, if it is, by windows of `window`."""
+
+    network: str
+    n: int
+    channels: int
+    extent: int
+    axes: int = 2
+    window: int = 2
+    stride: int = 2
+    padding: int = 0
+    mode: str = "max"
+    normalized: bool = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.n, self.channels, *self.axes * (self.extent,))
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.network} {self.n}x{self.channels}, {'x'.join(self.axes * [f'{self.extent}'])}"
+        )
+
+
+LAYERS = (
+    Layer("VGG-16", 64, 64, 224, normalized=False),
+    Layer("VGG-16", 64, 256, 56, normalized=False),
+    Layer("VGG-16", 64, 512, 14, normalized=False),
+    Layer("ResNet-50", 256, 64, 112, window=3, padding=1),
+    Layer("ResNet-50", 256, 256, 56),
+    Layer("ResNet-50", 256, 2048, 7, window=7, stride=7, mode="average_include_padding"),
+    Layer("U-Net", 1, 32, 128, axes=3),
+    Layer("U-Net", 1, 128, 32, axes=3),
+)
+QUICK = (Layer("quick", 2, 4, 8, window=3, padding=1),)
+#: Rows and classes of softmax: of a classifier, and of each voxel of a segmentation.
+CLASSES = ((256, 1000), (1, 4, 128, 128, 128))
+QUICK_CLASSES = ((4, 10),)
+
+
+class Problem:
+    """One function on one shape: tensors in both memory orders, and the two ways.
+
+    Attributes
+    ----------
+    name : str
+    ours : callable
+        Given a memory order, of our tensors.
+    theirs : callable
+        The same of PyTorch's.
+    """
+
+    def __init__(self, torch: Any, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
+        self.torch, self.name, self.dtype, self._shape, self._place = (
+            torch,
+            name,
+            dtype,
+            shape,
+            place,
+        )
+        self.function: Callable[[Any], Any] = lambda of: None
+        self.peer: Callable[[Any], Any] = lambda of: None
+
+    def drawn(self, shape: Sequence[int], seed: int) -> Any:
+        generator = self.torch.Generator(device=self._place).manual_seed(seed)
+        made = self.torch.randn(
+            tuple(shape), generator=generator, dtype=self.torch.float32, device=self._place
+        )
+        return made.to(getattr(self.torch, self.dtype))
+
+    @cached_property
+    def of(self) -> dict[str, dict[str, Any]]:
+        """By memory order the operands: x, y (ReLU of it) and dy; scale and bias, of channels."""
+        torch, axes = self.torch, len(self._shape) - 2
+        last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(
+            axes, torch.contiguous_format
+        )
+        found = {}
+        for order, memory in zip(ORDERS, (torch.contiguous_format, last), strict=True):
+            x, dy = (self.drawn(self._shape, seed).to(memory_format=memory) for seed in (0, 1))
+            scale, bias = (self.drawn((self._shape[1],), seed).abs() + 0.5 for seed in (2, 3))
+            found[order] = {"x": x, "dy": dy, "scale": scale.float(), "bias": bias}
+        return found
+
+    def ours(self, order: str) -> Any:
+        return self.function(self.of[order])
+
+    def theirs(self, order: str) -> Any:
+        return self.peer(self.of[order])
+
+    def expected(self) -> Any:
+        """In float64, by PyTorch."""
+        wide = {name: each.double() for name, each in self.of[ORDERS[0]].items()}
+        return self.peer(wide)
+
+    def error(self, found: Any, expected: Any) -> float:
+        """The largest error of all results, as shares of the largest of each."""
+        pairs = zip(_all(found), _all(expected), strict=True)
+        return max(self._error(self.torch.as_tensor(one), other) for one, other in pairs)
+
+    def _error(self, found: Any, expected: Any) -> float:
+        expected = expected.reshape(found.shape)
+        wrong = float((found.double() - expected).abs().max() / expected.abs().max())
+        return wrong if math.isfinite(wrong) else math.inf
+
+
+def _all(found: Any) -> tuple[Any, ...]:
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def gradient(torch: Any, make: Callable[..., Any], names: Sequence[str]) -> Callable[[Any], Any]:
+    """PyTorch's gradient of what `make` makes of operands: forward once, backward at each call."""
+    kept: dict[int, Any] = {}
+
+    def call(of: dict[str, Any]) -> Any:
+        if id(of) not in kept:
+            with torch.enable_grad():
+                leaves = {name: of[name].detach().requires_grad_() for name in names}
+                kept[id(of)] = make(**{**of, **leaves}), tuple(leaves.values()), of
+        made, leaves, _ = kept[id(of)]
+        dy = of["dy"] if made.shape == of["dy"].shape else of["dy_small"]
+        return torch.autograd.grad(made, leaves, dy, retain_graph=True)
+
+    return call
+
+
+Make = Callable[..., Problem]
+
+
+def problems(torch: Any, quick: bool, dtypes: Sequence[str], place: str) -> Iterator[Problem]:
+    for layer in QUICK if quick else LAYERS:
+        for dtype in dtypes:
+            yield from of_layer(torch, layer, partial(_problem, torch, layer, dtype, place))
+    for shape in QUICK_CLASSES if quick else CLASSES:
+        for dtype in dtypes:
+            yield from of_classes(torch, shape, dtype, place)
+
+
+def _problem(
+    torch: Any, layer: Layer, dtype: str, place: str, what: str, ours: Any, theirs: Any
+) -> Problem:
+    made = Problem(torch, f"{layer.name} {dtype} {what}", layer.shape, dtype, place)
+    made.function, made.peer = ours, theirs
+    return made
+
+
+def of_layer(torch: Any, layer: Layer, problem: Make) -> Iterator[Problem]:
+    yield from _pointwise(torch, problem)
+    yield from _pooling(torch, layer, problem)
+    if layer.normalized:
+        yield from _normalization(torch, problem)
+
+
+def of_classes(torch: Any, shape: Sequence[int], dtype: str, place: str) -> Iterator[Problem]:
+    make, about = partial(_softmax, torch), f"softmax {'x'.join(map(str, shape))} {dtype}"
+    forward = Problem(torch, f"{about} forward", shape, dtype, place)
+    forward.function = lambda of: ooc_cudnn.softmax_forward(of["x"])
+    forward.peer = lambda of: make(**of)
+    yield forward
+    backward = Problem(torch, f"{about} backward", shape, dtype, place)
+    backward.function = lambda of: ooc_cudnn.softmax_backward(of["y"], of["dy"])
+    backward.peer = gradient(torch, make, ("x",))
+    for of in backward.of.values():
+        of["y"] = make(**of)
+    yield backward
+
+
+def _softmax(torch: Any, x: Any, **_: Any) -> Any:
+    return torch.softmax(x, 1)
+
+
+def _pointwise(torch: Any, problem: Make) -> Iterator[Problem]:
+    def relu(x: Any, **_: Any) -> Any:
+        return torch.relu(x)
+
+    yield problem(
+        "activation_forward",
+        lambda of: ooc_cudnn.activation_forward(of["x"]),
+        lambda of: relu(**of),
+    )
+    made = problem(
+        "activation_backward",
+        lambda of: ooc_cudnn.activation_backward(of["y"], of["dy"]),
+        gradient(torch, relu, ("x",)),
+    )
+    for of in made.of.values():
+        of["y"] = relu(**of)
+    yield made
+    in_place = problem(
+        "add_tensor",
+        lambda of: ooc_cudnn.add_tensor(of["bias"], of["y"]),
+        lambda of: of["y"].add_(_of_channels(of["bias"], of["y"])),
+    )
+    for of in in_place.of.values():
+        of["y"] = of["x"].clone()
+    yield in_place
+    yield problem(
+        "convolution_backward_bias",
+        lambda of: ooc_cudnn.convolution_backward_bias(of["dy"]),
+        lambda of: of["dy"].sum([axis for axis in range(of["dy"].dim()) if axis != 1]),
+    )
+
+
+def _of_channels(vector: Any, x: Any) -> Any:
+    return vector.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+def _pooling(torch: Any, layer: Layer, problem: Make) -> Iterator[Problem]:
+    functional, axes = torch.nn.functional, layer.axes
+    kind = "max" if layer.mode == "max" else "avg"
+    pool = getattr(functional, f"{kind}_pool{axes}d")
+    geometry = {"stride": layer.stride, "padding": layer.padding}
+
+    def make(x: Any, **_: Any) -> Any:
+        return pool(x, layer.window, **geometry)
+
+    mine = {"window": axes * (layer.window,), "mode": layer.mode, **geometry}
+    yield problem(
+        f"pooling_forward {layer.window}/{layer.stride}",
+        lambda of: ooc_cudnn.pooling_forward(of["x"], **mine),
+        lambda of: make(**of),
+    )
+    made = problem(
+        f"pooling_backward {layer.window}/{layer.stride}",
+        lambda of: ooc_cudnn.pooling_backward(of["y"], of["dy_small"], of["x"], **mine),
+        gradient(torch, make, ("x",)),
+    )
+    for of in made.of.values():
+        of["y"] = make(**of)
+        of["dy_small"] = torch.empty_like(of["y"]).copy_(made.drawn(of["y"].shape, 4))
+    yield made
+
+
+def _normalization(torch: Any, problem: Make) -> Iterator[Problem]:
+    functional = torch.nn.functional
+
+    def make(x: Any, scale: Any, bias: Any, **_: Any) -> Any:
+        return functional.batch_norm(x, None, None, scale, bias, training=True)
+
+    def infer(of: dict[str, Any]) -> Any:
+        return functional.batch_norm(of["x"], of["mean"], of["variance"], of["scale"], of["bias"])
+
+    forward = problem(
+        "batch_normalization_forward_training",
+        lambda of: _all(
+            ooc_cudnn.batch_normalization_forward_training(of["x"], of["scale"], of["bias"])
+        )[0],
+        lambda of: make(**of),
+    )
+    backward = problem(
+        "batch_normalization_backward",
+        lambda of: ooc_cudnn.batch_normalization_backward(
+            of["x"], of["dy"], of["scale"],
+            saved_mean=of["saved_mean"], saved_inverse_variance=of["saved_inverse_variance"],
+        ),
+        gradient(torch, make, ("x", "scale", "bias")),
+    )  # fmt: skip
+    inference = problem(
+        "batch_normalization_forward_inference",
+        lambda of: ooc_cudnn.batch_normalization_forward_inference(
+            of["x"], of["scale"], of["bias"], of["mean"], of["variance"]
+        ),
+        infer,
+    )
+    for made in (forward, backward, inference):
+        for of in made.of.values():
+            of["bias"] = of["bias"].float()
+            axes = [axis for axis in range(of["x"].dim()) if axis != 1]
+            wide = of["x"].double()
+            of["mean"] = wide.mean(axes).float()
+            of["variance"] = wide.var(axes, unbiased=False).float()
+            of["saved_mean"] = of["mean"]
+            of["saved_inverse_variance"] = (of["variance"] + 1e-5).rsqrt()
+        yield made
+
+
+def measured(report: common.Report, problem: Problem) -> tuple[float, bool]:
+    """Ours over PyTorch's, checked; and whether the host binds ours."""
+    in_place = problem.name.endswith("add_tensor")
+    errors = {"ours": 0.0, "PyTorch": math.inf}
+    with problem.torch.no_grad():
+        if in_place:  # each call adds once more
+            before = {order: of["y"].clone() for order, of in problem.of.items()}
+        expected = problem.expected()
+        for order, of in problem.of.items():
+            for who, way in (("ours", problem.ours), ("PyTorch", problem.theirs)):
+                if in_place:
+                    of["y"].copy_(before[order])
+                wrong = problem.error(way(order), expected)
+                among = (wrong, errors[who])
+                errors[who] = max(among) if who == "ours" else min(among)
+    allowed = max(ERRORS[problem.dtype], ERROR_SHARE * errors["PyTorch"])
+    report.check(problem.name, {"ok": errors["ours"] <= allowed, **errors, "allowed": allowed})
+    found, host = timings(report, problem, ("ours", "PyTorch"))
+    ratio = best(found, "ours") / best(found, "PyTorch")
+    of_host = best(host, "ours") > OF_HOST * best(found, "ours")
+    report.measure(
+        problem.name,
+        {
+            "seconds": {way: timing.to_json() for way, timing in found.items()},
+            "host, one call": {way: timing.median for way, timing in host.items()},
+            "ours over PyTorch": ratio,
+            "the host binds": of_host,
+        },
+        spoken=f"{_us(found, 'ours')} us, PyTorch {_us(found, 'PyTorch')} us: {ratio:.2f}"
+        + f"; host {_us(host, 'ours')} us" * of_host,
+    )
+    return ratio, of_host
+
+
+def _us(found: dict[str, Timing], who: str) -> str:
+    return f"{1e6 * best(found, who):.0f}"
+
+
+def body(report: common.Report) -> None:
+    import torch
+
+    place = "cuda" if report.arguments.cuda else "cpu"
+    ratios: dict[str, tuple[float, bool]] = {}
+    begin, dtypes = time.perf_counter(), report.arguments.dtypes
+    for problem in problems(torch, report.quick, dtypes, place):
+        if time.perf_counter() - begin > report.arguments.seconds:
+            report.note(f"not measured in {report.arguments.seconds:g} s: {problem.name} and later")
+            break
+        ratios[problem.name] = measured(report, problem)
+        problem.of.clear()
+        report.write()
+    kinds: dict[str, list[float]] = {}
+    for name, (ratio, of_host) in ratios.items():
+        kinds.setdefault("all", []).append(ratio)
+        if not of_host:
+            kinds.setdefault("where the host does not bind", []).append(ratio)
+        for dtype in (each for each in dtypes if f" {each} " in name):
+            kinds.setdefault(dtype, []).append(ratio)
+    for kind, each in kinds.items():
+        mean = statistics.geometric_mean(each)
+        report.claim(f"{kind}: ours over PyTorch, geometric mean of {len(each)}", mean, "<=", MEAN)
+    worst = max(ratios, key=lambda name: ratios[name][0])
+    report.claim(f"{worst}: ours over PyTorch, the largest", ratios[worst][0], "<=", MOST)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all of it")
+
+
+main = partial(common.run, NAME, body, __doc__, more=options)
+
+if __name__ == "__main__":
+    common.main(main)
