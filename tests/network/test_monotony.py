@@ -1,4 +1,4 @@
-"""More memory never makes a plan slower, and no plan takes more than there is."""
+"""No plan takes more memory than there is; and these plans are hardly slower with more of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from perfmodel import shipped
 from tests.support.sampling import number
 
 DOUBLED = (120_000, 240_000, 480_000, 960_000)
+#: Of the seconds with less memory. docs/planning-networks.md says so, too.
+MOST_SLOWER = 0.02
 
 
 def drawn_step(seed):
@@ -46,12 +48,17 @@ def drawn_step(seed):
         : number(3, of=5)
     ],
 )
-def test_more_memory_is_never_slower(seed, limits):
-    """But by two hundredths: where a plan hardly waits, those that copy more are not looked at."""
+def test_more_memory_is_hardly_slower(seed, limits):
+    """By two hundredths at the most, of these steps on the host. It is not promised of all.
+
+    `best` is a search: where a plan hardly waits, say, those that copy more are not looked at. Of
+    drawn steps as small as these, some are a few tenths slower with more memory on an H200, most of
+    them in bands of rows.
+    """
     step, machine, before = drawn_step(seed), shipped("host"), float("inf")
     for limit in limits:
         terms = Terms(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
         plan = plan_step("step", step, terms).plan
         assert plan.device_bytes <= limit
-        assert plan.seconds <= 1.02 * before
+        assert plan.seconds <= (1 + MOST_SLOWER) * before
         before = min(before, plan.seconds)
