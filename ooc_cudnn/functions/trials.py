@@ -29,8 +29,8 @@ from ooc_cudnn.functions.target import Planned, PlannedPart
 from ooc_cudnn.functions.tuning import (
     Deadline,
     Tuning,
-    launches_of,
     time_well,
+    timing_seconds,
 )
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
@@ -43,7 +43,8 @@ SHORTEST_SECONDS = 2e-4
 LARGEST_ERROR = 10.0
 #: Nor are launches that take less than this share of what is tried.
 SMALLEST_SHARE = 0.1
-#: A trial may take this share of the call's seconds, or as long as building a cuDNN plan.
+#: A trial may take this share of the call's seconds, or as long as building a cuDNN plan: by what
+#: launches are predicted to take, and then by what they took.
 MOST_SHARE, MOST_SECONDS = 0.1, 0.1
 #: The plan that follows from a trial may hold launches that were not tried.
 MOST_ROUNDS = 3
@@ -213,19 +214,25 @@ class Trial:
         """Time what is not known and matters; return whether anything was learnt."""
         learnt = tuned = False
         for part in parts:
-            for launched in _worth_trying(part, self.machine, self.known):
-                found = self._tried(launched, part.plan.workspace_bytes)
+            left = max(MOST_SECONDS, MOST_SHARE * part.plan.seconds)
+            for launched, expected in _worth_trying(part, self.machine, self.known):
+                if timing_seconds(expected, expected) > left:
+                    break
+                found = self._tried(launched, part.plan.workspace_bytes, expected, left)
                 if found is not None:
                     self.known.add(found)
                     learnt = True
                     tuned |= found.operation is not None
+                    left -= timing_seconds(found.options[0].seconds, expected)
         if self.device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
             self.device.arena.release_block()
         if tuned:
             try_to_save_tables(self.device)
         return learnt
 
-    def _tried(self, launched: Launched, scratch_bytes: int) -> Measured | None:
+    def _tried(
+        self, launched: Launched, scratch_bytes: int, expected: float, allowed_seconds: float
+    ) -> Measured | None:
         """Time a launch: by the engines that are known for its kind, or as it is planned."""
         operation, found = launched[0].operation, None
         if self.device.engines is not None and isinstance(operation, AnyConvolution):
@@ -236,17 +243,23 @@ class Trial:
                 found = tuning.measured_again(launched, options, is_complete=is_complete)
         if found is not None:
             return found
-        work = operation.work()
-        expected = self.machine.compute.seconds(work)
-        timed = time_well(self.bench, launched, scratch_bytes=scratch_bytes, expected=expected)
+        timed = time_well(
+            self.bench,
+            launched,
+            scratch_bytes=scratch_bytes,
+            expected=expected,
+            allowed_seconds=allowed_seconds,
+        )
         if timed is None:
             return None
         timing, launching = timed
-        return Measured(work, (Option(timing.seconds),), launching=launching)
+        return Measured(operation.work(), (Option(timing.seconds),), launching=launching)
 
 
-def _worth_trying(part: PlannedPart, machine: MachineModel, known: Tables) -> list[Launched]:
-    """The largest launch of every kind, if it is not known and matters, with its buffers."""
+def _worth_trying(
+    part: PlannedPart, machine: MachineModel, known: Tables
+) -> list[tuple[Launched, float]]:
+    """The largest launch of every kind, if it is not known and matters; and the seconds predicted."""
     plan = part.plan
     link_seconds = max(plan.copy_in_seconds, plan.copy_out_seconds)
     if plan.compute_seconds < max(SHORTEST_SECONDS, link_seconds / LARGEST_ERROR):
@@ -259,13 +272,8 @@ def _worth_trying(part: PlannedPart, machine: MachineModel, known: Tables) -> li
             taken = {name: buffers[name] for name in (*launch.inputs, launch.output) if name}
             largest[work.kind] = seconds, (launch, taken)
     total = sum(seconds for seconds, _ in largest.values())
-    allowed = max(MOST_SECONDS, MOST_SHARE * plan.seconds)
-    found: list[Launched] = []
-    for seconds, launched in largest.values():
-        if known.knows(launched[0].operation.work()) or seconds < SMALLEST_SHARE * total:
-            continue
-        allowed -= 2 * launches_of(seconds) * seconds
-        if allowed < 0:
-            break
-        found.append(launched)
-    return found
+    return [
+        (launched, seconds)
+        for seconds, launched in largest.values()
+        if seconds >= SMALLEST_SHARE * total and not known.knows(launched[0].operation.work())
+    ]

@@ -14,7 +14,7 @@ from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
-from tests.support.tuned import IMAGE, KIB, numbers, planned, tuned
+from tests.support.tuned import IMAGE, KIB, RESULTS, numbers, planned, tuned
 
 
 def test_a_call_measures_no_engine_unasked(make):
@@ -25,6 +25,16 @@ def test_a_call_measures_no_engine_unasked(make):
     assert chosen.launched
     assert not other.launched
     assert all(each.operation is None for each in tables_of(device))
+
+
+@pytest.mark.parametrize(("slower", "launches"), [(1, 2), (3, 4), (5, 2), (12, 1), (100, 1)])
+def test_a_launch_that_is_far_slower_than_predicted_is_tried_once(make, slower, launches):
+    """Of 8 ms as predicted, where a trial may take 0.1 s: it ran four times, 12 times as slow."""
+    engine = FakeEngine(100, slower * 1e-6)
+    make(engine)
+    plan = planned()
+    assert engine.launched == launches
+    assert plan.compute_seconds == pytest.approx(slower * 1e-6 * RESULTS, rel=0.05)
 
 
 def test_what_is_known_is_not_measured_again(make):
