@@ -26,12 +26,8 @@ from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.functions.tuning import (
-    Deadline,
-    Tuning,
-    time_well,
-    timing_seconds,
-)
+from ooc_cudnn.functions.timing import time_well, timing_seconds
+from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
@@ -259,7 +255,7 @@ class Trial:
 def _worth_trying(
     part: PlannedPart, machine: MachineModel, known: Tables
 ) -> list[tuple[Launched, float]]:
-    """The largest launch of every kind, if it is not known and matters; and the seconds predicted."""
+    """The largest launch of every kind, if it is not known and matters; and its seconds."""
     plan = part.plan
     link_seconds = max(plan.copy_in_seconds, plan.copy_out_seconds)
     if plan.compute_seconds < max(SHORTEST_SECONDS, link_seconds / LARGEST_ERROR):

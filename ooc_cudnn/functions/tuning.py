@@ -29,6 +29,7 @@ from ooc_cudnn.devices.engines import (
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.engine_errors import Checked, Checks
+from ooc_cudnn.functions.timing import time_well
 from ooc_cudnn.operations.convolution_backward import (
     INPUTS,
     AnyConvolution,
@@ -48,12 +49,6 @@ PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 #: last of these one is kept, however slow. (On an H100 the fastest filter gradient of
 #: volumes wanted more than there was. What ran in its place nobody had timed: it was far slower.)
 SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
-#: What takes so many times as long as predicted is timed again, and the shorter time counts: it may
-#: have been disturbed.
-SUSPICIOUS = 1.5
-#: Launches that are timed, after as many that only warm up; of those that take longer than so many
-#: seconds, one.
-LAUNCHES, LONG_SECONDS = 3, 5e-3
 
 
 class Timed(NamedTuple):
@@ -101,41 +96,6 @@ class Deadline:
         self._longest = max(self._longest, now - self._last)
         self._last = now
         return now + steps * self._longest < self._until
-
-
-def launches_of(seconds: float) -> int:
-    """How often a launch is timed that takes about so long."""
-    return 1 if seconds > LONG_SECONDS else LAUNCHES
-
-
-def timing_seconds(seconds: float, expected: float) -> float:
-    """How long it takes to time a launch of so many seconds, of which others were expected."""
-    return 2 * launches_of(expected) * seconds
-
-
-def time_well(
-    bench: Bench,
-    launched: Launched,
-    *,
-    scratch_bytes: int,
-    expected: float,
-    allowed_seconds: float = math.inf,
-) -> tuple[Timing, float | None] | None:
-    """Time a launch, again where it seems to have been disturbed; None if there is no room.
-
-    What is far slower than expected is launched no more once it has taken what is allowed.
-    """
-    most, suspicious = launches_of(expected), SUSPICIOUS * expected
-    patience = max(suspicious, allowed_seconds / timing_seconds(1.0, expected))
-    found = bench.time_launch(launched, scratch_bytes, most=most, patience=patience)
-    if found is None or found[0].seconds <= suspicious:
-        return found
-    # at the first launch of all the host loads its code, once
-    by_itself = found[0].seconds - (found[1] or 0.0)
-    if 2 * timing_seconds(by_itself, expected) > allowed_seconds:
-        return found
-    again = bench.time_launch(launched, scratch_bytes, most=most, patience=patience)
-    return min(found, again or found, key=lambda each: each[0].seconds)
 
 
 class Tuning:

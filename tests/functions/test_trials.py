@@ -13,7 +13,7 @@ from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.devices.measuring import Bench, Timing
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions import trials, tuning
+from ooc_cudnn.functions import timing, trials
 from ooc_cudnn.functions.plan import plan_request
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.pricing.planner import distinct_launches
@@ -69,7 +69,7 @@ def test_a_plan_takes_what_its_launches_take(slow):
 def test_what_was_tried_is_not_tried_again(slow):
     first = planned()
     tried = len(slow)
-    assert 0 < tried <= 3 * 4 * tuning.LAUNCHES
+    assert 0 < tried <= 3 * 4 * timing.LAUNCHES
     assert planned() == first
     assert len(slow) == tried
 
@@ -186,10 +186,10 @@ def timed_by(*answers, allowed):
         return Timing(seconds, 0.0), launching
 
     bench = SimpleNamespace(time_launch=time_launch)
-    timing, _ = tuning.time_well(
+    found, _ = timing.time_well(
         bench, None, scratch_bytes=0, expected=1e-3, allowed_seconds=allowed
     )
-    return timing.seconds, len(answers) - len(left)
+    return found.seconds, len(answers) - len(left)
 
 
 def test_a_launch_is_timed_again_as_long_as_there_is_time():
