@@ -80,6 +80,33 @@ def test_links_lead_somewhere(page):
         assert not fragment or fragment in sections(found), fragment
 
 
+def named_tests(text):
+    """Files and functions of tests that a text names: ("tests/x/test_y.py", "test_z" or "")."""
+    return re.findall(r"(?<![\w/])(tests/[\w/]*\w(?:\.py)?)(?:::(test_\w+))?", text)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page):
+    for path, function in named_tests(page.read_text(encoding="utf-8")):
+        found = DOCS.parent / path
+        assert found.exists(), path
+        named = function and re.search(
+            rf"^ *def {function}\(", found.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert named or not function, f"{path} has no {function}"
+
+
+def test_the_planner_names_a_test_for_each_fault_of_others():
+    text = (DOCS / "planning-networks.md").read_text(encoding="utf-8")
+    rows = text.split("## Faults of other planners")[1].split("|---|---|---|\n")[1].splitlines()
+    without = [row for row in rows if not named_tests(row)]
+    assert len(rows) == 9
+    assert [row.split("|")[-2].strip() for row in without] == [
+        "no test forbids it",
+        "none is needed",
+    ]
+
+
 def test_every_function_has_its_page():
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     index = (DOCS / "functions" / "README.md").read_text(encoding="utf-8")

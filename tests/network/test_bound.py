@@ -130,6 +130,21 @@ def test_no_schedule_of_whole_maps_beats_the_bound():
     assert far > 12  # and says more than that all is computed once
 
 
+def test_half_a_parent_makes_half_a_child():
+    """While c is there, memory has room for half of a: all of b cannot be made of it later.
+
+    b is large and made of a in one second, a is small and takes ten. Half of a is held, so the
+    other half is made again (five seconds), and then all of b (one).
+    """
+    a = Thing("a", 2, [Use(0, False, True), Use(1, True, False)], maker=0)
+    b = Thing("b", 4, [Use(1, False, True), Use(4, True, False)], maker=1)
+    c = Thing("c", 6, [Use(2, False, True), Use(3, True, False)], maker=2)
+    seconds, groups = (10.0, 1.0, 1.0, 1.0, 1.0), tuple(Group(at, at, at + 1) for at in range(5))
+    outline = Outline(seconds, groups, 3, (a, b, c), {0: (), 1: (0,), 2: ()})
+    found = solved(outline, Link(1e8, 1e8), 7)  # nothing crosses it
+    assert found.seconds == pytest.approx(sum(seconds) + 6)
+
+
 # Beside plans -------------------------------------------------------------------------------------
 
 

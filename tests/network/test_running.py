@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from tests.support.residual import blocks
 
 
 @pytest.fixture
@@ -39,3 +40,23 @@ def test_they_are_copied_as_pinned_memory_is(step, random):
         batch = before[name] + (first[name] - before[name]) / 0.1
         expected = first[name] + 0.1 * (batch - first[name])
         assert np.allclose(net.running[name], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["checkpoint", "remake"])
+def test_they_are_updated_once_where_forward_runs_again(policy, random):
+    """Whatever makes maps again: each norm moves its statistics by one batch in a step."""
+    found = []
+    given = {"x": random.standard_normal((4, 3, 12, 12), np.float32), "labels": np.arange(4)}
+    for each in ("keep", policy):
+        net, loss = blocks(4, 12, 3)
+        full = net.plan(loss, memory_limit="1GiB", policy="keep").device_bytes
+        limit = "1GiB" if each == "keep" else int(0.7 * full)
+        run = net.training_step(loss, memory_limit=limit, policy=each)
+        run(**given)
+        remade = {base for base, fate in run.plan.fate.items() if fate == "remade"}
+        assert bool(remade) == (each != "keep")
+        written = [name for phase in run._last.step.phases for name in phase.writes]
+        assert [written.count(name) for name in net.running] == [1] * len(net.running)
+        found.append({name: np.array(net.running[name]) for name in net.running})
+    for name, expected in found[0].items():
+        assert np.allclose(found[1][name], expected, rtol=1e-5, atol=1e-6), name
