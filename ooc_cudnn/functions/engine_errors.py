@@ -210,14 +210,16 @@ class Expected(NamedTuple):
     @classmethod
     def of(cls, operation: AnyConvolution) -> Expected:
         """Draw inputs, and compute what they make in float64."""
-        dtype = forward_of(operation).dtype
+        dtype, made = forward_of(operation).dtype, result_dtype(operation)
         inputs = tuple(
             _drawn(shape, dtype, seed) for seed, shape in enumerate(input_shapes(operation))
         )
         part, some, channels = _in_some_channels(operation, inputs)
-        share = rounding_share(_terms(part), dtype, forward_of(part).precision)
+        # sums of half types in float32 are rounded later, and once: some engines round them first
+        arithmetic = forward_of(part).precision if made == dtype else made
+        share = rounding_share(_terms(part), made, arithmetic)
         sizes = part.reference(*map(np.abs, some))
-        tolerance = share * sizes + SMALLEST_STEP.get(dtype, 1e-30)
+        tolerance = share * sizes + SMALLEST_STEP.get(made, 1e-30)
         return cls(inputs, channels, part.reference(*some), tolerance, share)
 
     def compared(self, found: Array) -> Error:

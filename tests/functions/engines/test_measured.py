@@ -13,7 +13,7 @@ from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions import engine_errors, tune
-from ooc_cudnn.functions.engine_errors import Checks
+from ooc_cudnn.functions.engine_errors import Checks, Expected
 from ooc_cudnn.functions.tune_wanted import Effort
 from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution import Convolution
@@ -21,7 +21,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.tensor import ORDERS, TensorSpec
+from ooc_cudnn.tensor import ORDERS, TensorSpec, numpy_dtype
 from tests.support.fake_cudnn import FakeEngine, Graph, KnobType, NumericalNote
 from tests.support.tuned import KIB, RESULTS, W, X, call, numbers, planned, tuned
 
@@ -179,6 +179,25 @@ def test_what_rounds_is_never_taken_for_strict_float32(make, note):
     make(FakeEngine(100, 2e-6), FakeEngine(101, 1e-6, notes=(NumericalNote[note],)))
     with ooc_cudnn.settings(allow_tf32=False):
         assert numbers(*tuned()) == [100]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_data", "backward_filter"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_half_types_in_float32_must_not_be_rounded_to_half_types(dtype, direction):
+    """They are scaled, or added up, and rounded once, after that. Some engines round them first."""
+    forward = Convolution.of((2, 16, 14, 14), (16, 16, 3, 3), padding=1, dtype=dtype)
+    for made, may_be_rounded in ((dtype, True), ("float32", False)):
+        operation = {
+            "forward": dataclasses.replace(forward, y_dtype=made),
+            "backward_data": ConvolutionBackwardData(forward, made),
+            "backward_filter": ConvolutionBackwardFilter(forward, made),
+        }[direction]
+        expected = Expected.of(operation)
+        found = np.zeros(operation.output_shape)
+        found[expected.channels] = expected.values
+        rounded = found.astype(numpy_dtype(dtype)).astype(np.float32)
+        assert expected.compared(rounded).is_admitted == may_be_rounded
+        assert expected.compared(found.astype(np.float32)).is_admitted
 
 
 @pytest.mark.parametrize(("error", "is_admitted"), [(1e-7, True), (1e-4, False), (np.nan, False)])
