@@ -129,7 +129,7 @@ def _in_turns(
             {name: attempt.run for name, attempt in ready.items()},
             synchronize,
             repeats=repeats,
-            warmup=0,
+            warmup=1,  # engines that one measured when it was prepared change others' plans
             before={name: attempt.rest for name, attempt in ready.items()},
         )
         for attempt in attempts:
