@@ -36,7 +36,7 @@ MACHINES = {"host": "host", "cuda": "h200"}
 MOST_PIECES = 1500
 OF_MANY_PIECES = ".*pieces by the memory limit"
 #: For engines that take long to build there is no time.
-EFFORT = Effort(seconds=2.0, compiled=False)
+EFFORT, NO_TIME = Effort(seconds=2.0, compiled=False), ".*not measured in the time there was"
 
 
 def run(case, *, rounded_twice=False, tuned=False):
@@ -260,7 +260,8 @@ class Run:
         options |= {name: arrays.pop(name) for name in problem.keyword}
         signature = inspect.signature(getattr(ooc_cudnn, problem.function))
         arguments = signature.bind(*arrays.values(), **options).arguments
-        with suppress(NothingToTuneError):
+        with suppress(NothingToTuneError), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", NO_TIME)
             tune(problem.function, **arguments, effort=EFFORT)
 
     def invoke(self, arrays, options):
