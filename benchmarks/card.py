@@ -63,6 +63,7 @@ PARTS = {
     **{name: Part(240, name) for name in SCRIPTS},
     **{f"networks-{case}": Part(590, "networks", ("--case", case)) for case in NETWORKS},
     "engines": Part(300, "engines"),
+    "functions_in_core": Part(450, "functions_in_core"),
     "model-calls": Part(540, "model_accuracy", ("--part", "calls")),
     "model-splits": Part(540, "model_accuracy", ("--part", "splits")),
     "bench-fig9": _suite(540, "fig9-*"),

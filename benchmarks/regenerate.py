@@ -18,6 +18,7 @@ from benchmarks import common, mo_sos, network_steps, paper_model, planning_netw
 from benchmarks.pages import (
     curve,
     engines,
+    in_core,
     kernels,
     layouts,
     model,
@@ -45,6 +46,7 @@ BLOCKS = (
     *performance.BLOCKS,
     *kernels.BLOCKS,
     *engines.BLOCKS,
+    *in_core.BLOCKS,
     *layouts.BLOCKS,
     *trials.BLOCKS,
     *scaling.BLOCKS,

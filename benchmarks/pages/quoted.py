@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.pages import blocks
+from benchmarks.pages import blocks, in_core
 from ooc_cudnn.bench.attempt import PATIENCE_SECONDS
 from ooc_cudnn.bench.environment import ROOT
 from perfmodel import shipped
@@ -182,6 +182,10 @@ def _labels() -> tuple[float, float]:
     return seconds["median"], 100 * share
 
 
+def _in_core() -> list[in_core.Problem]:
+    return list(in_core.problems(blocks.stored(in_core.NAME)))
+
+
 def _worst_door() -> tuple[float]:
     """How far the predictions of the door's other large cases are off."""
     cases = ("resnet50", "dynunet-256", "dynunet-512", "unet-8192", "infer")
@@ -204,6 +208,16 @@ QUOTES = (
         lambda: (more("4MiB", 48, "off"), more("4MiB", 64, "on")),
     ),
     Quote(LIMITS, "takes the host {:.0f} us beside cuDNN's own call, fused {:.0f} us", _overhead),
+    Quote(
+        in_core.PAGE,
+        "ours takes {:.2f} of PyTorch's time in the geometric mean",
+        lambda: (in_core.mean(in_core.unbound(_in_core())),),
+    ),
+    Quote(
+        in_core.PAGE,
+        "over all problems ours takes {:.2f} of PyTorch's time",
+        lambda: (in_core.mean(_in_core()),),
+    ),
     Quote(
         "docs/benchmarks.md",
         "What takes more than {:.0f} seconds once it is warm has one sample",
