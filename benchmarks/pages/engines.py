@@ -75,6 +75,7 @@ def figures(folder: Path = common.RESULTS) -> str:
         f"engines were measured. Bold is more than {MOST}. *{HOST}*: the host takes longer to "
         "issue one call of ours than PyTorch's takes on the card. "
         f"*{EXACT}*: PyTorch's error is more than ten times ours.",
+        _overall([problem for record in found.values() for problem in problems(record)]),
         "![Ours over PyTorch's, convolution by convolution](images/kernels/engines.png)",
     ]
     for key, record in found.items():
@@ -103,6 +104,18 @@ def figures(folder: Path = common.RESULTS) -> str:
         head = ("layer", *(direction.replace("_", " ") for direction in DIRECTIONS))
         parts += [f"### {SETS[key]}'s convolutions, measured", said, markdown(head, rows)]
     return joined(parts)
+
+
+def _overall(of: Sequence[Problem]) -> str:
+    """One line of all sets: the mean, and how many of the slow ones no mark explains."""
+    mean = statistics.geometric_mean(problem.ratio for problem in of)
+    slow = [problem for problem in of if problem.ratio > MOST]
+    unmarked = sum(not problem.marks for problem in slow)
+    return (
+        f"Over all {len(of)} problems of all sets the geometric mean is {mean:.2f}. {len(slow)} are "
+        f"above {MOST}, {unmarked} of these without a mark: the host does not bind them, and the "
+        "errors are alike."
+    )
 
 
 BLOCKS = (Block(PAGE, "engines", figures),)

@@ -41,5 +41,15 @@ def test_what_says_little_of_the_engine_is_marked(tmp_path):
     assert "| **1.30e** |" in page(tmp_path, 1.3, 1e-4, (1e-6, 1e-4))
 
 
+def test_one_line_is_of_all_sets(tmp_path):
+    exact = (1e-6, 1e-6)
+    page(tmp_path, 1.6, 1e-4, exact)
+    bound_by_the_host = record(2.5, 2e-3, exact)
+    (tmp_path / "engines_resnet50.json").write_text(json.dumps(bound_by_the_host))
+    text = engines.figures(tmp_path)
+    assert "Over all 2 problems of all sets the geometric mean is 2.00." in text
+    assert "2 are above 1.25, 1 of these without a mark" in text
+
+
 def test_without_a_record_it_says_what_measures_it(tmp_path):
     assert "python -m benchmarks.engines" in engines.figures(tmp_path)
