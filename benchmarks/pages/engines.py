@@ -112,9 +112,9 @@ def _overall(of: Sequence[Problem]) -> str:
     slow = [problem for problem in of if problem.ratio > MOST]
     unmarked = sum(not problem.marks for problem in slow)
     return (
-        f"Over all {len(of)} problems of all sets the geometric mean is {mean:.2f}. {len(slow)} are "
-        f"above {MOST}, {unmarked} of these without a mark: the host does not bind them, and the "
-        "errors are alike."
+        f"Over all {len(of)} problems of all sets the geometric mean is {mean:.2f}. {len(slow)} "
+        f"are above {MOST}, {unmarked} of these without a mark: the host does not bind them, and "
+        "the errors are alike."
     )
 
 
