@@ -142,17 +142,36 @@ def figure_12(records: Records) -> str:
     return section(records, names("vgg16-"), (OURS, *OTHER_STEPS), (*_way(records), table))
 
 
+def _planned(records: Records) -> list[str]:
+    """The batches whose steps were planned whole; with the precision where not each of it was."""
+    measured = [case for case in STEPS if records.details(case)]
+    named: list[str] = []
+    for batch in VGG16_BATCHES:
+        of = [case for case in measured if CASES[case].sizes["batch"] == batch]
+        whole = [case for case in of if not records.call_by_call([case])]
+        each = [f"{batch} in {precision_of(case)}" for case in whole]
+        named += [f"{batch}"] if whole and whole == of else each
+    return named
+
+
 def _way(records: Records) -> tuple[str, ...]:
     """What must be known of records that are older than networks."""
-    return (CALL_BY_CALL,) if records.call_by_call(names("vgg16-")) else ()
+    if not records.call_by_call(STEPS):
+        return ()
+    named = ", ".join(_planned(records))
+    those = f"But for batches of {named}, which were planned whole, the" if named else "The"
+    return (f"{those} {CALL_BY_CALL}",)
 
 
 CALL_BY_CALL = (
-    "The library's figures here are of the old way: function after function, each planned by "
+    "library's figures here are of the old way: function after function, each planned by "
     "itself, with every map in one place. A [network](networks.md) plans the step whole, and is "
     "[measured above](#training-steps-planned-whole). `python -m benchmarks.contenders --case "
     "'vgg16-*'` measures these cases that way, too."
 )
+#: What a step moves over the link, function by function, and where it is planned whole.
+MOVES = "maps that do not fit are copied out once and back for every function that reads them"
+MOVES_WHOLE = "its images, maps that leave and come back, gradients of what is not on the card"
 
 
 def figure_13(records: Records) -> str:
@@ -160,11 +179,9 @@ def figure_13(records: Records) -> str:
     head = ("batch", "moved in", "moved out", "copy in", "compute", "copy out", "binds: in",
             "compute", "out", "predicted / measured")  # fmt: skip
     rows = [(_batch(case), *_step(records.details(case))) for case in STEPS]
-    moves = (
-        "maps that do not fit are copied out once and back for every function that reads them"
-        if records.call_by_call(names("vgg16-"))
-        else "its images, maps that leave and come back, gradients of what is not on the card"
-    )
+    moves = MOVES if records.call_by_call(STEPS) else MOVES_WHOLE
+    if moves == MOVES and _planned(records):
+        moves += f"; where it is planned whole, {MOVES_WHOLE}"
     about = (
         f"What a step moves over the link: {moves}. Seconds for which each stream was at work, "
         "summed over the calls of one recorded step; the share of the calls' time in calls that "
