@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 #: Each is a colour that those who see no red tell apart.
@@ -15,6 +16,22 @@ def require_matplotlib() -> None:
         raise ModuleNotFoundError(
             "a picture needs matplotlib: pip install 'ooc_cudnn[plot]'", name="matplotlib"
         )
+
+
+def check_can_draw(path: str) -> None:
+    """Raise where no picture could be drawn to a file: before time is spent on what it shows.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is missing.
+    ValueError
+        If it draws no files of that suffix.
+    """
+    known = blank_figure(1, 1).canvas.get_supported_filetypes()
+    suffix = Path(path).suffix.removeprefix(".").lower()
+    if suffix and suffix not in known:
+        raise ValueError(f"a picture is no .{suffix} file; it may be {', '.join(sorted(known))}")
 
 
 def blank_figure(width: float, height: float, *, dpi: int = 120) -> Any:

@@ -1,10 +1,10 @@
-"""Pictures where matplotlib is missing."""
+"""Pictures where matplotlib is missing, or draws no such file."""
 
 import importlib.util
 
 import pytest
 
-from ooc_cudnn.figures import panels, require_matplotlib
+from ooc_cudnn.figures import check_can_draw, panels, require_matplotlib
 from ooc_cudnn.pipeline.trace import plot
 
 
@@ -12,8 +12,16 @@ def test_without_matplotlib_the_command_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for draw in (
         require_matplotlib,
+        lambda: check_can_draw("never.png"),
         lambda: panels(1, 1, width=1, height=1),
         lambda: plot([], "never.png"),
     ):
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'ooc_cudnn\[plot\]'"):
             draw()
+
+
+def test_what_cannot_be_drawn_is_refused_before_time_is_spent():
+    for path in ("plan.png", "plan.PDF", "plan"):
+        check_can_draw(path)
+    with pytest.raises(ValueError, match=r"a picture is no \.foo file; it may be .*png"):
+        check_can_draw("plan.foo")

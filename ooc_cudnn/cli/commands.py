@@ -145,10 +145,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from ooc_cudnn.calibration.run import calibrate
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.devices.machines import machine_path
-    from ooc_cudnn.figures import require_matplotlib
+    from ooc_cudnn.figures import check_can_draw
 
     if arguments.plot is not None:
-        require_matplotlib()  # before the time is spent
+        check_can_draw(arguments.plot)  # before the time is spent
     with on_device(arguments.device):
         device = get_device(current().device)
         model = calibrate(device, save=not arguments.no_save, quick=arguments.quick)

@@ -14,7 +14,7 @@ from ooc_cudnn import networks
 from ooc_cudnn.cli.arguments import PROGRAM, add_device, add_machine, nearest, on_device, whole
 from ooc_cudnn.cli.stdout import kept_clean
 from ooc_cudnn.cli.sweep import limits, sweep
-from ooc_cudnn.figures import require_matplotlib
+from ooc_cudnn.figures import check_can_draw
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.planning import NAMES
 from ooc_cudnn.network.tensors import Tensor
@@ -112,7 +112,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--run takes a number of steps, not {arguments.steps}")
     _check_sweep(arguments)
     if arguments.plot is not None:
-        require_matplotlib()  # before the time is spent
+        check_can_draw(arguments.plot)  # before the time is spent
     net, loss = _made(arguments)
     with on_device(arguments.device), settings(memory_limit=arguments.limit):
         if arguments.sweep:
