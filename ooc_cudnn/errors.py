@@ -48,6 +48,8 @@ class PlanInfeasibleError(OocError, ValueError):
         Where none would, why.
     beside_bytes : int
         Of the smallest, what else is on the device takes: arrays, and what is made there.
+    instead : str
+        What would do under a smaller limit, too.
 
     Examples
     --------
@@ -64,6 +66,7 @@ class PlanInfeasibleError(OocError, ValueError):
     smallest_bytes: int | None
     reason: str = ""
     beside_bytes: int = 0
+    instead: str = ""
 
     def __post_init__(self) -> None:
         if self.smallest_bytes is None:
@@ -74,7 +77,8 @@ class PlanInfeasibleError(OocError, ValueError):
                 f"{self.function} has no plan within {format_bytes(self.limit_bytes)} of device "
                 f"memory; the least that would do is {format_bytes(self.smallest_bytes)}"
                 f"{held if self.beside_bytes else ''}. "
-                f"Set memory_limit={self.smallest_bytes} or more."
+                f"Set memory_limit={self.smallest_bytes} or more"
+                f"{f', or {self.instead}' if self.instead else ''}."
             )
         super().__init__(message)
 
