@@ -324,7 +324,9 @@ def measured(report: common.Report, problem: Problem) -> tuple[float, bool]:
                 among = (wrong, errors[who])
                 errors[who] = max(among) if who == "ours" else min(among)
     allowed = max(ERRORS[problem.dtype], ERROR_SHARE * errors["PyTorch"])
-    report.check(problem.name, {"ok": errors["ours"] <= allowed, **errors, "allowed": allowed})
+    report.check(
+        f"{problem.name}: contents", {"ok": errors["ours"] <= allowed, **errors, "allowed": allowed}
+    )
     found, host = timings(report, problem, ("ours", "PyTorch"))
     ratio = best(found, "ours") / best(found, "PyTorch")
     of_host = best(host, "ours") > OF_HOST * best(found, "ours")

@@ -23,6 +23,7 @@ NAMES = [
     "volume",
     "host_split",
     "functions",
+    "functions_in_core",
     "chain_vgg",
     "planning",
     "engines",
@@ -36,7 +37,16 @@ NAMES = [
 
 @pytest.mark.parametrize("name", number(NAMES[::2], of=NAMES))
 def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
-    if name in ("volume", "engines", "fused", "kernels", "layouts", "networks", "step_costs"):
+    if name in (
+        "functions_in_core",
+        "volume",
+        "engines",
+        "fused",
+        "kernels",
+        "layouts",
+        "networks",
+        "step_costs",
+    ):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")
     if name == "networks":  # these two take long to plan
