@@ -15,10 +15,12 @@ from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.computing import order_seconds
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import bounded, plan_step
+from ooc_cudnn.network.rewriting import as_taken
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import shipped
@@ -67,6 +69,10 @@ def body(report: common.Report) -> None:
     for case in SMALL if report.quick else CASES:
         net, loss = getattr(networks, case.network)(batch=case.batch)
         step = net.training_phases(loss)
+        orders = order_seconds(as_taken(step, "best"), shipped(MACHINE), ORDERS)
+        report.measure(
+            f"{case}: computing", {"in one order": dict(orders.throughout), "each": orders.each}
+        )
         keep_all = planned(step, PLENTY, "keep", micro_batches=1).device_bytes
         for ratio in (1.5, *(RATIOS[1:2] if report.quick else RATIOS)):
             limit, begin = int(ratio * keep_all), time.process_time()
@@ -84,6 +90,7 @@ def body(report: common.Report) -> None:
                     or plan.seconds >= (plan.bound_seconds or 0.0) * (1 - 1e-6)
                 ),
                 "limit_bytes": limit,
+                "device_bytes": plan.device_bytes,
                 "seconds": plan.seconds,
                 "bound_seconds": plan.bound_seconds,
                 "compute_seconds": plan.compute_seconds,

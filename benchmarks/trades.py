@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks import common
 from benchmarks.pages import canvas
 from benchmarks.pages.blocks import stored
+from benchmarks.planning_networks import CASES as PLANNED
 from benchmarks.planning_networks import MACHINE, SMALL, Case
 from ooc_cudnn import networks
 from ooc_cudnn.bench.environment import ROOT
@@ -20,7 +21,9 @@ from ooc_cudnn.network.trade_pictures import figure_of
 
 NAME = "trades"
 IMAGES = ROOT / "docs" / "images" / "networks"
-CASES = (Case("resnet50", 256), Case("unet", 1))
+#: Those of which pictures are drawn; and all, of which `best` is compared with every policy.
+DRAWN = (Case("resnet50", 256), Case("unet", 1))
+CASES = (*DRAWN, *(case for case in PLANNED if case.network not in {c.network for c in DRAWN}))
 
 
 def body(report: common.Report) -> None:
@@ -58,7 +61,7 @@ def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULT
 
     return max(
         canvas.redrawn(images / f"trade-{case.network}.png", kept[str(case)], draw, check=check)
-        for case in CASES
+        for case in DRAWN
     )
 
 
