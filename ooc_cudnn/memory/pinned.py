@@ -110,15 +110,14 @@ def allocate(
 
 def have_ready(device: Source, sizes: Collection[int], limit_bytes: int | None) -> None:
     """Pin memory for arrays of these bytes, all at once; where there is no room for it, none."""
-    with interrupts.deferred(), _lock:
-        if sum(map(_in_pages, sizes)) > room(device, limit_bytes).available_bytes:
-            return
-        arrays = []
-        try:
-            for nbytes in sizes:
-                arrays.append(allocate(device, nbytes, limit_bytes))
-        except HostOutOfMemoryError:
-            return  # the machine has less than it said
+    if sum(map(_in_pages, sizes)) > room(device, limit_bytes).available_bytes:
+        return
+    arrays = []
+    try:
+        for nbytes in sizes:  # each by itself: pinning takes long, and Ctrl-C is heard between them
+            arrays.append(allocate(device, nbytes, limit_bytes))
+    except HostOutOfMemoryError:
+        return  # another took it meanwhile, or the machine has less than it said
 
 
 def _in_pages(nbytes: int) -> int:
