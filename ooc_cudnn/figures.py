@@ -26,10 +26,15 @@ def check_can_draw(path: str) -> None:
     ModuleNotFoundError
         If matplotlib is missing.
     ValueError
-        If it draws no files of that suffix.
+        If that names no file, a file in no folder, or one of a suffix that is not drawn.
     """
-    known = blank_figure(1, 1).canvas.get_supported_filetypes()
-    suffix = Path(path).suffix.removeprefix(".").lower()
+    file = Path(path)
+    if not file.name or file.is_dir():
+        raise ValueError(f"a picture needs the name of a file, not {path!r}")
+    if not file.parent.is_dir():
+        raise ValueError(f"there is no folder {str(file.parent)!r} for a picture")
+    known = blank_figure(1, 1).canvas.get_supported_filetypes().keys() - {"pgf"}  # wants LaTeX
+    suffix = file.suffix.removeprefix(".").lower()
     if suffix and suffix not in known:
         raise ValueError(f"a picture is no .{suffix} file; it may be {', '.join(sorted(known))}")
 

@@ -20,8 +20,15 @@ def test_without_matplotlib_the_command_is_named(monkeypatch):
             draw()
 
 
-def test_what_cannot_be_drawn_is_refused_before_time_is_spent():
-    for path in ("plan.png", "plan.PDF", "plan"):
-        check_can_draw(path)
+def test_what_cannot_be_drawn_is_refused_before_time_is_spent(tmp_path):
+    for name in ("plan.png", "plan.PDF", "plan"):
+        check_can_draw(str(tmp_path / name))
     with pytest.raises(ValueError, match=r"a picture is no \.foo file; it may be .*png"):
         check_can_draw("plan.foo")
+    with pytest.raises(ValueError, match=r"no \.pgf file"):
+        check_can_draw("plan.pgf")
+    for path in ("", ".", str(tmp_path)):
+        with pytest.raises(ValueError, match="needs the name of a file"):
+            check_can_draw(path)
+    with pytest.raises(ValueError, match="there is no folder"):
+        check_can_draw(str(tmp_path / "missing" / "plan.png"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import Wrapped, placement, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
@@ -190,9 +190,15 @@ class TrainingStep(Prepared[ReadyStep]):
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
         ready = ReadyStep(planned, device)
-        # what the last call made is held until this one has ended, and is one set already
-        missing = SETS - bool(self.gradients)
-        held = {planned.step.base(name) for name in planned.step.gradients.values()}
-        sets = {name: missing if name in held else 1 for name in ready.on_host}
-        ready.pin_beforehand(sets, missing)
+        # what the last call made there is held until this one has ended, and is one set already
+        held = {
+            planned.step.base(name): placement(last) == "pinned"
+            for of, name in planned.step.gradients.items()
+            if (last := self.gradients.get(of)) is not None
+        }
+        of_step = {planned.step.base(name) for name in planned.step.gradients.values()}
+        sets = {
+            name: SETS - held.get(name, False) if name in of_step else 1 for name in ready.on_host
+        }
+        ready.pin_beforehand(sets, SETS - bool(self.gradients))
         return ready

@@ -69,7 +69,7 @@ def test_an_integer_program_names_a_limit_that_would_do(limit):
         planned(limit, policy="checkmate")
     enough = stop.value.smallest_bytes
     assert limit < enough
-    assert "take policy='best'" in str(stop.value)
+    assert "try policy='best'" in str(stop.value)
     made = planned(2 * enough, policy="checkmate")  # addresses and pieces take their part
     assert made.device_bytes <= 2 * enough
 

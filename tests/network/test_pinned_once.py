@@ -132,3 +132,15 @@ def test_without_room_for_two_sets_the_first_step_runs(pages, host_device):
     with ooc_cudnn.settings(host_memory_limit=held + pinned.PAGE_BYTES):
         assert np.isfinite(step(**inputs))
         assert pinned.held_bytes(host_device) <= held + pinned.PAGE_BYTES
+
+
+def test_gradients_that_were_on_the_device_count_for_none_on_the_host(pages):
+    net, loss, inputs = trained(normalizes=False)
+    host = dict(net.parameters)
+    for name, array in host.items():
+        net.parameters[name] = ooc_cudnn.empty(array.shape, array.dtype)
+        net.parameters[name][...] = array
+    step = net.training_step(loss, policy="keep", memory_limit="1GiB")
+    step(**inputs)
+    net.parameters.update(host)
+    assert pinned_by(lambda: step(**inputs), pages)[1:] == [0, 0, 0]

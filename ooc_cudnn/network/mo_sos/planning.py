@@ -87,7 +87,7 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
         smallest_bytes=_enough(name, step, terms, policy),
         reason="it takes layers and batches whole",
         beside_bytes=terms.target.beside_bytes,
-        instead="take policy='best', which cuts layers and batches",
+        instead="try policy='best', which cuts layers and batches",
     )
 
 
