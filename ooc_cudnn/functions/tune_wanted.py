@@ -170,13 +170,18 @@ def has_borders(planned: Planned) -> bool:
 
 
 def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolution]:
-    """What was measured before with as much effort."""
+    """What was measured before with as much effort.
+
+    A table says whether every engine was tried, those that are compiled at run time included. Where
+    these are not asked for, each table serves.
+    """
+    is_all = effort.every and effort.compiled
     return [
         each.operation
         for each in before
         if each.operation is not None
         and each.options
-        and (each.is_complete or not effort.every)
+        and (each.is_complete or not is_all)
         and (
             any(option.is_right_uneven for option in each.options)
             or not (effort.borders and border_pieces(each.operation))

@@ -3,6 +3,7 @@
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.functions import tune, tune_rounds
 from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
@@ -73,6 +74,22 @@ def test_it_plans_until_all_is_known(make):
     assert again == []
     again = measure_what_is_launched(device, asking(128), Effort(again=False), None)
     assert widths(again) == [128]
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_what_is_known_without_compiled_engines_serves_who_asks_for_no_more(make, every):
+    """Each run of `bench` measured all engines of all its calls again."""
+    engines = FakeEngine(100, 3e-9), FakeEngine(101, 1e-9)
+    device = make(*engines)
+    effort = Effort(every=every, compiled=False, again=False)
+    assert widths(measure_what_is_launched(device, asking(8), effort, None)) == [8]
+    launched = [engine.launched for engine in engines]
+    for _ in range(2):
+        assert measure_what_is_launched(device, asking(8), effort, None) == []
+        forget_tables()  # as another process: it is stored
+    assert [engine.launched for engine in engines] == launched
+    more = measure_what_is_launched(device, asking(8), Effort(again=False), None)
+    assert widths(more) == [8]
 
 
 def test_rounds_end(make, monkeypatch):
