@@ -67,11 +67,14 @@ _SETTINGS = ("dtype", "allow_tf32", "deterministic")
 _tables: WeakKeyDictionary[Device, Tables] = WeakKeyDictionary()
 
 
-def tables_of(device: Device) -> Tables:
-    """Return what was measured on a device; what is stored is read at first."""
+def tables_of(device: Device, *, tells_of_others: bool = True) -> Tables:
+    """Return what was measured on a device; what is stored is read at first.
+
+    If there is nothing, but of other cards, that is said: not where it is about to be measured.
+    """
     found = _tables.get(device)
     if found is None:
-        found = _tables[device] = Tables(_stored(device))
+        found = _tables[device] = Tables(_stored(device, tells_of_others))
     return found
 
 
@@ -99,7 +102,7 @@ def save_tables(device: Device) -> Path:
     path, known = engines_path(device), tables_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path):
-        kept = Tables(_stored(device))
+        kept = Tables(_stored(device, tells_of_others=False))
         for measured in known.unstored():
             if measured.operation is not None and _can_be_read(measured):
                 kept.add_unless_worse(measured)
@@ -148,7 +151,7 @@ def _holds_for(device: Device) -> dict[str, str]:
     return {name: identity[name] for name in TELLING if name in identity}
 
 
-def _stored(device: Device) -> Iterable[Measured]:
+def _stored(device: Device, tells_of_others: bool) -> Iterable[Measured]:
     """What a file holds of a device; nothing, and a warning, where it cannot be used."""
     if device.engines is None:
         return ()
@@ -158,7 +161,8 @@ def _stored(device: Device) -> Iterable[Measured]:
             raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
         return _read(path.read_bytes(), _holds_for(device))
     except FileNotFoundError:
-        _say_what_others_have(path)
+        if tells_of_others:
+            _say_what_others_have(path)
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         warn_once(
             f"the stored engines of {device.name} are ignored, so cuDNN's heuristics choose: "
@@ -169,9 +173,10 @@ def _stored(device: Device) -> Iterable[Measured]:
 
 def _say_what_others_have(path: Path) -> None:
     """Say it if engines are stored, but of other cards or versions of cuDNN alone."""
-    own, *others = (
+    own, *names = (
         each.stem.rpartition("_")[0] for each in (path, *sorted(path.parent.glob("*.json")))
     )
+    others = [name for name in dict.fromkeys(names) if name]
     if others:
         warn_once(
             f"no engines are stored for {own}, so cuDNN's heuristics choose; those for "

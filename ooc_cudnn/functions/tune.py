@@ -71,7 +71,8 @@ def tune(
 def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]:
     """Measure every engine where only those that the heuristics rank were, and store it."""
     check_engines(device)
-    begun = [each for each in tables_of(device) if each.operation and not each.is_complete]
+    known = tables_of(device, tells_of_others=False)
+    begun = [each for each in known if each.operation and not each.is_complete]
     operations = {
         each.operation: Wanted(each.operation, 1.0) for each in begun if each.operation is not None
     }

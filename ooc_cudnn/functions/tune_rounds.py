@@ -74,7 +74,8 @@ def measure_what_is_launched(
     """
     check_engines(device)
     found: dict[AnyConvolution, Measured] = {}
-    before = [] if effort.again else list(tables_of(device))
+    known_before = tables_of(device, tells_of_others=False)  # that says: tune
+    before = [] if effort.again else list(known_before)
     tried, scouted = list[AnyConvolution](), set[Hashable]()
     began = time.perf_counter()
     for _ in range(MOST_ROUNDS):

@@ -17,6 +17,7 @@ from ooc_cudnn.devices.engine_files import (
     tables_of,
 )
 from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.functions.tune import finish_tuning
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.telling import forget_warnings
 from tests.support.fake_cudnn import FakeEngine
@@ -251,6 +252,35 @@ def test_that_only_others_have_engines_stored_is_said_once(make, moved, own):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not list(tables_of(device))
+
+
+def test_others_that_have_engines_stored_are_named_once_each(make):
+    """Two cards of one name, and a file of another program."""
+    device = make(FakeEngine(100, 1e-6))
+    folder = engines_path(device).parent
+    folder.mkdir(parents=True)
+    (folder / "notes.json").write_text("{}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not list(tables_of(device))
+    for name in ("A_1_x.json", "A_1_y.json", "B_1_z.json"):
+        (folder / name).write_text("{}")
+    forget_tables()
+    with pytest.warns(UserWarning, match="those for A_1, B_1 are not used"):
+        assert not list(tables_of(device))
+
+
+def test_tuning_does_not_say_that_it_is_to_be_done(make):
+    device = make(FakeEngine(100, 1e-6))
+    folder = engines_path(device).parent
+    folder.mkdir(parents=True)
+    (folder / "A_1_x.json").write_text("{}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert finish_tuning(device) == []
+        forget_tables()
+        tuned()
+        assert planned().algorithms == ("eng100 (measured)",)
 
 
 def test_a_folder_that_cannot_be_written_is_no_hindrance_to_calls(make, tmp_path):
