@@ -24,6 +24,29 @@ def timing_seconds(seconds: float, expected: float) -> float:
     return 2 * launches_of(expected) * seconds
 
 
+class Allowance:
+    """Seconds that timing several launches may take.
+
+    Examples
+    --------
+    >>> allowance = Allowance(1.0)
+    >>> allowance.take(0.25, expected=0.1)
+    >>> allowance.left, allowance.allows(0.25, expected=0.1), allowance.allows(0.3, expected=0.1)
+    (0.5, True, False)
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def allows(self, seconds: float, expected: float) -> bool:
+        """Whether there is time for a launch that takes so long, of which others were expected."""
+        return timing_seconds(seconds, expected) <= self.left
+
+    def take(self, seconds: float, expected: float) -> None:
+        """Take the time for such a launch from what is left."""
+        self.left -= timing_seconds(seconds, expected)
+
+
 def time_well(
     bench: Bench,
     launched: Launched,

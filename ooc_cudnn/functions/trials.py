@@ -26,7 +26,7 @@ from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.functions.timing import time_well, timing_seconds
+from ooc_cudnn.functions.timing import Allowance, time_well
 from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
@@ -210,16 +210,15 @@ class Trial:
         """Time what is not known and matters; return whether anything was learnt."""
         learnt = tuned = False
         for part in parts:
-            left = max(MOST_SECONDS, MOST_SHARE * part.plan.seconds)
+            allowance = Allowance(max(MOST_SECONDS, MOST_SHARE * part.plan.seconds))
             for launched, expected in _worth_trying(part, self.machine, self.known):
-                if timing_seconds(expected, expected) > left:
+                if not allowance.allows(expected, expected):
                     break
-                found = self._tried(launched, part.plan.workspace_bytes, expected, left)
+                found = self._tried(launched, part.plan.workspace_bytes, expected, allowance)
                 if found is not None:
                     self.known.add(found)
                     learnt = True
                     tuned |= found.operation is not None
-                    left -= timing_seconds(found.options[0].seconds, expected)
         if self.device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
             self.device.arena.release_block()
         if tuned:
@@ -227,7 +226,7 @@ class Trial:
         return learnt
 
     def _tried(
-        self, launched: Launched, scratch_bytes: int, expected: float, allowed_seconds: float
+        self, launched: Launched, scratch_bytes: int, expected: float, allowance: Allowance
     ) -> Measured | None:
         """Time a launch: by the engines that are known for its kind, or as it is planned."""
         operation, found = launched[0].operation, None
@@ -236,7 +235,9 @@ class Trial:
             if known is not None:
                 tuning = Tuning(self.device, self.bench, self.deadline)
                 options, is_complete = self.known.options(operation), known.is_complete
-                found = tuning.measured_again(launched, options, is_complete=is_complete)
+                found = tuning.measured_again(
+                    launched, options, is_complete=is_complete, allowance=allowance
+                )
         if found is not None:
             return found
         timed = time_well(
@@ -244,11 +245,12 @@ class Trial:
             launched,
             scratch_bytes=scratch_bytes,
             expected=expected,
-            allowed_seconds=allowed_seconds,
+            allowed_seconds=allowance.left,
         )
         if timed is None:
             return None
         timing, launching = timed
+        allowance.take(timing.seconds, expected)
         return Measured(operation.work(), (Option(timing.seconds),), launching=launching)
 
 

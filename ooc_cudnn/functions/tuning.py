@@ -29,7 +29,7 @@ from ooc_cudnn.devices.engines import (
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.engine_errors import Checked, Checks
-from ooc_cudnn.functions.timing import time_well
+from ooc_cudnn.functions.timing import Allowance, time_well
 from ooc_cudnn.operations.convolution_backward import (
     INPUTS,
     AnyConvolution,
@@ -181,21 +181,40 @@ class Tuning:
         return _as_measured(operation, found, is_complete=is_complete and every and compiled)
 
     def measured_again(
-        self, launched: Launched, options: Iterable[Option], *, is_complete: bool = True
+        self,
+        launched: Launched,
+        options: Iterable[Option],
+        *,
+        is_complete: bool = True,
+        allowance: Allowance | None = None,
     ) -> Measured | None:
         """Time engines that are known from another size of the same kind: no other is tried.
 
         Those for which there is no room or no time, and those that are many times slower, keep
         their place among the others.
-        `is_complete` says whether every engine was tried then.
+        `is_complete` says whether every engine was tried then. What launches take is taken from the
+        allowance.
         """
         found, left = list[Timed](), list[Option]()
+        allowance = allowance or Allowance(math.inf)
+
+        def is_worth_timing(option: Option) -> bool:
+            if not found:
+                return True
+            first = found[0]
+            seconds = first.option.seconds / first.expected * option.seconds
+            return (
+                option.seconds <= HOPELESS_AT * first.expected
+                and allowance.allows(seconds, option.seconds)
+                and self.deadline.allows(steps=1)
+            )
+
         for option in options:
-            is_hopeless = bool(found) and option.seconds > HOPELESS_AT * found[0].expected
-            if found and (is_hopeless or not self.deadline.allows(steps=1)):
+            if not is_worth_timing(option):
                 left.append(option)
-            elif timed := self._timed(launched, option):
+            elif timed := self._timed(launched, option, allowance.left):
                 found.append(timed)
+                allowance.take(timed.option.seconds, timed.expected)
             elif (nbytes := self._workspace_of(launched, option)) is not None:
                 left.append(replace(option, workspace_bytes=nbytes))
         if not found:
@@ -285,9 +304,17 @@ class Tuning:
                 kept += [] if exact is None else [Timed(exact, None, exact.seconds)]
         return [each for each in kept if all(each.option.engine != f.option.engine for f in found)]
 
-    def _timed(self, launched: Launched, option: Option) -> Timed | None:
+    def _timed(
+        self, launched: Launched, option: Option, allowed_seconds: float = math.inf
+    ) -> Timed | None:
         """An option with its seconds on a launch; None where it fails, or finds no room."""
-        time_it = partial(time_well, self.bench, launched, expected=option.seconds)
+        time_it = partial(
+            time_well,
+            self.bench,
+            launched,
+            expected=option.seconds,
+            allowed_seconds=allowed_seconds,
+        )
         return self._by_engine(launched, option, time_it)
 
     def _by_engine(self, launched: Launched, option: Option, time_it: TimeIt) -> Timed | None:

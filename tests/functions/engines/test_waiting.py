@@ -61,6 +61,40 @@ def test_another_size_is_timed_by_the_engines_that_are_known(make):
     assert len(sizes) > 1
 
 
+@pytest.mark.parametrize(("slower", "launches"), [(1, 2), (2, 4), (3, 2), (12, 1), (100, 1)])
+def test_a_stored_engine_that_is_far_slower_elsewhere_is_tried_once(make, slower, launches):
+    """It ran four times before the first call, as what nothing was known of once did."""
+    engine = FakeEngine(100, 1e-6)
+    make(engine)
+    tuned()
+    engine.seconds *= slower
+    before = engine.launched
+    plan = planned(x=TensorSpec((8, 4, 20, 16)))
+    assert engine.launched - before == launches
+    results = RESULTS * 20 // 16
+    assert plan.compute_seconds == pytest.approx(slower * 1e-6 * results, rel=0.05)
+
+
+def test_what_is_known_is_timed_again_for_as_long_as_a_trial_may_take(make):
+    """All six were, for 0.2 s; the others keep their place."""
+    engines = [FakeEngine(100 + at, (1 + 0.3 * at) * 1e-6, (6 - at) * KIB) for at in range(6)]
+    device = make(*engines)
+    tuned()
+    before = [engine.launched for engine in engines]
+    began = time.perf_counter()
+    planned(x=TensorSpec((8, 4, 20, 16)))
+    assert time.perf_counter() - began < 0.1
+    again = [engine.launched - number for engine, number in zip(engines, before, strict=True)]
+    assert again == [2, 2, 2, 0, 0, 0]
+    operation = Convolution.of((8, 4, 20, 16), (4, 4, 3, 3), padding=1)
+    options = tables_of(device).options(operation)
+    assert [option.engine.number for option in options] == [100, 101, 102, 103, 104, 105]
+    seconds = [option.seconds for option in options]
+    results = RESULTS * 20 // 16
+    expected = [engine.seconds * results for engine in engines]
+    assert seconds == pytest.approx(expected, rel=0.01)
+
+
 def test_an_engine_without_room_in_one_call_keeps_its_place_for_others(make):
     """Its seconds at that size are guessed from those that were timed."""
     device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 100 * KIB))
