@@ -166,7 +166,7 @@ class Tuning:
                 continue
             if found and option.seconds > HOPELESS_AT * found[0].option.seconds:
                 break
-            if found and not self.deadline.allows(steps=1):
+            if (found or unchecked) and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
             if (exact := right(option)) is not None:

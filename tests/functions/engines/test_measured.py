@@ -1,6 +1,7 @@
 """What is measured of engines, and which are admitted."""
 
 import dataclasses
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -220,6 +221,18 @@ def test_an_engine_that_wants_many_images_is_checked_with_as_many(make, random):
 
 #: More images than a check has, in one piece.
 MANY, ROOM = TensorSpec((40, 4, 16, 16)), 2**22
+
+
+def test_checks_end_in_time_where_the_choice_cannot_be_checked(make):
+    """All others were checked, for three times as long as there was."""
+    wrong = [FakeEngine(101 + at, 2e-7, error=1.0, build_seconds=0.2) for at in range(30)]
+    make(FakeEngine(100, 1e-7, least_images=33), *wrong)
+    began = time.perf_counter()
+    with ooc_cudnn.settings(memory_limit=ROOM):
+        (measured,) = tuned(x=MANY, effort=Effort(seconds=2.0))
+    assert time.perf_counter() - began < 2.0
+    assert numbers(measured) == [100]
+    assert not measured.is_complete
 
 
 @pytest.mark.parametrize("slower", [1.2, 3.0, 10.0])
