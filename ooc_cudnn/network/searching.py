@@ -5,8 +5,9 @@ An *event* (`Again`) is that a map is made again before a phase, or back from th
 - Where most is held, the event that frees most a second is added, until all fits (`fit`). Then
   events are taken out without which all still fits (`trim`).
 - That is done twice, for there are too many events to try all. By the first measure, those are
-  tried that take the fewest seconds a byte of their map; by the second, the fewest a byte that is
-  too much meanwhile. The second time the slabs of a map go together, for there may be many.
+  tried that take the fewest seconds a byte of their map, whatever else must be made for them; by
+  the second, the fewest with that, a byte that is too much meanwhile. The second time the slabs of
+  a map go together, for there may be many.
 - Then one event after the other is forbidden, and others take its place where that is faster
   (`improve`).
 
@@ -71,7 +72,7 @@ def fits(makings: Makings) -> bool:
 
 
 class _Candidate(NamedTuple):
-    """Events, the bytes that they free, and these bytes times slots in which there are too many."""
+    """Events, what they take, the bytes that they free, and these times slots with too many."""
 
     name: str
     events: tuple[Again, ...]
@@ -143,15 +144,19 @@ class _Search:
         candidates.sort(key=lambda each: each.by(self.measure))
         made = [each for each in candidates if each.events[0].is_made]
         copied = [each for each in candidates if not each.events[0].is_made]
+        among = slots.tolist()
         for candidate in (*copied[:tried], *made[:tried]):
-            self.of.change(add=candidate.events)
+            events = self._with_parents(candidate.events, among, held)
+            if any(each in forbidden for each in events):
+                continue
+            self.of.change(add=events)
             gone = self._prune()
             left = np.maximum(self._held()[1] - self.of.room, 0).sum()
             more = self.of.seconds - before
             self.of.change(add=gone)
-            self.of.change(remove=candidate.events)
+            self.of.change(remove=events)
             if left < total and more / (total - left) < least:
-                least, best = more / (total - left), candidate.events
+                least, best = more / (total - left), events
         return best
 
     def _candidates(
@@ -172,19 +177,20 @@ class _Search:
             before = too_much[bisect_right(among, accesses[next_one - 1])]
             for event in self.of.ways(phase, name):
                 start = self.of.may_begin(event)
-                if start <= slot or event in self.of.events:
+                if start <= slot or event in self.of.events or event in forbidden:
                     continue
                 meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
-                events = self._with_parents(event, among, held)
-                if not any(each in forbidden for each in events):
-                    seconds = sum(map(self.of.seconds_of, events))
-                    group = (whole_name(name), event.is_made) if self.together else event
-                    found[group].append(_Candidate(name, events, seconds, nbytes, meanwhile))
+                counted = self._with_parents([event], among, held) if self.measure else [event]
+                seconds = sum(map(self.of.seconds_of, counted))
+                group = (whole_name(name), event.is_made) if self.together else event
+                found[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
         return [*map(_together, found.values())]
 
-    def _with_parents(self, wanted: Again, among: Sequence[int], held: Any) -> tuple[Again, ...]:
-        """An event, and those of parents that are not held so far and would not fit."""
-        found, looked_at = dict[Again, None](), [wanted]
+    def _with_parents(
+        self, wanted: Sequence[Again], among: Sequence[int], held: Any
+    ) -> tuple[Again, ...]:
+        """Events, and those of parents that are not held so far and would not fit."""
+        found, looked_at = dict[Again, None](), [*reversed(wanted)]
         while looked_at:
             event = looked_at.pop()
             if event in found or event in self.of.events:
