@@ -191,3 +191,14 @@ def test_of_one_image_there_are_no_parts_to_search():
     net.linear(h, 4, name="end")
     step = net.gradient_phases(net.graph.tensors["end"])
     assert list(made_again(step, under(2**20), 2, copied=INPUTS)) == []
+
+
+def test_long_chains_of_makings_do_not_send_a_unet_to_the_link():
+    """It took a fifth longer while each candidate was ranked with all that must be made for it."""
+    net, loss = ooc_cudnn.networks.unet(batch=1)
+    step = net.training_phases(loss)
+    everything = planning.plan_step("step", step, under(2**40), policy="keep").plan
+    limit = int(0.4 * everything.device_bytes)
+    made = planning.plan_step("step", step, under(limit)).plan
+    assert made.device_bytes <= limit
+    assert made.seconds <= 1.15 * everything.seconds
