@@ -5,7 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import threading
+
+# A shell's background jobs ignore Ctrl-C, and so do their children. Tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Workers share the machine: what PyTorch and BLAS would do on more threads waits for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
