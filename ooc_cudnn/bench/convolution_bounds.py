@@ -7,7 +7,7 @@ from typing import Any
 
 import ooc_cudnn
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands
+from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands, fused
 from ooc_cudnn.bench.diagnosis import diagnosis, profiled
 from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
 from ooc_cudnn.bench.guards import free_device_bytes, need_device
@@ -97,8 +97,7 @@ class InCore(OnDevice):
         return ooc_cudnn.settings(memory_limit=self._limit, allow_tf32=self.operands.tf32)
 
     def _arguments(self) -> dict[str, Any]:
-        given = {"x": self.x, "w": self.w, "b": self.operands.device_b, "out": self.y}
-        return {**given, "padding": 1, "activation": "relu"}
+        return fused(self.x, self.w, self.operands.device_b, self.y)
 
     def details(self) -> dict[str, Any]:
         with profiled() as calls:

@@ -70,6 +70,11 @@ class Operands:
         return verify(self.images, self.w, b, y, tf32=self.tf32, split=split, relu=fused)
 
 
+def fused(x: Any, w: Any, b: Any, y: Any) -> dict[str, Any]:
+    """The arguments of `convolution_add_activation_forward` in every case."""
+    return {"x": x, "w": w, "b": b, "padding": 1, "activation": "relu", "out": y}
+
+
 class ConvolutionContender(Contender):
     """One way to convolve.
 
@@ -116,11 +121,7 @@ class Library(ConvolutionContender):
 
     def tune(self) -> dict[str, Any]:
         """Measure cuDNN's engines for the call."""
-        o = self.operands
-        return tuned(
-            "convolution_add_activation_forward",
-            x=o.x, w=o.device_w, b=o.device_b, padding=1, activation="relu", out=o.y,
-        )  # fmt: skip
+        return tuned("convolution_add_activation_forward", **self._arguments())
 
     def run(self) -> None:
         with self._settings():
@@ -130,11 +131,12 @@ class Library(ConvolutionContender):
         o = self.operands
         return ooc_cudnn.settings(memory_limit=o.limit, allow_tf32=o.tf32, overlap=self.overlap)
 
-    def call(self) -> None:
+    def _arguments(self) -> dict[str, Any]:
         o = self.operands
-        ooc_cudnn.convolution_add_activation_forward(
-            o.x, o.device_w, o.device_b, padding=1, activation="relu", out=o.y
-        )
+        return fused(o.x, o.device_w, o.device_b, o.y)
+
+    def call(self) -> None:
+        ooc_cudnn.convolution_add_activation_forward(**self._arguments())
 
     def check(self) -> dict[str, Any]:
         """Look at a run's contents, and at the memory that it held."""
