@@ -190,15 +190,11 @@ class TrainingStep(Prepared[ReadyStep]):
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
         ready = ReadyStep(planned, device)
-        # what the last call made there is held until this one has ended, and is one set already
-        held = {
-            planned.step.base(name): placement(last) == "pinned"
-            for of, name in planned.step.gradients.items()
-            if (last := self.gradients.get(of)) is not None
-        }
-        of_step = {planned.step.base(name) for name in planned.step.gradients.values()}
-        sets = {
-            name: SETS - held.get(name, False) if name in of_step else 1 for name in ready.on_host
-        }
+        sets = dict.fromkeys(ready.on_host, 1)
+        for of, gradient in planned.step.gradients.items():
+            if (name := planned.step.base(gradient)) in sets:
+                # what the last call made there is held until this one has ended: a set already
+                last = self.gradients.get(of)
+                sets[name] = SETS - (last is not None and placement(last) == "pinned")
         ready.pin_beforehand(sets, SETS - bool(self.gradients))
         return ready
