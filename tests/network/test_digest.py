@@ -1,8 +1,5 @@
 """Digests: equal for what is equal, in every process; another one for whatever differs."""
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +9,7 @@ import pytest
 from ooc_cudnn import networks
 from ooc_cudnn.network import digest
 from ooc_cudnn.network.digest import digest_of, library_digest
+from tests.support.elsewhere import said_elsewhere
 
 
 @dataclass(frozen=True)
@@ -79,16 +77,7 @@ print(digest_of(net.training_phases(loss), {"b", "a", "c"}), library_digest())
 
 
 def test_a_digest_is_the_same_in_every_process():
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    said = {*said_elsewhere(_ELSEWHERE)}
     assert len(said) == 1
     assert said.pop().split()[1] == library_digest()
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 from ooc_cudnn.network.plan import NetworkPlan
+from tests.support.elsewhere import said_elsewhere
 from tests.support.residual import blocks
 
 _ELSEWHERE = """
@@ -23,17 +20,7 @@ print(json.dumps(plan.to_json()))
 
 def test_every_process_finds_the_same_plan():
     """Whatever order its sets are in: the search, the comparison, and the program of the bound."""
-    one, other = (
-        subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE],
-            cwd=Path(__file__).parents[2],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    )
+    one, other = said_elsewhere(_ELSEWHERE)
     assert one == other
     plan = NetworkPlan.from_json(json.loads(one))
     assert plan.taken == "repeat"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from contextlib import contextmanager
 from threading import Thread
 
 import numpy as np
@@ -227,6 +228,21 @@ def test_calls_do_without_a_file_that_cannot_be_used_and_tuning_mends_it(make):
     assert planned().algorithms == ("eng101 (measured)",)
 
 
+@contextmanager
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def store_beside(device, *names):
+    """Have files of other cards, and other files, where a device's engines are stored."""
+    folder = engines_path(device).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("moved", "own"),
     [({"cudnn": "92000"}, "Fake-9000_92000"), ({"gpu": "Fake 8000"}, "Fake-8000_91900")],
@@ -234,8 +250,7 @@ def test_calls_do_without_a_file_that_cannot_be_used_and_tuning_mends_it(make):
 def test_that_only_others_have_engines_stored_is_said_once(make, moved, own):
     """A home directory may be one for several cards, and outlive a version of cuDNN."""
     device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 8 * KIB))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # none for the first one
+    with no_warning():  # for the first one
         tuned()
     device.told = {**device.told, **moved}
     with warnings.catch_warnings(record=True) as said:
@@ -249,22 +264,17 @@ def test_that_only_others_have_engines_stored_is_said_once(make, moved, own):
     save_tables(device)
     forget_tables()
     forget_warnings()  # as another process
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warning():
         assert not list(tables_of(device))
 
 
 def test_others_that_have_engines_stored_are_named_once_each(make):
     """Two cards of one name, and a file of another program."""
     device = make(FakeEngine(100, 1e-6))
-    folder = engines_path(device).parent
-    folder.mkdir(parents=True)
-    (folder / "notes.json").write_text("{}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    store_beside(device, "notes.json")
+    with no_warning():
         assert not list(tables_of(device))
-    for name in ("A_1_x.json", "A_1_y.json", "B_1_z.json"):
-        (folder / name).write_text("{}")
+    store_beside(device, "A_1_x.json", "A_1_y.json", "B_1_z.json")
     forget_tables()
     with pytest.warns(UserWarning, match="those for A_1, B_1 are not used"):
         assert not list(tables_of(device))
@@ -272,11 +282,8 @@ def test_others_that_have_engines_stored_are_named_once_each(make):
 
 def test_tuning_does_not_say_that_it_is_to_be_done(make):
     device = make(FakeEngine(100, 1e-6))
-    folder = engines_path(device).parent
-    folder.mkdir(parents=True)
-    (folder / "A_1_x.json").write_text("{}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    store_beside(device, "A_1_x.json")
+    with no_warning():
         assert finish_tuning(device) == []
         forget_tables()
         tuned()
