@@ -49,7 +49,7 @@ class PlanInfeasibleError(OocError, ValueError):
     beside_bytes : int
         Of the smallest, what else is on the device takes: arrays, and what is made there.
     instead : str
-        What would do under a smaller limit, too.
+        What may do under a smaller limit.
 
     Examples
     --------

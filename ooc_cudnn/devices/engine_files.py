@@ -119,7 +119,7 @@ def save_tables(device: Device) -> Path:
 
 
 def try_to_save_tables(device: Device) -> None:
-    """Do so, and say it once where it cannot be: a call goes on all the same."""
+    """Store them. Where that cannot be, a call goes on all the same: it is said once."""
     try:
         save_tables(device)
     except OSError as error:
