@@ -137,6 +137,7 @@ class Run:
             return found
         for name in (*self.case.given, *self.problem.updated):
             self.operands[name].refill()
+        self.tuned = False  # another engine may be the fastest the next time, with other bits
         second = self.call(limit, found)
         if self.case.settings.get("deterministic"):
             found += [
