@@ -2,8 +2,8 @@
 
 What was tried is in the records of drawn calls (``python -m tests.fuzz --record``), of
 interruptions (``python -m tests.fuzz.interruptions``) and of compute-sanitizer (``python -m
-tests.fuzz.sanitized --record``), whatever their files are called: "benchmark" in them says what
-they are.
+tests.fuzz.sanitized --record``, ``python -m tests.gpu.shards --sanitizer memcheck --record``),
+whatever their files are called: "benchmark" in them says what they are.
 """
 
 from __future__ import annotations
@@ -43,9 +43,17 @@ def _interrupted(record: Record) -> Row:
 
 
 def _sanitized(record: Record) -> Row:
-    about = f"compute-sanitizer, {record['tool']}, on drawn cases"
+    about = f"compute-sanitizer, {record['tool']}, on "
+    if "tests" in record:
+        wrong = record["errors"] + record["failed_shards"]
+        return (
+            f"{about}the kernels' tests",
+            _machine(record),
+            f"{record['tests']:,} tests",
+            f"{wrong}",
+        )
     wrong = record["errors"] + len(record["findings"])
-    return about, _machine(record), f"{record['cases']:,} cases", f"{wrong}"
+    return f"{about}drawn cases", _machine(record), f"{record['cases']:,} cases", f"{wrong}"
 
 
 #: What a record calls itself -> what is tried, and how the record is read.

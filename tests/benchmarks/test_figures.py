@@ -368,6 +368,7 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
     cut = {"benchmark": "interruptions"}
     cut |= {"checks": {"contents": {"ok": False, "interruptions": 500, "wrong": ["a", "b"]}}}
     sanitized = {"benchmark": "sanitizer", "tool": "racecheck", "cases": 300, "errors": 3}
+    kernels = sanitized | {"tests": 7000, "errors": 1, "failed_shards": 1}
     sanitized |= {"findings": []}
     for name, record in (
         ("fuzz-cuda", card | fuzz),
@@ -375,6 +376,7 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
         ("interruptions", host | cut),
         ("interruptions-quick", host | cut | {"quick": True}),
         ("checked", card | sanitized),
+        ("checked-kernels", card | kernels),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     table = trials.trials_table(tmp_path)
@@ -383,8 +385,13 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
     assert f"| {functions} | host device | 20,000 cases, 5,123 calls | 0 |" in table
     assert "| host device | 500 interruptions | 2 |" in table
     assert "| compute-sanitizer, racecheck, on drawn cases | A card | 300 cases | 3 |" in table
-    assert len(table.splitlines()) == 6
+    assert (
+        "| compute-sanitizer, racecheck, on the kernels' tests | A card | 7,000 tests | 2 |"
+        in table
+    )
+    assert len(table.splitlines()) == 7
     (tmp_path / "checked.json").unlink()
+    (tmp_path / "checked-kernels.json").unlink()
     missing = f"| compute-sanitizer on drawn cases | {NOT_MEASURED} |"
     assert missing in trials.trials_table(tmp_path)
 

@@ -16,29 +16,27 @@ from ooc_cudnn.bench.record import written
 
 #: How many times as long a case may take under the tool.
 PATIENCE = 20
+TOOLS = ("memcheck", "racecheck")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)")
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 
 
 def main(argv):
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.sanitized", description=__doc__)
-    parser.add_argument("--tool", choices=("memcheck", "racecheck"), default="memcheck")
+    parser.add_argument("--tool", choices=TOOLS, default="memcheck")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--functions", nargs="+", metavar="FUNCTION")
     parser.add_argument("--record", metavar="FILE", help="store what was found as JSON")
     chosen = parser.parse_args(argv)
-    found = next(filter(None, (shutil.which("compute-sanitizer", path=p) for p in places())), None)
-    if found is None:
-        parser.error(f"compute-sanitizer is not in PATH, nor in {' or '.join(PLACES)}")
+    try:
+        under = sanitizer(chosen.tool)
+    except FileNotFoundError as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "fuzz.json"
         command = [
-            # CUDA's own libraries ask for entry points that a driver has not, and bear the answer.
-            found, "--tool", chosen.tool, "--report-api-errors", "no", "--error-exitcode", "9",
-            # Its backtraces keep Python's frames at each launch, and with them users' arrays.
-            "--show-backtrace", "no",
-            sys.executable, "-m",
+            *under, sys.executable, "-m",
             "tests.fuzz", "--device", "cuda", "--count", str(chosen.count), "--first",
             str(chosen.first), "--jobs", "1", "--patience", str(PATIENCE), "--record", str(record),
         ]  # fmt: skip
@@ -63,6 +61,19 @@ def main(argv):
         Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
     print(f"{chosen.tool}: {errors} errors in {drawn['calls']} calls")
     return 1 if errors or drawn["findings"] else 0
+
+
+def sanitizer(tool):
+    """The command that runs what follows it under one of the tools."""
+    found = next(filter(None, (shutil.which("compute-sanitizer", path=p) for p in places())), None)
+    if found is None:
+        raise FileNotFoundError(f"compute-sanitizer is not in PATH, nor in {' or '.join(PLACES)}")
+    return [
+        # CUDA's own libraries ask for entry points that a driver has not, and bear the answer.
+        found, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
+        # Its backtraces keep Python's frames at each launch, and with them users' arrays.
+        "--show-backtrace", "no",
+    ]  # fmt: skip
 
 
 def places():

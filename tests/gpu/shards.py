@@ -1,30 +1,64 @@
 """Run the card's tests in many processes side by side: `python3 -m tests.gpu.shards [COUNT]`.
 
 Most of their time is the host's, which builds cuDNN's plans: one process takes half an hour, 14 on
-16 cores two minutes. Needs nothing but pytest. What follows COUNT goes to pytest.
+16 cores two minutes. Needs nothing but pytest. What is not an option goes to pytest. With
+`--sanitizer racecheck` the kernels alone are tested, under compute-sanitizer.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from ooc_cudnn.bench.environment import environment
+from ooc_cudnn.bench.record import written
+from tests.fuzz.sanitized import SUMMARY, TOOLS, sanitizer
+
 #: A shard that takes more than its part of so many seconds hangs: it is killed, and what it said is
 #: shown. One process takes 1,800.
 MOST_SECONDS = 7000.0
 FOLDERS = ("tests/gpu", "tests/kernels")
+#: The first folder's conftest.py takes the shard, so it is named even where none of its tests runs.
+KERNELS_ALONE = (*FOLDERS, "--ignore-glob=tests/gpu/test_*")
+PASSED = re.compile(r"(\d+) passed")
 
 
-def main(arguments):
-    count = int(arguments[0]) if arguments else max(1, (os.cpu_count() or 2) - 2)
+def main(argv):
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.shards", description=__doc__)
+    parser.add_argument(
+        "count", nargs="?", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes"
+    )
+    parser.add_argument("--sanitizer", choices=TOOLS)
+    parser.add_argument("--record", metavar="FILE", help="store what was found as JSON")
+    chosen, arguments = parser.parse_known_args(argv)
+    under = sanitizer(chosen.sanitizer) if chosen.sanitizer else []
+    folders = KERNELS_ALONE if chosen.sanitizer else FOLDERS
     traces = ("-o", "faulthandler_timeout=200")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *traces, *FOLDERS, *arguments[1:]]
-    failed, until = 0, time.monotonic() + MOST_SECONDS / count
+    pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *traces, *folders, *arguments]
+    said, failed = run([*under, *pytest], chosen.count)
+    passed = sum(int(number) for number in PASSED.findall(said))
+    errors = sum(int(number) for number in SUMMARY.findall(said))
+    told = f", {errors} errors of {chosen.sanitizer}" if chosen.sanitizer else ""
+    print(f"{chosen.count} shards, {failed} failed: {passed} tests passed{told}")
+    if chosen.record and chosen.sanitizer:
+        kept = {
+            "benchmark": "sanitizer", "tool": chosen.sanitizer, "errors": errors, "tests": passed,
+            "failed_shards": failed, "environment": environment("cuda"),
+        }  # fmt: skip
+        Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
+def run(command, count):
+    """Run it for each shard, and print how each ended; what they said, and how many failed."""
+    failed, until, said = 0, time.monotonic() + MOST_SECONDS / count, []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         paths = [Path(folder, f"{at}.log") for at in range(count)]
         running = [
@@ -42,12 +76,12 @@ def main(arguments):
             except subprocess.TimeoutExpired:
                 process.kill()  # nobody waits for it: what hangs in the driver cannot be killed
                 status = "hangs"
-            lines = path.read_text().splitlines()
+            said.append(path.read_text(errors="replace"))
+            lines = said[-1].splitlines()
             shown = lines[-1:] if status == 0 else lines
             print(f"shard {at}: exit {status}", *shown, sep="\n  ", flush=True)
             failed += status not in (0, 5)  # 5: no test in this shard
-    print(f"{count} shards, {failed} failed")
-    return 1 if failed else 0
+    return "\n".join(said), failed
 
 
 if __name__ == "__main__":
