@@ -5,6 +5,9 @@
 // A lane reads the channels around its pack, too, which the cache has. Backward, each lane computes
 // the terms of its own channels, and gets those around them from the lanes beside it. So the outer
 // lanes of a warp only make terms, and the warps overlap by them.
+//
+// Backward, dx may lie where dy does. Then a block has whole rows, all channels of some sites, and
+// reads all that it needs of dy before it writes.
 
 #include "local_response.cuh"
 
@@ -16,6 +19,7 @@ template <typename I, int OPERANDS>
 struct Lanes {
     Rows<I, OPERANDS> rows;
     I packs;
+    I of_block, in_place;  // backward: packs that a block has, and whether dx lies where dy does
 };
 
 // Where a pack begins in each operand, its first channel, and how many are left from there; none
@@ -105,7 +109,7 @@ __global__ void __launch_bounds__(256) local_response_lanes(
 
 template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT>
 __global__ void __launch_bounds__(256) local_response_lanes_backward(
-    Lanes<I, 3> g, T *__restrict__ dx, const T *__restrict__ x, const T *__restrict__ dy,
+    Lanes<I, 3> g, T *dx, const T *__restrict__ x, const T *dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
     constexpr int LANES = 32;
@@ -115,11 +119,11 @@ __global__ void __launch_bounds__(256) local_response_lanes_backward(
     static_assert(OWN > 0, "the window is wider than a warp");
     const Response<A> r = {share, beta, k};
     const int lane = threadIdx.x % LANES;
-    const bool writes = lane >= LEFT && lane < LEFT + OWN;
-    const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
-    const long long step = (long long)gridDim.x * blockDim.x / LANES * OWN;
-    for (long long first = warp * OWN; first < g.packs; first += step) {
-        const auto spot = Spot<I, 3>::template of<COUNT>(g, first + lane - LEFT);
+    const int of_warp = threadIdx.x / LANES * OWN, pack = of_warp + lane - LEFT;
+    const bool writes = lane >= LEFT && lane < LEFT + OWN && pack < g.of_block;
+    const long long step = (long long)gridDim.x * g.of_block;
+    for (long long first = (long long)blockIdx.x * g.of_block; first < g.packs; first += step) {
+        const auto spot = Spot<I, 3>::template of<COUNT>(g, first + pack);
         Around<T, BEFORE, BEHIND, COUNT> around;
         around.load(x + spot.offset[1], spot, g.rows.stride[1].inner);
         const auto gradients = load_pack<COUNT>(dy + spot.offset[2], spot.available);
@@ -157,6 +161,8 @@ __global__ void __launch_bounds__(256) local_response_lanes_backward(
             }
             made.element[e] = narrow<T>(gradient_of(r, own[e], around.value(e), others));
         }
+        // what a lane has read of another block's rows is in none of its sums
+        if (g.in_place) __syncthreads();
         if (writes) store_pack<COUNT>(dx + spot.offset[0], made, spot.available);
     }
 }

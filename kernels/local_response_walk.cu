@@ -4,6 +4,9 @@
 // Memory traffic: forward reads x and writes y; backward reads x and dy and writes dx; each once.
 // Where there are too few sites for the card the channels are cut into segments. A segment reads
 // the channels beside it, too, which the cache has: its neighbour is the next block.
+//
+// Backward, dx may lie where dy does if there is one segment: a thread has read a channel of dy, and
+// all before it, when it writes one.
 
 #include "local_response.cuh"
 
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(256) local_response_walk(
 
 template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT>
 __global__ void __launch_bounds__(256) local_response_walk_backward(
-    Columns<I, 3> g, T *__restrict__ dx, const T *__restrict__ x, const T *__restrict__ dy,
+    Columns<I, 3> g, T *dx, const T *__restrict__ x, const T *dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
     constexpr int WINDOW = BEFORE + 1 + BEHIND;

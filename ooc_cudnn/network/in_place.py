@@ -1,8 +1,9 @@
 """Gradients in place: dx in the memory of dy, which nobody reads any more.
 
-A rewrite of a step. Each element of dx is made of that of dy alone (and of what normalizations sum
-beforehand), so pieces of it may go where those of dy were. It saves a map where backward holds
-most: at the widest layers.
+A rewrite of a step. Each element of dx is made of that of dy alone, and of what normalizations sum
+beforehand; local response normalization reads all channels of a site before it writes one. So
+pieces of dx may go where those of dy were. It saves a map where backward holds most: at the widest
+layers.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from ooc_cudnn.operations.batch_phases import BatchNormalizationData
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
 from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
 from ooc_cudnn.operations.layer_normalization import LayerNormalizationGradient
+from ooc_cudnn.operations.local_response import LocalResponseGradient
 from ooc_cudnn.operations.masks import MaskedActivationGradient
 from ooc_cudnn.operations.per_site import ActivationGradient
+from ooc_cudnn.operations.splittable import Splittable
 
-#: Calls whose launches may write dx where dy is.
+#: Calls whose launches always may write dx where dy is.
 IN_PLACE = (
     ActivationGradient,
     ActivationSums,
@@ -31,6 +34,13 @@ IN_PLACE = (
 )
 #: The operands that may share memory: what is read, and what is made of it.
 _PAIR = ("dy", "dx")
+
+
+def may_be_in_place(call: Splittable) -> bool:
+    """Whether launches of a call may write dx where dy is."""
+    if isinstance(call, LocalResponseGradient):
+        return call.may_be_in_place
+    return isinstance(call, IN_PLACE)
 
 
 def in_place(step: Step) -> Step:
@@ -55,7 +65,7 @@ def in_place(step: Step) -> Step:
 
 def _may_share(step: Step, at: int, phase: Phase, uses: Mapping[str, Uses]) -> bool:
     """Whether dy, read for the last time, can become dx, written for the first."""
-    if not isinstance(phase.call, IN_PLACE) or phase.call.beta != 0:
+    if not may_be_in_place(phase.call) or phase.call.beta != 0:
         return False
     if "dx" not in phase.binds:  # sums alone are made, of what nobody wants a gradient of
         return False

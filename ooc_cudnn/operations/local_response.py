@@ -234,6 +234,11 @@ class LocalResponseGradient(LocalResponseNormalization):
     takes = ("x", "dy")  # type: ignore[assignment]
     results = ("dx",)
 
+    @property
+    def may_be_in_place(self) -> bool:
+        """Whether dx may lie where dy does: all of dy at a site is read before it is written."""
+        return self.forward.size <= WIDEST_WINDOW
+
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         return LocalResponseBackward(self._piece(piece, result_dtype))
 

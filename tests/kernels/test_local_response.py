@@ -11,7 +11,11 @@ import pytest
 from ooc_cudnn.devices.kernels import arguments
 from ooc_cudnn.devices.kernels import local_response as response_module
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
+from ooc_cudnn.operations.local_response import (
+    WIDEST_WINDOW,
+    LocalResponse,
+    LocalResponseBackward,
+)
 from ooc_cudnn.tensor import packed_strides
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close
 from tests.support.kernel_runs import run
@@ -66,6 +70,29 @@ def check(operation, layouts, x=None, dy=None, offset=0):
 def test_every_case(case, dtype, layouts):
     shape, size = RESPONSES[case]
     check(LocalResponse.of(shape, size, 0.5, 0.75, 1.0, dtype), layouts)
+
+
+#: As above: those of which the gradient may lie where dy does, and sites that fill several blocks.
+IN_PLACE = {name: case for name, case in RESPONSES.items() if case[1] <= WIDEST_WINDOW}
+IN_PLACE |= {"rows that fill blocks": ((3, 96, 15, 15), 5), "long rows": ((2, 1030, 3, 3), 5)}
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_gradients_in_place(case, dtype, layouts):
+    """The same bits as elsewhere, wherever blocks and segments end, on any boundary."""
+    shape, size = IN_PLACE[case]
+    x_layout, layout, _ = layouts.split()
+    backward = LocalResponseBackward(LocalResponse.of(shape, size, 0.5, 0.75, 1.0, dtype))
+    for offset in (0, 1):
+        x = Operand(shape, dtype, x_layout, data=drawn(shape), offset=offset)
+        made = []
+        for in_place in (False, True):
+            dy = Operand(shape, dtype, layout, data=drawn(shape, 1), offset=offset)
+            result = dy if in_place else Operand(shape, dtype, layout, offset=offset)
+            made.append(run(response_module, backward, (x, dy), result))
+        np.testing.assert_array_equal(*made)
 
 
 @pytest.mark.parametrize("layout", ["first", "last"])

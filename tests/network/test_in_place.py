@@ -44,10 +44,11 @@ def normalised():
             lambda h: net.group_normalization(h, 2),
             net.layer_normalization,
             net.instance_normalization,
+            lambda h: net.local_response_normalization(h, 3),
         )
     ):
         h = make(net.convolution(h, 4, window=3, padding=1, name=f"c{at}"))
-        h = net.activation(h, ("relu", "gelu", "tanh", "identity")[at])
+        h = net.activation(h, ("relu", "gelu", "tanh", "identity", "sigmoid")[at])
     target = net.input("target", h.shape, "float64")
     return net, net.mean_squared_error(h, target)
 
@@ -88,6 +89,18 @@ def test_the_widest_layers_hold_three_maps_and_not_four():
     x = net.linear(net.pooling(x, window=2), 10)
     step = compacted(net.training_phases(net.softmax_cross_entropy(x, labels)))
     assert most_bytes(step) - most_bytes(in_place(step)) > 0.6 * step.tensors["first"].nbytes
+
+
+def test_windows_that_no_kernel_keeps_are_not_in_place():
+    """Of a wide window each channel is read again for those around it."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 40, 4, 4), "float64", gradient=True)
+    h = net.activation(net.local_response_normalization(net.activation(x, "tanh"), 18), "tanh")
+    loss = net.mean_squared_error(h, net.input("target", h.shape, "float64"))
+    step = net.training_phases(loss)
+    (phase,) = (each for each in in_place(step).phases if "local_response" in each.name
+                and each.is_backward)  # fmt: skip
+    assert phase.binds["dx"] != phase.binds["dy"]
 
 
 @pytest.mark.parametrize(

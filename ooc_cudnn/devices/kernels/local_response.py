@@ -2,7 +2,8 @@
 
 Where channels lie side by side `local_response_lanes` has a pack of them in each lane; elsewhere
 `local_response_walk` has a pack of sites in each thread, and walks along their channels. Both are
-compiled for the window. One of more than `WIDEST_WINDOW` channels is `local_response_wide`'s.
+compiled for the window, and may write dx where dy lies. One of more than `WIDEST_WINDOW` channels
+is `local_response_wide`'s, which may not.
 """
 
 from __future__ import annotations
@@ -82,24 +83,41 @@ def plan(
     if taps.window > WIDEST_WINDOW:
         return _plan_wide(taps, views)
     size, _ = result.flat()
-    rows = common_rows(size, [view.flat()[1] for view in views], keep_channel=True)
-    return (_plan_lanes if rows.inner_is_channel else _plan_walk)(taps, rows, views)
+    strides = [view.flat()[1] for view in views]
+    rows = common_rows(size, strides, keep_channel=True)
+    if not rows.inner_is_channel:
+        return _plan_walk(taps, rows, views)
+    found = _plan_lanes(taps, rows, views)
+    if found is None:
+        return _plan_walk(taps, Rows(size, tuple(strides), False, False), views)
+    return found
 
 
-def _plan_lanes(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
+def is_in_place(result: DeviceView, dy: DeviceView | None) -> bool:
+    """Whether dx lies where dy does."""
+    return dy is not None and dy.pointer == result.pointer
+
+
+def _plan_lanes(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch | None:
+    """None where a block would have to have all channels of a site, and has no room for them."""
     count = pack_size(rows, views)
     outer, middle, channels = rows.sizes
     row_packs = -(-channels // count)
     packs = outer * middle * row_packs
-    numbers = (*rows.numbers, row_packs, packs)
-    arguments = [count]
+    arguments, in_place = [count], False
     if len(views) == 2:
         arguments.append(UNROLL)
-        of_a_block = BLOCK_THREADS * UNROLL
+        of_block = BLOCK_THREADS * UNROLL
     else:
         shared = -(-taps.before // count) + -(-taps.behind // count)  # lanes of two warps
-        of_a_block = BLOCK_THREADS // LANES * (LANES - shared)
-    return _launch("local_response_lanes", taps, views, arguments, packs, of_a_block, numbers)
+        of_block = BLOCK_THREADS // LANES * (LANES - shared)
+        in_place = is_in_place(views[0], views[2])
+        if in_place:
+            of_block -= of_block % row_packs
+    if of_block == 0:
+        return None
+    numbers = (*rows.numbers, row_packs, packs, of_block, int(in_place))
+    return _launch("local_response_lanes", taps, views, arguments, packs, of_block, numbers)
 
 
 def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
@@ -110,7 +128,9 @@ def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
     outer, channels, sites = rows.sizes
     row_packs = -(-sites // count)
     packs = outer * row_packs
-    segments, length = segmented(channels, packs, taps.window)
+    segments, length = 1, channels
+    if len(views) == 2 or not is_in_place(views[0], views[2]):
+        segments, length = segmented(channels, packs, taps.window)
     blocks = -(-packs // BLOCK_THREADS) * segments
     numbers = (*rows.numbers, row_packs, packs, segments, length, blocks)
     return _launch("local_response_walk", taps, views, [count], blocks, 1, numbers)
@@ -171,7 +191,7 @@ def _run(
     real = real_type(operation.dtype)
     numbers = (operation.alpha / operation.size, operation.beta, operation.k)
     launch(
-        (operation, dy is None),
+        (operation, dy is None, is_in_place(result, dy)),
         (result, x) if dy is None else (result, x, dy),
         lambda: plan(operation, x, dy, result),
         tuple(real(number) for number in numbers),
@@ -187,7 +207,10 @@ def local_response(operation: LocalResponse, call: Call) -> None:
 
 
 def local_response_backward(operation: LocalResponseBackward, call: Call) -> None:
-    """Run `LocalResponseBackward` on (x, dy). The output must not overlap them."""
+    """Run `LocalResponseBackward` on (x, dy).
+
+    The output must not overlap x. It may be dy, where windows are no wider than `WIDEST_WINDOW`.
+    """
     forward = operation.forward
     x = check("x", call.inputs[0], forward.shape, forward.dtype)
     dy = check("dy", call.inputs[1], forward.shape, forward.dtype)
