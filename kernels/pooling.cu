@@ -9,7 +9,8 @@
 //     pool_by_warp   the same for large windows: a warp shares a window
 //
 // Memory traffic: x is read once and y written once. Rows that the windows of different threads
-// share are read again, from the caches. Shares of a copy's speed on an H200 are in docs/kernels.md.
+// share are read again, from the caches. They reach
+// NCHW 74 to 101 %, NHWC 96 to 117 %, CHWN 94 to 104 % of a copy's speed on an H200 (docs/kernels.md).
 // Without lanes `pool_windows` takes 45 instructions a window of 3x3 with strides of 2, which has four
 // elements of x to itself: a third of those for which memory leaves time.
 //

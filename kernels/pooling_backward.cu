@@ -12,7 +12,8 @@
 //                     many overlap to fit in shared memory
 //
 // Memory traffic: a maximum reads y, dy and x once, an average dy alone; dx is written once. What windows
-// share is read again, from the caches. Shares of a copy's speed on an H200 are in docs/kernels.md.
+// share is read again, from the caches. They reach
+// NCHW 51 to 72 %, NHWC 78 to 98 %, CHWN 79 to 94 % of a copy's speed on an H200 (docs/kernels.md).
 //
 // Instructions decide. An H200 issues 70 a thread in the time that 10 bytes take (of an element of dx
 // under a maximum: x, dx, and a quarter of y and dy each), 35 in that of an average's 5. Of windows of 3x3

@@ -7,9 +7,10 @@
 //                    shared memory
 //     fill_zero      `count` rows of `width` words, `pitch` words apart
 //
-// Memory traffic: every element is read once and written once. What `transpose` reaches hangs on
-// registers: where they spilled, or were just enough, it lost a sixth to two thirds of its speed on an H200
-// (docs/kernels.md).
+// Memory traffic: every element is read once and written once. `transpose` reaches
+// 89 to 99 % of a copy's speed on an H200 (docs/kernels.md).
+// That hangs on registers: where they spilled, or were just enough, it lost a sixth to two thirds of
+// its speed.
 
 #include "strided.cuh"
 

@@ -10,7 +10,8 @@
 //
 // Memory traffic: the operands are read once and the result written once; maximum, differences,
 // exponentials, sum and quotient are one kernel. What `softmax_long` reads a second time, last first,
-// it has read just before, and the cache has it. Shares of a copy's speed on an H200 are in docs/kernels.md.
+// it has read just before, and the cache has it. They reach
+// forward 66 to 97 %, backward 62 to 102 % of a copy's speed on an H200 (docs/kernels.md).
 // The result may be the same memory as an operand.
 
 #include "softmax_steps.cuh"

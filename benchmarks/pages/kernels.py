@@ -85,6 +85,32 @@ def figures(folder: Path = common.RESULTS) -> str:
 BLOCKS = (Block(PAGE, "figures", figures),)
 
 
+# Comments ------------------------------------------------------------------------------------
+
+#: A kernel -> its group, and for each way that its comment tells apart, words of its cases' names.
+KERNELS = {
+    "relayout.cu": ("relayout", {"": " to "}),
+    "softmax.cu": ("softmax", {"forward ": "forward", "backward ": "backward"}),
+    "pooling.cu": ("pooling", {f"{o} ": f"{o} forward" for o in ("NCHW", "NHWC", "CHWN")}),
+    "pooling_backward.cu": (
+        "pooling", {f"{o} ": f"{o} backward" for o in ("NCHW", "NHWC", "CHWN")}
+    ),
+}  # fmt: skip
+
+
+def reached(kernel: str) -> str:
+    """What the comment of a kernel says it reaches, of the cases that are held to a share."""
+    found = stored(NAME)
+    group, ways = KERNELS[kernel]
+    said = []
+    for way, words in ways.items():
+        rows = [row for row in found["measurements"][group] if words in row["name"]]
+        shares = [100 * row["share"] for row in rows if row["share_bound"]]
+        said.append(f"{way}{min(shares):.0f} to {max(shares):.0f} %")
+    card = found["environment"]["gpu"]["name"].removeprefix("NVIDIA ")
+    return f"{', '.join(said)} of a copy's speed on an {card} (docs/kernels.md)."
+
+
 # The picture -------------------------------------------------------------------------------------
 
 
