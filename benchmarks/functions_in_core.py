@@ -354,6 +354,7 @@ def body(report: common.Report) -> None:
     place = "cuda" if report.arguments.cuda else "cpu"
     ratios: dict[str, tuple[float, bool]] = {}
     begin, dtypes = time.perf_counter(), report.arguments.dtypes
+    dtypes = dtypes[:1] if report.quick else dtypes
     for problem in problems(torch, report.quick, dtypes, place):
         if time.perf_counter() - begin > report.arguments.seconds:
             report.note(f"not measured in {report.arguments.seconds:g} s: {problem.name} and later")

@@ -19,7 +19,7 @@ PLENTY = "4MiB"
 
 
 @pytest.fixture(autouse=True)
-def settings():
+def settings(few_plans):
     with ooc_cudnn.settings(device="host", machine="host", memory_limit=PLENTY):
         gc.collect()  # arrays of other tests count, too
         yield

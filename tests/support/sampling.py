@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 #: Of tests in these folders and files of `tests/` one case in so many runs.
-ONE_IN = {"functions": 8, "devices": 3, "operations": 3, "torch/test_operations.py": 3}
+ONE_IN = {"functions": 16, "devices": 6, "operations": 6, "torch/test_operations.py": 9}
 #: Whether every case runs: `make test-all`.
 EVERY = bool(os.environ.get("OOC_TESTS_EVERY_CASE"))
 
