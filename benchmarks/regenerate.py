@@ -2,8 +2,8 @@
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
-`host_split`, `model_accuracy`, `planning`, `planning_networks`, `trades`, `paper_model`, `vdnn`,
-`mo_sos`, `network_steps` and `cluster_scaling` do.
+`host_split`, `model_accuracy`, `planning`, `planning_networks`, `longer_searches`, `trades`,
+`paper_model`, `vdnn`, `mo_sos`, `network_steps` and `cluster_scaling` do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import common, mo_sos, network_steps, paper_model, planning_networks, trades, vdnn
+from benchmarks import (
+    common,
+    longer_searches,
+    mo_sos,
+    network_steps,
+    paper_model,
+    planning_networks,
+    trades,
+    vdnn,
+)
 from benchmarks.pages import (
     curve,
     engines,
@@ -43,6 +52,7 @@ BLOCKS = (
     *mo_sos.BLOCKS,
     *network_steps.BLOCKS,
     *planning_networks.BLOCKS,
+    *longer_searches.BLOCKS,
     *performance.BLOCKS,
     *kernels.BLOCKS,
     *engines.BLOCKS,

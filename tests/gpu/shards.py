@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from tests.fuzz.sanitized import SUMMARY, TOOLS, sanitizer
 #: A shard that takes more than its part of so many seconds hangs: it is killed, and what it said is
 #: shown. One process takes 1,800.
 MOST_SECONDS = 7000.0
+#: And so many times as long under compute-sanitizer.
+TIMES_UNDER_TOOL = 4.0
 FOLDERS = ("tests/gpu", "tests/kernels")
 #: The first folder's conftest.py takes the shard, so it is named even where none of its tests runs.
 #: What measures seconds cannot do so under the tool.
@@ -43,27 +46,33 @@ def main(argv):
     parser.add_argument("--sanitizer", choices=TOOLS)
     parser.add_argument("--record", metavar="FILE", help="store what was found as JSON")
     chosen, arguments = parser.parse_known_args(argv)
-    under = sanitizer(chosen.sanitizer) if chosen.sanitizer else []
-    folders = KERNELS_ALONE if chosen.sanitizer else FOLDERS
+    tool = chosen.sanitizer
+    if chosen.record and (arguments or not tool):
+        parser.error("--record is of --sanitizer and all of its tests: nothing goes to pytest then")
     traces = ("-o", "faulthandler_timeout=200")
+    folders = KERNELS_ALONE if tool else FOLDERS
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *traces, *folders, *arguments]
-    said, failed = run([*under, *pytest], chosen.count)
-    passed = sum(int(number) for number in PASSED.findall(said))
-    errors = sum(int(number) for number in SUMMARY.findall(said))
-    told = f", {errors} errors of {chosen.sanitizer}" if chosen.sanitizer else ""
+    seconds = MOST_SECONDS * (TIMES_UNDER_TOOL if tool else 1) / chosen.count
+    said, failed = run([*(sanitizer(tool) if tool else ()), *pytest], chosen.count, seconds)
+    passed = sum(int(number) for each in said for number in PASSED.findall(each))
+    summaries = [[int(number) for number in SUMMARY.findall(each)] for each in said]
+    errors = sum(map(sum, summaries))
+    if tool:
+        failed += sum(not each for each in summaries)  # the tool ended before it knew
+    told = f", {errors} errors of {tool}" if tool else ""
     print(f"{chosen.count} shards, {failed} failed: {passed} tests passed{told}")
-    if chosen.record and chosen.sanitizer:
+    if chosen.record:
         kept = {
-            "benchmark": "sanitizer", "tool": chosen.sanitizer, "errors": errors, "tests": passed,
+            "benchmark": "sanitizer", "tool": tool, "errors": errors, "tests": passed,
             "failed_shards": failed, "environment": environment("cuda"),
         }  # fmt: skip
         Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
-    return 1 if failed else 0
+    return 1 if failed or errors or not passed else 0
 
 
-def run(command, count):
-    """Run it for each shard, and print how each ended; what they said, and how many failed."""
-    failed, until, said = 0, time.monotonic() + MOST_SECONDS / count, []
+def run(command, count, seconds):
+    """Run it for each shard, and print how each ended; what each said, and how many failed."""
+    failed, until, said = 0, time.monotonic() + seconds, []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         paths = [Path(folder, f"{at}.log") for at in range(count)]
         running = [
@@ -72,21 +81,34 @@ def run(command, count):
                 env=os.environ | {"OOC_TESTS_SHARD": f"{at}/{count}"},
                 stdout=files.enter_context(path.open("w")),
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # what a tool runs ends with it
             )
             for at, path in enumerate(paths)
         ]
-        for at, (process, path) in enumerate(zip(running, paths, strict=True)):
-            try:
-                status = process.wait(max(until - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                process.kill()  # nobody waits for it: what hangs in the driver cannot be killed
-                status = "hangs"
-            said.append(path.read_text(errors="replace"))
-            lines = said[-1].splitlines()
-            shown = lines[-1:] if status == 0 else lines
-            print(f"shard {at}: exit {status}", *shown, sep="\n  ", flush=True)
-            failed += status not in (0, 5)  # 5: no test in this shard
-    return "\n".join(said), failed
+        try:
+            for at, (process, path) in enumerate(zip(running, paths, strict=True)):
+                try:
+                    status = process.wait(max(until - time.monotonic(), 0.1))
+                except subprocess.TimeoutExpired:
+                    status = "hangs"
+                    end(process)
+                said.append(path.read_text(errors="replace"))
+                lines = said[-1].splitlines()
+                shown = lines[-1:] if status == 0 else lines
+                print(f"shard {at}: exit {status}", *shown, sep="\n  ", flush=True)
+                failed += status not in (0, 5)  # 5: no test in this shard
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    end(process)
+    return said, failed
+
+
+def end(process):
+    """Kill a shard and all that it runs; what hangs in the driver may not let itself be killed."""
+    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
 
 
 if __name__ == "__main__":

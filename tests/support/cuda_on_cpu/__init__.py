@@ -92,6 +92,7 @@ def module():
         cuda=SimpleNamespace(Stream=Stream, get_current_stream=Stream, runtime=runtime),
         empty=empty,
         full=filled,
+        ndarray=(),  # no array is one of its own
     )
 
 

@@ -1,0 +1,46 @@
+"""What `tests.gpu.shards` makes of what compute-sanitizer says; a stand-in says it here."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import shards
+
+CLEAN = "========= ERROR SUMMARY: 0 errors"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [
+        (f"12 passed\n{CLEAN}", 0, 0),
+        (f"1 failed, 11 passed\n{CLEAN}", 1, 1),
+        ("12 passed\n===== RACECHECK SUMMARY: 3 hazards displayed (0 errors, 3 warnings)", 0, 1),
+        ("12 passed\n===== Target application terminated before first instrumented call", 0, 1),
+        (f"no tests ran\n{CLEAN}", 5, 1),
+    ],
+    ids=["clean", "a test fails", "only warnings", "no summary", "no tests"],
+)
+def test_the_verdict(said, status, expected, tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\nexit {status}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(shards, "sanitizer", lambda name: [str(tool), name])
+    assert shards.main(["2", "--sanitizer", "racecheck"]) == expected
+
+
+def test_a_shard_that_hangs_is_ended_with_all_that_it_runs(tmp_path, monkeypatch):
+    tool, child = tmp_path / "compute-sanitizer", tmp_path / "child"
+    tool.write_text(f"#!/bin/sh\nsleep 600 & echo $! > {child}; wait\n")
+    tool.chmod(0o755)
+    _, failed = shards.run([str(tool)], 1, 1.0)
+    assert failed == 1
+    stat = Path(f"/proc/{child.read_text().strip()}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] in "ZX"
+
+
+def test_a_record_is_of_all_tests(capsys):
+    with pytest.raises(SystemExit):
+        shards.main(["2", "--record", "found.json"])
+    with pytest.raises(SystemExit):
+        shards.main(["2", "--sanitizer", "memcheck", "--record", "found.json", "-k", "softmax"])
+    assert "all of its tests" in capsys.readouterr().err
