@@ -22,7 +22,7 @@ from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
 from perfmodel import MachineModel
 
-#: Smaller tensors, as a share of the room, take no memory here.
+#: Smaller tensors, as a share of the room or of all tensors, take no memory here.
 SMALL = 2**-12
 #: Groups of each direction, and those things times groups that are to be had in seconds.
 MOST_GROUPS, FEWEST_GROUPS, MOST_PAIRS = 80, 24, 16_000
@@ -68,7 +68,8 @@ def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
 def outline_of(step: Step, terms: Terms, seconds_of: Callable[[Phase], float]) -> Outline:
     """A step in outline, in as many groups as are solved quickly."""
     on_device = frozenset(n for n, spec in terms.given.items() if spec.placement == "device")
-    small = max(int(SMALL * terms.target.room_bytes), 1)
+    together = sum(each.nbytes for each in step.tensors.values() if not each.of)
+    small = max(int(SMALL * min(terms.target.room_bytes, together)), 1)
     fine = outlined(step, seconds_of, small_bytes=small, on_device=on_device)
     most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)
     return outlined(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
