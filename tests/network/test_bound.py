@@ -188,7 +188,7 @@ def test_more_memory_has_no_larger_bound():
         for limit in ("15MiB", "40MiB", "1GiB", "64TiB")
     ]
     *bounds, of_plenty = (plan.bound_seconds for plan in found)
-    assert of_plenty == pytest.approx(bounds[-1])  # no more is too small to count
+    assert of_plenty == pytest.approx(bounds[-1], rel=5e-3)  # no more is too small to count
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[-1]
     assert found[-2].compute_seconds * 0.8 <= bounds[-1] <= found[-2].seconds
