@@ -83,14 +83,14 @@ def plan(
     if taps.window > WIDEST_WINDOW:
         return _plan_wide(taps, views)
     size, _ = result.flat()
-    strides = [view.flat()[1] for view in views]
+    strides, in_place = [view.flat()[1] for view in views], is_in_place(result, dy)
     rows = common_rows(size, strides, keep_channel=True)
-    if not rows.inner_is_channel:
-        return _plan_walk(taps, rows, views)
-    found = _plan_lanes(taps, rows, views)
-    if found is None:
-        return _plan_walk(taps, Rows(size, tuple(strides), False, False), views)
-    return found
+    if rows.inner_is_channel:
+        found = _plan_lanes(taps, rows, views, in_place=in_place)
+        if found is not None:
+            return found
+        rows = Rows(size, tuple(strides), inner_is_channel=False, contiguous=False)
+    return _plan_walk(taps, rows, views, in_place=in_place)
 
 
 def is_in_place(result: DeviceView, dy: DeviceView | None) -> bool:
@@ -98,29 +98,30 @@ def is_in_place(result: DeviceView, dy: DeviceView | None) -> bool:
     return dy is not None and dy.pointer == result.pointer
 
 
-def _plan_lanes(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch | None:
+def _plan_lanes(
+    taps: Taps, rows: Rows, views: list[DeviceView], *, in_place: bool
+) -> Launch | None:
     """None where a block would have to have all channels of a site, and has no room for them."""
     count = pack_size(rows, views)
     outer, middle, channels = rows.sizes
     row_packs = -(-channels // count)
     packs = outer * middle * row_packs
-    arguments, in_place = [count], False
+    arguments = [count]
     if len(views) == 2:
         arguments.append(UNROLL)
         of_block = BLOCK_THREADS * UNROLL
     else:
         shared = -(-taps.before // count) + -(-taps.behind // count)  # lanes of two warps
         of_block = BLOCK_THREADS // LANES * (LANES - shared)
-        in_place = is_in_place(views[0], views[2])
-        if in_place:
-            of_block -= of_block % row_packs
-    if of_block == 0:
-        return None
+    if in_place:
+        of_block -= of_block % row_packs
+        if of_block == 0:
+            return None
     numbers = (*rows.numbers, row_packs, packs, of_block, int(in_place))
     return _launch("local_response_lanes", taps, views, arguments, packs, of_block, numbers)
 
 
-def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
+def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView], *, in_place: bool) -> Launch:
     registers = FORWARD_REGISTERS if len(views) == 2 else BACKWARD_REGISTERS
     most = registers // taps.window // max(1, views[0].item_bytes // 4)
     widest = WIDEST_ACCESS_BYTES // views[0].item_bytes
@@ -128,9 +129,7 @@ def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView]) -> Launch:
     outer, channels, sites = rows.sizes
     row_packs = -(-sites // count)
     packs = outer * row_packs
-    segments, length = 1, channels
-    if len(views) == 2 or not is_in_place(views[0], views[2]):
-        segments, length = segmented(channels, packs, taps.window)
+    segments, length = (1, channels) if in_place else segmented(channels, packs, taps.window)
     blocks = -(-packs // BLOCK_THREADS) * segments
     numbers = (*rows.numbers, row_packs, packs, segments, length, blocks)
     return _launch("local_response_walk", taps, views, [count], blocks, 1, numbers)
