@@ -44,3 +44,10 @@ def test_a_record_is_of_all_tests(capsys):
     with pytest.raises(SystemExit):
         shards.main(["2", "--sanitizer", "memcheck", "--record", "found.json", "-k", "softmax"])
     assert "all of its tests" in capsys.readouterr().err
+
+
+def test_each_shard_has_one_of_the_cards(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    says = ["sh", "-c", "echo $OOC_TESTS_SHARD on $CUDA_VISIBLE_DEVICES"]
+    said, _ = shards.run(says, 3, 10.0)
+    assert [each.strip() for each in said] == ["0/3 on 2", "1/3 on 5", "2/3 on 2"]

@@ -1,8 +1,9 @@
 """Run the card's tests in many processes side by side: `python3 -m tests.gpu.shards [COUNT]`.
 
 Most of their time is the host's, which builds cuDNN's plans: one process takes half an hour, 14 on
-16 cores two minutes. Needs nothing but pytest. What is not an option goes to pytest. With
-`--sanitizer racecheck` the kernels alone are tested, under compute-sanitizer.
+16 cores two minutes. Of several cards, each shard has one. Needs nothing but pytest. What is not
+an option goes to pytest. With `--sanitizer racecheck` the kernels alone are tested, under
+compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -72,13 +73,15 @@ def main(argv):
 
 def run(command, count, seconds):
     """Run it for each shard, and print how each ended; what each said, and how many failed."""
-    failed, until, said = 0, time.monotonic() + seconds, []
+    failed, until, said, of_card = 0, time.monotonic() + seconds, [], cards()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         paths = [Path(folder, f"{at}.log") for at in range(count)]
         running = [
             subprocess.Popen(
                 command,
-                env=os.environ | {"OOC_TESTS_SHARD": f"{at}/{count}"},
+                env=os.environ
+                | {"OOC_TESTS_SHARD": f"{at}/{count}"}
+                | ({"CUDA_VISIBLE_DEVICES": of_card[at % len(of_card)]} if of_card else {}),
                 stdout=files.enter_context(path.open("w")),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # what a tool runs ends with it
@@ -102,6 +105,18 @@ def run(command, count, seconds):
                 if process.poll() is None:
                     end(process)
     return said, failed
+
+
+def cards():
+    """The numbers of the cards that a shard may have; none where there is no driver."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return given.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [str(at) for at, _ in enumerate(listed.stdout.splitlines())]
 
 
 def end(process):
