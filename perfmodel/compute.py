@@ -9,7 +9,7 @@ one line for each kind, dtype or precision, and layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cached import cached_property
@@ -18,6 +18,9 @@ from .linear import Line
 from .missing import MissingLineError
 from .record import Record, Table, number, text
 from .work import Work
+
+#: Work of one size, and its measured seconds over those of the line.
+Tried = tuple[Work, float]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class ComputeModel(Record):
     corrections : mapping from `Work.kind`, or `Work.family`, to float
         Factors for the seconds of what was tried on the device. They hold for one process and are
         not stored.
+    tried : mapping from `Work.kind` to tuple of (Work, float)
+        The same for single sizes: each stands for those that are nearest to it.
     launching : mapping from key, or `Work.kind`, to float
         Seconds of the host to launch such work: one of cuDNN's engines takes it as long as many
         passes do.
@@ -45,9 +50,10 @@ class ComputeModel(Record):
     lines: Mapping[str, Line]
     corrections: Mapping[str, float] = field(default_factory=dict)
     launching: Mapping[str, float] = field(default_factory=dict)
+    tried: Mapping[str, tuple[Tried, ...]] = field(default_factory=dict)
 
     optional = ("launching",)
-    unstored = ("corrections",)
+    unstored = ("corrections", "tried")
 
     def __post_init__(self) -> None:
         for key in (*self.lines, *self.launching):
@@ -58,25 +64,45 @@ class ComputeModel(Record):
         object.__setattr__(self, "launching", Table(launching))
         object.__setattr__(self, "lines", Table(self.lines))
         object.__setattr__(self, "corrections", Table(self.corrections))
+        object.__setattr__(self, "tried", Table(self.tried))
 
     def corrected(
-        self, corrections: Mapping[str, float], launching: Mapping[str, float] | None = None
+        self,
+        corrections: Mapping[str, float],
+        launching: Mapping[str, float] | None = None,
+        tried: Iterable[Tried] = (),
     ) -> ComputeModel:
         """Return the model with the seconds of some problems multiplied.
 
         Parameters
         ----------
-        corrections : mapping from `Work.sized`, `Work.kind` or `Work.family` to float
-            Measured seconds over those of the line: for that very work, for all work of that kind,
-            and for what is of that family, but of no kind that was tried. The closest one counts.
+        corrections : mapping from `Work.kind` or `Work.family` to float
+            Measured seconds over those of the line: for all work of that kind, and for what is of
+            that family, but of no kind that was tried.
         launching : mapping from `Work.kind` or `Work.family` to float, optional
             Seconds of the host to launch work of that kind, which counts where it is corrected.
+        tried : iterable of (Work, float), optional
+            The same for single sizes. All work of their kinds has the factor of the nearest one
+            (`Work.distance`), whatever `corrections` say.
         """
+        of_kind = dict(self.tried)
+        for work, factor in tried:
+            of_kind[work.kind] = (*of_kind.get(work.kind, ()), (work, factor))
         return replace(
             self,
             corrections={**self.corrections, **corrections},
             launching={**self.launching, **(launching or {})},
+            tried=of_kind,
         )
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether anything was tried."""
+        return bool(self.corrections or self.tried)
+
+    def knows(self, work: Work) -> bool:
+        """Whether such work, of any size, was tried."""
+        return work.kind in self.tried or work.kind in self.corrections
 
     def nearest_key(self, key: str) -> str:
         """Return the known key that stands in for `key`: itself where it is known.
@@ -128,12 +154,18 @@ class ComputeModel(Record):
         """Return the predicted seconds of `work`, by the line of its nearest key."""
         # t = alpha * flops + beta, or alpha * bytes + beta, and the further terms of the line
         seconds = self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)
-        if not self.corrections:
-            return seconds
-        for name in (work.sized, work.kind, work.family):
-            if name in self.corrections:
-                return seconds * self.corrections[name]
-        return seconds
+        return seconds * self._factor(work) if self.is_corrected else seconds
+
+    def _factor(self, work: Work) -> float:
+        """What the line's seconds are multiplied by."""
+        kind = work.kind
+        sizes = self.tried.get(kind, ())
+        if sizes:
+            nearest = min(sizes, key=lambda each: each[0].distance(work)) if sizes[1:] else sizes[0]
+            return nearest[1]
+        if kind in self.corrections:
+            return self.corrections[kind]
+        return self.corrections.get(work.family, 1.0)
 
     def launching_seconds(self, work: Work, otherwise: float) -> float:
         """Return what the host takes to launch `work`: `otherwise`, where nothing is known of it.
@@ -144,7 +176,7 @@ class ComputeModel(Record):
         >>> model.launching_seconds(Work("pointwise/float32", 0.0, device_bytes=1e6), 3e-5)
         2e-05
         """
-        if self.corrections:
+        if self.is_corrected:
             for tried in (work.kind, work.family):
                 if tried in self.launching:
                     return self.launching[tried]

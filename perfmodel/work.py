@@ -5,6 +5,7 @@ Planning counts the work of thousands of pieces, so what is counted from shapes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,6 +25,9 @@ WIDE_WINDOW = 3
 
 WAVE_TILES = 132
 """Tiles that are computed at once, one on each multiprocessor: those of an H200."""
+
+SITES_COUNT = 2.0
+"""How often the sites of an image count in `Work.distance`, beside the amount."""
 
 CACHE_BYTES = 48 * 2**20
 """What a pass reads and writes beyond this goes through device memory; the rest is found in the
@@ -47,8 +51,8 @@ class Work:
         What else seconds may be linear in: a line has a rate for those that count.
     problem : str
         What is computed, whatever its size: "64 to 128, 3x3" for one. All computations of one key
-        and problem are equally well or badly predicted, so one that was tried corrects the others
-        (`ComputeModel.corrected`).
+        and problem are about as well or badly predicted, so one that was tried corrects the others
+        that are nearest to it (`ComputeModel.corrected`).
     """
 
     key: str
@@ -117,9 +121,40 @@ class Work:
         return f"{self.key}: {self.problem}"
 
     @property
+    def image_sites(self) -> float:
+        """The sites of an image that is convolved, in each group; 1 for anything else.
+
+        Examples
+        --------
+        >>> Work("convolution", 1e9, 0.0, {"sites": 600.0, "products": 6.0}).image_sites
+        100.0
+        """
+        images = self.features.get("products", 0.0)
+        return (self.features["sites"] / images if images else 0.0) or 1.0
+
+    @property
     def sized(self) -> str:
-        """Kind and amount: one computation of one size."""
-        return f"{self.kind}; {self.amount:.9g}"
+        """Kind, amount and sites of an image: one computation of one size."""
+        return f"{self.kind}; {self.amount:.9g} at {self.image_sites:.9g}"
+
+    def distance(self, other: Work) -> float:
+        """How far two sizes of a kind are from each other: logarithms of ratios.
+
+        Of the amounts; and of the sites of an image, which count for more than how many images
+        there are.
+
+        Examples
+        --------
+        >>> near, far, asked = (
+        ...     Work("convolution", 2e6 * sites * images, 0.0, {"sites": sites, "products": images})
+        ...     for sites, images in ((200.0, 16.0), (800.0, 16.0), (200.0, 64.0))
+        ... )
+        >>> near.distance(asked) < far.distance(asked)
+        True
+        """
+        amounts = max(self.amount, 1.0) / max(other.amount, 1.0)
+        sites = self.image_sites / other.image_sites
+        return abs(math.log(amounts)) + SITES_COUNT * abs(math.log(sites))
 
     @property
     def family(self) -> str:

@@ -12,7 +12,6 @@ A launch that there is one way to run, a pass over memory, has a table of one na
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel, Work
+from perfmodel.compute import Tried
 from perfmodel.record import Record, Table, number, rounded, text, whole
 
 #: What the name of an algorithm ends in, where its engine was measured.
@@ -178,43 +178,13 @@ class Measured:
 
 
 _versions = itertools.count()
-#: How often the sites of an image count, beside all that is computed.
-SITES_COUNT = 2.0
-#: What tells sizes of a kind apart: all that is computed, and the sites of an image.
-Size = tuple[str, int]
-_Key = tuple[Size, Kind | None]
-
-
-def distance(one: AnyConvolution, other: AnyConvolution) -> float:
-    """How far two sizes of a kind are from each other: logarithms of ratios.
-
-    Of all that is computed; and of the sites of an image, which count for more than how many images
-    there are.
-
-    Examples
-    --------
-    >>> from ooc_cudnn.operations.convolution import Convolution
-    >>> near, far, asked = (
-    ...     Convolution.of((n, 8, extent, extent), (8, 8, 3, 3), padding=1)
-    ...     for n, extent in ((16, 14), (16, 28), (64, 14))
-    ... )
-    >>> distance(near, asked) < distance(far, asked)
-    True
-    """
-    (amount, sites), (other_amount, other_sites) = map(_extent, (one, other))
-    return abs(math.log(amount / other_amount)) + SITES_COUNT * abs(math.log(sites / other_sites))
-
-
-def _extent(operation: AnyConvolution) -> tuple[float, int]:
-    sites = math.prod(max(extent, 1) for extent in forward_of(operation).output_shape[2:])
-    return max(operation.work().amount, 1.0), sites
+#: The size (`Work.sized`) and the kind of what was measured.
+_Key = tuple[str, Kind | None]
 
 
 def _key(measured: Measured) -> _Key:
-    operation, sized = measured.operation, measured.work.sized
-    if operation is None:
-        return (sized, 0), None
-    return (sized, _extent(operation)[1]), Kind.of(operation)
+    operation = measured.operation
+    return measured.work.sized, Kind.of(operation) if operation is not None else None
 
 
 class Tables:
@@ -228,7 +198,7 @@ class Tables:
         self._unstored = set[_Key]()
         #: Engines that failed, for operations of any size.
         self.dropped = list[tuple[AnyConvolution, Engine]]()
-        self._by_kind: dict[Kind, dict[Size, tuple[AnyConvolution, Measured]]] = {}
+        self._by_kind: dict[Kind, dict[str, Measured]] = {}
         self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
         self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
@@ -241,16 +211,13 @@ class Tables:
 
     def add(self, measured: Measured) -> None:
         """Take what was measured; it replaces what was known of the same launch."""
-        operation, key = measured.operation, _key(measured)
+        key = _key(measured)
         size, kind = key
         self._corrected.clear()
-        self._known.pop(key, None)  # the latest one of a kind stands for its other sizes
         self._known[key] = measured
         self._unstored.add(key)
-        if operation is not None and kind is not None:
-            of_kind = self._by_kind.setdefault(kind, {})
-            of_kind.pop(size, None)
-            of_kind[size] = operation, measured
+        if kind is not None:
+            self._by_kind.setdefault(kind, {})[size] = measured
             self.version = next(_versions)
 
     def unstored(self) -> Iterator[Measured]:
@@ -266,7 +233,7 @@ class Tables:
     def drop(self, operation: AnyConvolution, engine: Engine) -> None:
         """Forget an engine that failed, for all sizes of a kind."""
         self.dropped.append((operation, engine))
-        for _, measured in tuple(self._by_kind.get(Kind.of(operation), {}).values()):
+        for measured in tuple(self._by_kind.get(Kind.of(operation), {}).values()):
             options = tuple(each for each in measured.options if each.engine != engine)
             if options != measured.options:
                 self.add(replace(measured, options=options))
@@ -274,10 +241,11 @@ class Tables:
     def nearest(self, operation: AnyConvolution) -> Measured | None:
         """Return what was measured of the nearest size of the same kind; None if none was."""
         of_kind = self._by_kind.get(Kind.of(operation), {}) if self._by_kind else {}
-        having = [each for each in of_kind.values() if each[1].options]  # all may have failed
+        having = [each for each in of_kind.values() if each.options]  # all may have failed
         if not having:
             return None
-        return min(having, key=lambda each: distance(each[0], operation))[1]
+        work = operation.work()
+        return min(having, key=lambda each: each.work.distance(work))
 
     def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
         """Return the engines to run a convolution with, by the nearest size that was measured.
@@ -309,6 +277,8 @@ class Tables:
     def corrected(self, machine: MachineModel, sparing: int = 0) -> MachineModel:
         """Return a machine's model with the measured seconds in place of its lines'.
 
+        What was measured of one size corrects those that are nearest to it (`Work.distance`): of a
+        few images transforms of filters may be most of it, and small images have other engines.
         Those of the fastest engines, without the `sparing` ones that take most workspace. In a
         memory order in which a problem was not measured it is no faster than in the other one.
         """
@@ -319,9 +289,10 @@ class Tables:
         return after
 
     def _with_factors(self, machine: MachineModel, sparing: int) -> MachineModel:
-        factors: dict[str, float] = {}
+        families: dict[str, float] = {}
         launching: dict[str, float] = {}
-        elsewhere: dict[str, float] = {}
+        tried: dict[str, Tried] = {}
+        elsewhere: dict[str, Tried] = {}
         for measured in self._counting():
             work = measured.work
             if not measured.options:
@@ -330,20 +301,20 @@ class Tables:
             factor = seconds / machine.compute.seconds(work)
             if not measured.is_stored:
                 # Cut along channels it is another problem, and no faster than this until tried.
-                factors[work.family] = max(1.0, factors.get(work.family, 1.0), factor)
-            factors[work.kind] = factors[work.sized] = factor
+                families[work.family] = max(1.0, families.get(work.family, 1.0), factor)
+            tried[work.sized] = work, factor
             for twin in _in_other_orders(measured.operation):
                 slower = max(1.0, seconds / machine.compute.seconds(twin))
-                elsewhere[twin.kind] = elsewhere[twin.sized] = slower
+                elsewhere[twin.sized] = twin, slower
             if measured.launching is not None:
                 # nor does it take less to launch
                 most = max(measured.launching, launching.get(work.family, 0.0))
                 launching[work.family] = most
                 launching[work.kind] = measured.launching
-        if not factors:
+        if not tried:
             return machine
-        factors = elsewhere | factors
-        return replace(machine, compute=machine.compute.corrected(factors, launching))
+        sizes = (elsewhere | tried).values()
+        return replace(machine, compute=machine.compute.corrected(families, launching, sizes))
 
     def _counting(self) -> Iterator[Measured]:
         return (each for each in self._known.values() if not each.is_deterministic)

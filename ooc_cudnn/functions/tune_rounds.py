@@ -34,7 +34,7 @@ from ooc_cudnn.telling import warn
 
 #: Plans that may follow from what the one before them taught. A kind that was not measured is
 #: predicted by its line, which may be better than all that was: each such is measured in turn.
-MOST_ROUNDS = 8
+MOST_ROUNDS = 12
 #: Each engine is timed in so many batches of so many seconds.
 BATCHES, BATCH_SECONDS = 5, 0.01
 #: Time for measuring goes where seconds are to be gained; so much of the mean share to each.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Kind, Measured, distance
+from ooc_cudnn.devices.engines import Kind, Measured
 from ooc_cudnn.functions.engine_errors import border_pieces
 from ooc_cudnn.functions.tuning import launched_of, on_fewer_images
 from ooc_cudnn.operations.convolution_backward import (
@@ -22,7 +22,7 @@ from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.pricing.request import Request
 
-#: What was measured of one size serves others that are no farther from it (`engines.distance`).
+#: What was measured of one size serves others that are no farther from it (`Work.distance`).
 NEAR = math.log(2.0)
 #: Families of convolutions that take so much of all seconds have scouts.
 FAMILY_MATTERS = 0.05
@@ -156,8 +156,8 @@ def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:
 
 def serves(known: Iterable[AnyConvolution], operation: AnyConvolution) -> bool:
     """Whether one that is known is of the same kind, and of about the size."""
-    kind = Kind.of(operation)
-    return any(Kind.of(each) == kind and distance(each, operation) <= NEAR for each in known)
+    kind, work = Kind.of(operation), operation.work()
+    return any(Kind.of(each) == kind and each.work().distance(work) <= NEAR for each in known)
 
 
 def has_borders(planned: Planned) -> bool:

@@ -54,14 +54,13 @@ def layouts_to_plan(request: Request, found: ByLayout) -> tuple[str, ...]:
 
 def _is_measured(request: Request) -> bool:
     """Whether all convolutions of a chain were measured, in each layout."""
-    known = request.machine.compute.corrections
     works = (
         launch.operation.work()
         for layout in request.layouts
         for launch in _launches(request, layout)
     )
     convolutions = (work for work in works if work.key.startswith("convolution"))
-    return all(work.kind in known or work.sized in known for work in convolutions)
+    return all(map(request.machine.compute.knows, convolutions))
 
 
 def steps_of(request: Request) -> list[Step]:

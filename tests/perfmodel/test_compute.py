@@ -194,3 +194,24 @@ def test_what_launching_takes_is_by_line_and_by_problem():
     assert ComputeModel.from_json(model.to_json()) == model
     with pytest.raises(ValueError, match="launching"):
         ComputeModel({}, launching={"pointwise": -1.0})
+
+
+def test_the_nearest_size_that_was_tried_counts():
+    """In strict float32 a convolution of 28 x 28 was predicted by the engine of 14 x 14."""
+
+    def work(images, sites):
+        features = {"sites": float(images * sites), "products": float(images)}
+        return Work("convolution/tf32", 1e6 * images * sites, 0.0, features, "3x3; 512 to 512")
+
+    small, large = work(64, 196), work(64, 784)
+    for tried in ([(small, 3.0), (large, 0.5)], [(large, 0.5), (small, 3.0)]):
+        corrected = MODEL.corrected({small.kind: 7.0}, tried=tried)
+        for images in (16, 64, 256):
+            for sites, factor in ((196, 3.0), (784, 0.5), (700, 0.5)):
+                asked = work(images, sites)
+                assert corrected.seconds(asked) == pytest.approx(factor * MODEL.seconds(asked))
+    again = MODEL.corrected({}, tried=[(small, 3.0)]).corrected({}, tried=[(large, 0.5)])
+    assert again.seconds(large) == pytest.approx(0.5 * MODEL.seconds(large))
+    assert again.knows(small)
+    assert not MODEL.knows(small)
+    assert ComputeModel.from_json(again.to_json()) == MODEL

@@ -163,3 +163,26 @@ def test_what_was_stored_says_nothing_of_other_problems():
     tables.add(slow)
     found = tables.corrected(machine).compute.seconds(other)
     assert found == pytest.approx(1e3 * plain, rel=1e-3)
+
+
+def test_each_size_is_predicted_by_the_one_that_was_measured_nearest_to_it():
+    """VGG-16's layers of 28 x 28 and 14 x 14 are of one kind, and have other engines."""
+    machine = shipped("h100")
+    small, large = (
+        Convolution.of((64, 512, extent, extent), (512, 512, 3, 3), padding=1)
+        for extent in (14, 28)
+    )
+    works = [small.work(), large.work()]
+    plain = [machine.compute.seconds(work) for work in works]
+    found = [
+        Measured(work, (Option(factor * seconds),), operation)
+        for work, factor, seconds, operation in zip(
+            works, (2.0, 0.5), plain, (small, large), strict=True
+        )
+    ]
+    for stored in (found, found[::-1]):
+        compute = Tables(stored).corrected(machine).compute
+        for operation, factor in ((small, 2.0), (large, 0.5)):
+            more = replace(operation, x_shape=(96, *operation.x_shape[1:])).work()
+            expected = factor * machine.compute.seconds(more)
+            assert compute.seconds(more) == pytest.approx(expected, rel=1e-4)
