@@ -377,16 +377,24 @@ def launched_of(operation: AnyConvolution) -> Launched:
 
 
 def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
-    """Return the operation on a share of its images, one at the least.
+    """Return the operation on at most a share of its images, one at the least.
+
+    Their number is divided by two as often as before, or is a power of two: engines that sum over
+    images compute 109 of them slower than 128.
 
     Examples
     --------
     >>> from ooc_cudnn.operations.convolution import Convolution
-    >>> on_fewer_images(Convolution.of((64, 8, 9, 9), (8, 8, 3, 3)), 0.1).x_shape
-    (6, 8, 9, 9)
+    >>> of_64, of_96 = (Convolution.of((n, 8, 9, 9), (8, 8, 3, 3)) for n in (64, 96))
+    >>> on_fewer_images(of_64, 0.1).x_shape, on_fewer_images(of_96, 0.9).x_shape
+    ((4, 8, 9, 9), (64, 8, 9, 9))
     """
     if share >= 1.0:
         return operation
     forward = forward_of(operation)
-    images = max(1, int(forward.x_shape[0] * share))
+    images = forward.x_shape[0]
+    most, step = max(1, int(images * share)), images & -images
+    while step > most:
+        step //= 2
+    images = most - most % max(step, 1)
     return with_forward(operation, replace(forward, x_shape=(images, *forward.x_shape[1:])))
