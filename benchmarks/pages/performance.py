@@ -142,32 +142,35 @@ def figure_12(records: Records) -> str:
     return section(records, names("vgg16-"), (OURS, *OTHER_STEPS), (*_way(records), table))
 
 
-def _planned(records: Records) -> list[str]:
-    """The batches whose steps were planned whole; with the precision where not each of it was."""
+def _old(records: Records) -> list[str]:
+    """The batches whose steps were planned call by call; with the precision where not all were."""
     measured = [case for case in STEPS if records.details(case)]
     named: list[str] = []
     for batch in VGG16_BATCHES:
         of = [case for case in measured if CASES[case].sizes["batch"] == batch]
-        whole = [case for case in of if not records.call_by_call([case])]
-        each = [f"{batch} in {precision_of(case)}" for case in whole]
-        named += [f"{batch}"] if whole and whole == of else each
+        old = [case for case in of if records.call_by_call([case])]
+        each = [f"{batch} in {precision_of(case)}" for case in old]
+        named += [f"{batch}"] if old and old == of else each
     return named
+
+
+def _all_old(records: Records) -> bool:
+    return all(records.call_by_call([case]) for case in STEPS if records.details(case))
 
 
 def _way(records: Records) -> tuple[str, ...]:
     """What must be known of records that are older than networks."""
     if not records.call_by_call(STEPS):
         return ()
-    named = ", ".join(_planned(records))
-    those = f"But for batches of {named}, which were planned whole, the" if named else "The"
-    return (f"{those} {CALL_BY_CALL}",)
+    of = "" if _all_old(records) else f" of batches of {', '.join(_old(records))}"
+    return (f"The library's figures here{of} {CALL_BY_CALL}",)
 
 
 CALL_BY_CALL = (
-    "library's figures here are of the old way: function after function, each planned by "
-    "itself, with every map in one place. A [network](networks.md) plans the step whole, and is "
-    "[measured above](#training-steps-planned-whole). `python -m benchmarks.contenders --case "
-    "'vgg16-*'` measures these cases that way, too."
+    "are of the old way: function after function, each planned by itself, with every map in one "
+    "place. A [network](networks.md) plans the step whole, and is [measured "
+    "above](#training-steps-planned-whole). `python -m benchmarks.contenders --case 'vgg16-*'` "
+    "measures these cases that way, too."
 )
 #: What a step moves over the link, function by function, and where it is planned whole.
 MOVES = "maps that do not fit are copied out once and back for every function that reads them"
@@ -180,7 +183,7 @@ def figure_13(records: Records) -> str:
             "compute", "out", "predicted / measured")  # fmt: skip
     rows = [(_batch(case), *_step(records.details(case))) for case in STEPS]
     moves = MOVES if records.call_by_call(STEPS) else MOVES_WHOLE
-    if moves == MOVES and _planned(records):
+    if moves == MOVES and not _all_old(records):
         moves += f"; where it is planned whole, {MOVES_WHOLE}"
     about = (
         f"What a step moves over the link: {moves}. Seconds for which each stream was at work, "

@@ -30,6 +30,8 @@ def _drawn(record: Record) -> Row:
     """Drawn calls, and a finding for each case that something is wrong with."""
     functions = record["cases_by_function"]
     about = f"drawn cases of {len(functions)} kinds: functions, and chains forward and backward"
+    if "--tune" in record.get("command", ""):
+        about += "; with engines that were measured"
     cases = f"{record['cases']:,} cases, {record['calls']:,} calls"
     return about, _machine(record), cases, f"{len(record['findings'])}"
 

@@ -236,7 +236,7 @@ def test_the_training_steps_overhead_and_prediction(samples):
     assert "the old way" in performance.figure_13(records)
 
 
-def test_batches_that_are_planned_whole_are_named_beside_the_old_way(samples):
+def test_batches_of_the_old_way_are_named_beside_those_that_are_planned_whole(samples):
     whole = samples["vgg16-n32-tf32"]
     old = json.loads(json.dumps(whole))
     old["contenders"]["ooc_cudnn"]["about"] = "examples/vgg16.py under the memory limit"
@@ -244,7 +244,7 @@ def test_batches_that_are_planned_whole_are_named_beside_the_old_way(samples):
     found = dict.fromkeys(cases, whole)
     mixed = Records(found | {"vgg16-n128-strict": old}, {})
     for text in (performance.figure_12(mixed), performance.figure_13(mixed)):
-        assert "But for batches of 32, 64, 128 in TF32, which were planned whole, the lib" in text
+        assert "The library's figures here of batches of 128 in strict float32 are of the" in text
     assert "every function that reads them; where it is planned whole, its images" in text
     assert "planned whole" not in performance.figure_13(Records(found, {}))
     alone = performance.figure_13(Records({"vgg16-n128-strict": old}, {}))

@@ -63,20 +63,20 @@ def main(argv):
     summaries = [[int(number) for number in SUMMARY.findall(each)] for each in said]
     errors = sum(map(sum, summaries))
     if tool:
-        failed += sum(not each for each in summaries)  # the tool ended before it knew
+        failed |= {at for at, each in enumerate(summaries) if not each}  # it ended before it knew
     told = f", {errors} errors of {tool}" if tool else ""
-    print(f"{chosen.count} shards, {failed} failed: {passed} tests passed{told}")
+    print(f"{chosen.count} shards, {len(failed)} failed: {passed} tests passed{told}")
     if chosen.record:
         kept = {
             "benchmark": "sanitizer", "tool": tool, "errors": errors, "tests": passed,
-            "failed_shards": failed, "environment": environment("cuda"),
+            "failed_shards": len(failed), "environment": environment("cuda"),
         }  # fmt: skip
         Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
     return 1 if failed or errors or not passed else 0
 
 
 def run(command, count, seconds):
-    """Run it for each shard, and print how each ended; what each said, and how many failed."""
+    """Run it for each shard, and print how each ended; what each said, and which failed."""
     until, of_card = time.monotonic() + seconds, cards()
     statuses, said = {}, {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
@@ -111,7 +111,7 @@ def run(command, count, seconds):
             for process in running:
                 if process.poll() is None:
                     end(process)
-    failed = sum(status not in (0, 5) for status in statuses.values())  # 5: no test in this shard
+    failed = {at for at, status in statuses.items() if status not in (0, 5)}  # 5: it has no test
     return [said[at] for at in range(count)], failed
 
 
