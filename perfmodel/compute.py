@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from perfmodel.cached import cached_property
 
@@ -156,16 +157,42 @@ class ComputeModel(Record):
         seconds = self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)
         return seconds * self._factor(work) if self.is_corrected else seconds
 
+    def least_seconds(self, work: Work) -> float:
+        """Return what `work` takes at the least, in however many pieces.
+
+        By the best factor of any size of its kind, and without waiting for a last wave of tiles.
+        """
+        whole = work.in_full_waves
+        sizes = self.tried.get(whole.kind, ())
+        if not sizes:
+            return self.seconds(whole)
+        seconds = self.lines[self.nearest_key(whole.key)].seconds(whole.amount, whole.features)
+        return seconds * min(factor for _, factor in sizes)
+
     def _factor(self, work: Work) -> float:
         """What the line's seconds are multiplied by."""
         kind = work.kind
         sizes = self.tried.get(kind, ())
+        if len(sizes) > 1:
+            asked = kind, work.amount, work.image_sites
+            if asked not in self._factors:
+                self._factors[asked] = work.nearest(sizes, itemgetter(0))[1]
+            return self._factors[asked]
         if sizes:
-            nearest = min(sizes, key=lambda each: each[0].distance(work)) if sizes[1:] else sizes[0]
-            return nearest[1]
+            return sizes[0][1]
         if kind in self.corrections:
             return self.corrections[kind]
         return self.corrections.get(work.family, 1.0)
+
+    @cached_property
+    def _factors(self) -> dict[tuple[str, float, float], float]:
+        """Those of sizes that were asked for."""
+        return {}
+
+    @cached_property
+    def bends(self) -> bool:
+        """Whether seconds of a kind are not linear in its size: several sizes were tried."""
+        return any(len(sizes) > 1 for sizes in self.tried.values())
 
     def launching_seconds(self, work: Work, otherwise: float) -> float:
         """Return what the host takes to launch `work`: `otherwise`, where nothing is known of it.

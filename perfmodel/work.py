@@ -6,12 +6,13 @@ Planning counts the work of thousands of pieces, so what is counted from shapes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from .record import Table, number, text
 
+Known = TypeVar("Known")
 Direction = Literal["forward", "backward_data", "backward_filter"]
 
 CHANNEL_STEP = 32
@@ -155,6 +156,23 @@ class Work:
         amounts = max(self.amount, 1.0) / max(other.amount, 1.0)
         sites = self.image_sites / other.image_sites
         return abs(math.log(amounts)) + SITES_COUNT * abs(math.log(sites))
+
+    def nearest(self, known: Iterable[Known], of: Callable[[Known], Work]) -> Known:
+        """The one of several known whose work is nearest; of two as near, that of more work.
+
+        Examples
+        --------
+        >>> sizes = [Work("pointwise", 0.0, nbytes) for nbytes in (16.0, 64.0, 200.0)]
+        >>> [Work("pointwise", 0.0, nbytes).nearest(sizes, lambda each: each).device_bytes
+        ...  for nbytes in (1.0, 32.0, 90.0)]
+        [16.0, 64.0, 64.0]
+        """
+
+        def nearness(each: Known) -> tuple[float, float, str]:
+            work = of(each)
+            return self.distance(work), -work.amount, work.sized
+
+        return min(known, key=nearness)
 
     @property
     def family(self) -> str:

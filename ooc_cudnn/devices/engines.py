@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from ooc_cudnn.operations.convolution_backward import (
@@ -244,8 +245,7 @@ class Tables:
         having = [each for each in of_kind.values() if each.options]  # all may have failed
         if not having:
             return None
-        work = operation.work()
-        return min(having, key=lambda each: each.work.distance(work))
+        return operation.work().nearest(having, attrgetter("work"))
 
     def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
         """Return the engines to run a convolution with, by the nearest size that was measured.
@@ -293,7 +293,8 @@ class Tables:
         launching: dict[str, float] = {}
         tried: dict[str, Tried] = {}
         elsewhere: dict[str, Tried] = {}
-        for measured in self._counting():
+        # in one order, whichever they were measured in: the largest of a kind tells of launching
+        for measured in sorted(self._counting(), key=lambda each: _amount(each.work)):
             work = measured.work
             if not measured.options:
                 continue
@@ -313,7 +314,9 @@ class Tables:
                 launching[work.kind] = measured.launching
         if not tried:
             return machine
-        sizes = (elsewhere | tried).values()
+        kinds = {work.kind for work, _ in tried.values()}
+        guessed = [each for each in elsewhere.values() if each[0].kind not in kinds]
+        sizes = [*tried.values(), *guessed]
         return replace(machine, compute=machine.compute.corrected(families, launching, sizes))
 
     def _counting(self) -> Iterator[Measured]:
@@ -325,6 +328,10 @@ def _in_other_orders(operation: AnyConvolution | None) -> Iterator[Work]:
     if operation is not None:
         own = forward_of(operation).layout
         yield from (lying(operation, order).work() for order in ORDERS if order != own)
+
+
+def _amount(work: Work) -> tuple[float, str]:
+    return work.amount, work.sized
 
 
 def _place(measured: Measured, sparing: int) -> int:

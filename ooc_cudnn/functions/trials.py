@@ -3,10 +3,10 @@
 One line stands for all convolutions of a kind of arithmetic, but cuDNN has another engine for every
 shape, and the engines differ by more than any line tells. For one problem (channels, window,
 stride) seconds are mostly linear in the size of a piece, though; so one launch of it, timed,
-corrects what is predicted for pieces of all sizes (`ComputeModel.corrected`), until the size that
-is planned then is tried itself. What was learnt is remembered for the process; what was measured of
-several engines is stored (`devices.engines`), and a plan trades their workspace against the size of
-its pieces.
+corrects what is predicted for all pieces that it is nearest to (`ComputeModel.corrected`), until
+the size that is planned then is tried itself. What was learnt is remembered for the process; what
+was measured of several engines is stored (`devices.engines`), and a plan trades their workspace
+against the size of its pieces.
 
 Which memory order is fastest to compute in is as uncertain: where computing binds, the best plan in
 the other order is tried, too, if it may well be the faster one.

@@ -26,7 +26,6 @@ from ooc_cudnn.functions.tune_wanted import (
     serves,
     well_known,
     what_to_measure,
-    with_room,
 )
 from ooc_cudnn.functions.tuning import Deadline, Tuning, launched_of
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
@@ -161,7 +160,7 @@ def measure(
             deadline = Deadline(left * shares[ended] / sum(shares[ended:]))
             try:
                 measured = Tuning(device, bench, deadline).measured(
-                    launched_of(with_room(operation, limit_bytes, 1.0)),
+                    launched_of(operation),
                     every=effort.every or operation in scouts,
                     compiled=effort.every and effort.compiled,
                     borders=effort.borders,

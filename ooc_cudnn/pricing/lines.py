@@ -2,11 +2,12 @@
 
 What a piece costs is linear in its size along each axis: seconds, as the model of computing has
 them, and the bytes of each buffer. So a few pieces tell all of a grid: those whose sizes are nodes
-on every axis, with lines between. Three things are no part of these lines, and have nodes or terms
+on every axis, with lines between. Four things are no part of these lines, and have nodes or terms
 of their own:
 
 - rows that are whole have no halo;
 - output channels are computed in multiples of `CHANNEL_STEP`;
+- where engines of several sizes were measured, each stands for the batches that are nearest to it;
 - pieces of a sum begin, go on or complete it: that takes something for each part of the result,
   however much is summed.
 
@@ -64,6 +65,8 @@ def nodes_of(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
     chosen = {sizes[0], sizes[-1]}
     if axis == "h_y":
         chosen.update([size for size in sizes if axes.times(axis, size) > 1][:1])
+    if axis == "n" and axes.request.machine.compute.bends:
+        chosen.update(sizes)
     if axis in CHANNELS:
         # pieces of more than one group of channels have more regions of what lies across
         for most in (CHANNEL_STEP, axes.ranges(axis, 1).group):
@@ -219,7 +222,7 @@ def _looked_at(
             after = rows[row - 1] if row else None
             for sweep in range(axes.call.sweeps):
                 cost = costs.of(Piece(n[0], c_y[0], rows[row], c_x[0], sweep, after), place)
-                found[SECONDS][at] += cost.least_seconds
+                found[SECONDS][at] += cost.even_seconds
                 found[LAUNCHING][at] += cost.launching
                 for name, count in cost.blocks.items():
                     found[name][at] = max(found[name][at], count)

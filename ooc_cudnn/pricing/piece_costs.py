@@ -23,9 +23,11 @@ class PieceCost(NamedTuple):
     ----------
     seconds : float
         Of computing it.
-    least_seconds : float
+    even_seconds : float
         The same, if the last wave of a convolution's tiles took no longer than its tiles do: what
         grows evenly with the piece.
+    least_seconds : float
+        The same by the best that was measured of any size: no cut takes less.
     launching : float
         Seconds of the host to launch what it takes.
     blocks : mapping
@@ -34,6 +36,7 @@ class PieceCost(NamedTuple):
     """
 
     seconds: float
+    even_seconds: float
     least_seconds: float
     launching: float
     blocks: Mapping[str, int]
@@ -82,11 +85,12 @@ class PieceCosts:
             blocks[block] = max(blocks.get(block, 0), count)
             blocks[ELEMENTS] = max(blocks[ELEMENTS], elements)
             blocks[BYTES] = max(blocks[BYTES], count)
-        seconds = least = launching = 0.0
+        seconds = even = least = launching = 0.0
         compute, otherwise = self.machine.compute, self.machine.launch_seconds
         for launch in launches:
             work = launch.operation.work()
             seconds += compute.seconds(work)
-            least += compute.seconds(work.in_full_waves)
+            even += compute.seconds(work.in_full_waves)
+            least += compute.least_seconds(work)
             launching += compute.launching_seconds(work, otherwise)
-        return PieceCost(seconds, least, launching, blocks)
+        return PieceCost(seconds, even, least, launching, blocks)

@@ -106,7 +106,7 @@ class Search:
 
     @cached_property
     def whole(self) -> tuple[float, int]:
-        """Seconds of computing everything in one piece, which is fastest; and its bytes."""
+        """Seconds of computing everything at the least, as in one piece; and the bytes of that."""
         sweeps = range(self.call.sweeps)
         costs = [self.costs.of(self.call.whole_piece(sweep), ALONE) for sweep in sweeps]
         return sum(each.least_seconds for each in costs), max(each.memory_bytes for each in costs)

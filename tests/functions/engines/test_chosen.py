@@ -1,5 +1,6 @@
 """Which engine is chosen: for a budget, for another size, for a plan."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,14 @@ from ooc_cudnn.devices.engine_files import (
 )
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables, front
 from ooc_cudnn.functions import trials, tune
+from ooc_cudnn.functions.plan import planned_call
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 from tests.support.fake_cudnn import FakeEngine
+from tests.support.splits import LAYOUTS
 from tests.support.tuned import KIB, RESULTS, call, planned, tuned
 
 
@@ -186,3 +191,78 @@ def test_each_size_is_predicted_by_the_one_that_was_measured_nearest_to_it():
             more = replace(operation, x_shape=(96, *operation.x_shape[1:])).work()
             expected = factor * machine.compute.seconds(more)
             assert compute.seconds(more) == pytest.approx(expected, rel=1e-4)
+
+
+def of_images(count, layout="channels_first"):
+    operation = Convolution.of((count, 64, 28, 28), (64, 64, 3, 3), padding=1)
+    return replace(operation, layout=layout)
+
+
+def measured(operation, factor, number, launching=None):
+    seconds = factor * shipped("h100").compute.seconds(operation.work())
+    option = Option(seconds, engine=Engine(number))
+    return Measured(operation.work(), (option,), operation, launching=launching)
+
+
+def test_price_and_engine_are_of_one_size_in_whatever_order_it_was_measured():
+    """32 images are as near to 16 as to 64."""
+    machine, asked = shipped("h100"), of_images(32)
+    found = [
+        measured(of_images(16), 2.0, 16, 5e-6),
+        measured(of_images(64), 0.5, 64, 9e-6),
+        measured(of_images(64, "channels_last"), 3.0, 64),
+        measured(of_images(16, "channels_last"), 4.0, 16),
+    ]
+    for stored in itertools.permutations(found):
+        tables = Tables(stored)
+        compute = tables.corrected(machine).compute
+        for operation, factor in ((asked, 0.5), (replace(asked, layout="channels_last"), 3.0)):
+            assert tables.nearest(operation).options[0].engine.number == 64
+            expected = factor * machine.compute.seconds(operation.work())
+            assert compute.seconds(operation.work()) == pytest.approx(expected, rel=1e-4)
+        assert compute.launching_seconds(asked.work(), 0.0) == 9e-6
+
+
+def test_what_was_measured_in_an_order_counts_there_whatever_the_other_one_took():
+    machine = shipped("h100")
+    tables = Tables(
+        [
+            measured(of_images(8), 3.0, 1),
+            measured(of_images(64), 3.0, 1),
+            measured(of_images(64, "channels_last"), 0.3, 2),
+        ]
+    )
+    compute = tables.corrected(machine).compute
+    for images in (4, 8, 16, 64):
+        work = of_images(images, "channels_last").work()
+        expected = 0.3 * machine.compute.seconds(work)
+        assert compute.seconds(work) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "factors", [(2, 1, 1), (1, 0.5, 3), (1.5, 1, 1.5), (1, 0.7, 1), (4, 0.5, 0.5)], ids=str
+)
+def test_batches_are_cut_where_other_sizes_are_faster(factors):
+    """No cut of the batch alone takes less, though seconds are not linear in its size."""
+    machine = shipped("h100")
+    convolution = Convolution.of((256, 256, 56, 56), (256, 256, 3, 3), padding=1, allow_tf32=False)
+    found = []
+    for layout in LAYOUTS:
+        for images, factor in zip((256, 16, 1), factors, strict=True):
+            operation = replace(convolution, layout=layout, x_shape=(images, 256, 56, 56))
+            found.append(replace(measured(operation, factor, images), is_stored=True))
+    x, w, limit = TensorSpec((256, 256, 56, 56)), TensorSpec((256, 256, 3, 3)), 2**30
+    with ooc_cudnn.settings(allow_tf32=False):
+        made = planned_call(
+            "convolution_forward", x=x, w=w, padding=1, memory_limit=limit,
+            machine=Tables(found).corrected(machine),
+        )  # fmt: skip
+    request = made.parts[0].request
+    cuts = [
+        priced.seconds
+        for search in (Search(request, layout) for layout in request.layouts)
+        for priced in search.prices(
+            [replace(request.chain.extents, n=n) for n in search.candidates("n")], limit
+        )
+    ]
+    assert made.plan.seconds <= 1.01 * min(cuts)
