@@ -154,7 +154,7 @@ class ComputeModel(Record):
     def seconds(self, work: Work) -> float:
         """Return the predicted seconds of `work`, by the line of its nearest key."""
         # t = alpha * flops + beta, or alpha * bytes + beta, and the further terms of the line
-        seconds = self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)
+        seconds = self._by_line(work)
         return seconds * self._factor(work) if self.is_corrected else seconds
 
     def least_seconds(self, work: Work) -> float:
@@ -166,8 +166,10 @@ class ComputeModel(Record):
         sizes = self.tried.get(whole.kind, ())
         if not sizes:
             return self.seconds(whole)
-        seconds = self.lines[self.nearest_key(whole.key)].seconds(whole.amount, whole.features)
-        return seconds * min(factor for _, factor in sizes)
+        return self._by_line(whole) * min(factor for _, factor in sizes)
+
+    def _by_line(self, work: Work) -> float:
+        return self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)
 
     def _factor(self, work: Work) -> float:
         """What the line's seconds are multiplied by."""

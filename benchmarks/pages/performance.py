@@ -162,7 +162,7 @@ def _way(records: Records) -> tuple[str, ...]:
     """What must be known of records that are older than networks."""
     if not records.call_by_call(STEPS):
         return ()
-    of = "" if _all_old(records) else f" of batches of {', '.join(_old(records))}"
+    of = "" if _all_old(records) else f" of batches of {' and '.join(_old(records))}"
     return (f"The library's figures here{of} {CALL_BY_CALL}",)
 
 

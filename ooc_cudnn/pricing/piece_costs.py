@@ -26,8 +26,6 @@ class PieceCost(NamedTuple):
     even_seconds : float
         The same, if the last wave of a convolution's tiles took no longer than its tiles do: what
         grows evenly with the piece.
-    least_seconds : float
-        The same by the best that was measured of any size: no cut takes less.
     launching : float
         Seconds of the host to launch what it takes.
     blocks : mapping
@@ -37,7 +35,6 @@ class PieceCost(NamedTuple):
 
     seconds: float
     even_seconds: float
-    least_seconds: float
     launching: float
     blocks: Mapping[str, int]
 
@@ -85,12 +82,11 @@ class PieceCosts:
             blocks[block] = max(blocks.get(block, 0), count)
             blocks[ELEMENTS] = max(blocks[ELEMENTS], elements)
             blocks[BYTES] = max(blocks[BYTES], count)
-        seconds = even = least = launching = 0.0
+        seconds = even = launching = 0.0
         compute, otherwise = self.machine.compute, self.machine.launch_seconds
         for launch in launches:
             work = launch.operation.work()
             seconds += compute.seconds(work)
             even += compute.seconds(work.in_full_waves)
-            least += compute.least_seconds(work)
             launching += compute.launching_seconds(work, otherwise)
-        return PieceCost(seconds, even, least, launching, blocks)
+        return PieceCost(seconds, even, launching, blocks)

@@ -106,10 +106,15 @@ class Search:
 
     @cached_property
     def whole(self) -> tuple[float, int]:
-        """Seconds of computing everything at the least, as in one piece; and the bytes of that."""
-        sweeps = range(self.call.sweeps)
-        costs = [self.costs.of(self.call.whole_piece(sweep), ALONE) for sweep in sweeps]
-        return sum(each.least_seconds for each in costs), max(each.memory_bytes for each in costs)
+        """Seconds of computing at the least, however cut; and the bytes of all in one piece."""
+        compute = self.request.machine.compute
+        pieces = [self.call.whole_piece(sweep) for sweep in range(self.call.sweeps)]
+        seconds = sum(
+            compute.least_seconds(launch.operation.work())
+            for piece in pieces
+            for launch in self.costs.launches(piece, ALONE)[0]
+        )
+        return seconds, max(self.costs.of(piece, ALONE).memory_bytes for piece in pieces)
 
     @cached_property
     def grid(self) -> tuple[Sizes, Pieces]:
