@@ -91,6 +91,71 @@ __global__ void __launch_bounds__(256) pooling_indices(
     }
 }
 
+// A thread has a pack of neighbouring windows in a row (NCHW), and reads each row of x under them once,
+// in packs of LOADED where they begin on boundaries.
+template <typename I, typename T, int COUNT, int LOADED, int KD, int KH, int KW, int SD, int SH,
+          int SW, bool POSITIVE, bool WITH_Y>
+__global__ void __launch_bounds__(256) pooling_indices_rows(
+    Windows<I, 6> w, unsigned char *index, const T *x, T *y) {
+    using A = Arithmetic<T>;
+    constexpr int LOADS = ((COUNT - 1) * SW + KW + LOADED - 1) / LOADED;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < w.walk.packs;
+         at += stride) {
+        const Place<I, 6> place = place_of<COUNT>(w.walk, at);
+        const T *image = x + place.offset[1];
+        const I front = place.offset[3] * SD - w.before[0];
+        const I top = place.offset[4] * SH - w.before[1];
+        const I left = place.offset[5] * SW - w.before[2];
+        bool known[COUNT] = {};
+        A best[COUNT];
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) best[e] = negative_infinity<A>();
+        Pack<unsigned char, COUNT> found = {};
+        for (int i = 0; i < KD; ++i)
+#pragma unroll(KH <= 4 ? KH : 1)
+            for (int j = 0; j < KH; ++j) {
+                const I depth = front + i, row = top + j;
+                if (depth < 0 || depth >= w.extent[0] || row < 0 || row >= w.extent[1]) continue;
+                const T *line = image + depth * w.step[0] + row * w.step[1];
+                Pack<T, LOADED> packs[LOADS];
+#pragma unroll
+                for (int load = 0; load < LOADS; ++load) {
+                    const I column = left + load * LOADED;
+                    const bool inside = column >= 0 && column < w.extent[2];
+                    packs[load] = load_pack<LOADED>(
+                        line + column * w.step[2], inside ? w.extent[2] - column : 0);
+                }
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e)
+#pragma unroll
+                    for (int k = 0; k < KW; ++k) {
+                        const int ahead = e * SW + k;
+                        const I column = left + ahead;
+                        if (column < 0 || column >= w.extent[2]) continue;
+                        const A value = widen(packs[ahead / LOADED].element[ahead % LOADED]);
+                        const bool better = !known[e] || is_larger(value, best[e]) ||
+                                            (value != value && best[e] == best[e]);
+                        known[e] = true;
+                        if (!better) continue;
+                        best[e] = value;
+                        found.element[e] = (unsigned char)((i * KH + j) * KW + k);
+                    }
+            }
+        if constexpr (POSITIVE)
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e)
+                if (!(best[e] > A(0))) found.element[e] = 255;  // no place
+        store_pack<COUNT>(index + place.offset[0], found, place.available);
+        if constexpr (WITH_Y) {
+            Pack<T, COUNT> maxima;
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) maxima.element[e] = narrow<T>(best[e]);
+            store_pack<COUNT>(y + place.offset[2], maxima, place.available);
+        }
+    }
+}
+
 // The windows that reach an element of dx along one axis: from `last` back, as many as there can be.
 template <typename I, int K, int S>
 struct Reaching {
@@ -148,6 +213,66 @@ __global__ void __launch_bounds__(256) pooling_from_indices(
                     for (int e = 0; e < COUNT; ++e)
                         if (has && of.element[e] == tap) sum[e] += widen(given.element[e]);
                 }
+        Pack<T, COUNT> made;
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) made.element[e] = narrow<T>(sum[e]);
+        store_pack<COUNT>(dx + place.offset[0], made, place.available);
+    }
+}
+
+// A thread has a pack of neighbours in a row of dx (NCHW). Each window that reaches one of them is
+// looked up once: its index says which of them its gradient is of, if any.
+template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
+__global__ void __launch_bounds__(256) pooling_from_indices_rows(
+    Windows<I, 6> w, T *dx, const unsigned char *index, const T *dy) {
+    using A = Arithmetic<T>;
+    using Depth = Reaching<I, KD, SD>;
+    using Row = Reaching<I, KH, SH>;
+    constexpr int REACHING = (COUNT + KW - 2) / SW + 1;   // windows side by side
+    constexpr int COLUMNS = REACHING < 8 ? REACHING : 8;  // loaded before they are looked at
+    constexpr int UNROLLED = Row::MOST * REACHING <= 16 ? Row::MOST : 1;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < w.walk.packs;
+         at += stride) {
+        const Place<I, 6> place = place_of<COUNT>(w.walk, at);
+        const unsigned char *indices = index + place.offset[1];
+        const T *gradients = dy + place.offset[2];
+        const Depth d(place.offset[3], w.origin[0], w.before[0]);
+        const Row h(place.offset[4], w.origin[1], w.before[1]);
+        const I inside = place.offset[5] + w.origin[2] + w.before[2];
+        const I first = floor_quotient(inside - KW, I(SW)) + 1;
+        A sum[COUNT] = {};
+        for (int i = 0; i < Depth::MOST; ++i)
+#pragma unroll(UNROLLED)
+            for (int j = 0; j < Row::MOST; ++j) {
+                const I depth = d.window(i), row = h.window(j);
+                const bool has = d.has(depth, w.extent[0]) && h.has(row, w.extent[1]);
+                const unsigned char *said = indices + depth * w.index_step[0] + row * w.index_step[1];
+                const T *given = gradients + depth * w.step[0] + row * w.step[1];
+                const int before = (int)(d.tap(depth) * KH + h.tap(row)) * KW;
+#pragma unroll 1
+                for (int begin = 0; begin < REACHING; begin += COLUMNS) {
+                    Pack<unsigned char, 1> taps[COLUMNS];
+                    Pack<T, 1> values[COLUMNS];
+                    bool there[COLUMNS];
+#pragma unroll
+                    for (int k = 0; k < COLUMNS; ++k) {
+                        const I column = first + begin + k;
+                        there[k] = has && column >= 0 && column < w.extent[2];
+                        taps[k] = load_pack<1>(said + column * w.index_step[2], there[k]);
+                        values[k] = load_pack<1>(given + column * w.step[2], there[k]);
+                    }
+#pragma unroll
+                    for (int k = 0; k < COLUMNS; ++k) {
+                        const int tap = taps[k].element[0] - before;  // in its row of the window
+                        const bool goes = there[k] && tap >= 0 && tap < KW;
+                        const int to = goes ? (int)((first + begin + k) * SW - inside) + tap : -1;
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e)
+                            if (to == e) sum[e] += widen(values[k].element[0]);
+                    }
+                }
+            }
         Pack<T, COUNT> made;
 #pragma unroll
         for (int e = 0; e < COUNT; ++e) made.element[e] = narrow<T>(sum[e]);

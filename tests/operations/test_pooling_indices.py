@@ -24,6 +24,13 @@ CASES = {
     "stride beyond window": ((1, 2, 12, 5), {"window": (2, 1), "stride": (5, 3)}),
     "3d": ((1, 2, 5, 4, 3), {"window": 2, "stride": (2, 1, 1)}),
     "a window of 255": ((1, 1, 255, 2), {"window": (255, 1)}),
+    # whose rows are packs on the card
+    "rows": ((1, 2, 4, 16), {"window": 2}),
+    "rows, overlapping": ((1, 2, 5, 16), {"window": 3, "stride": 2, "padding": 1}),
+    "rows, stride 1": ((1, 1, 4, 8), {"window": (2, 5), "stride": 1, "padding": (1, 2)}),
+    "rows, wide": ((1, 1, 2, 24), {"window": (1, 13), "stride": 1, "padding": (0, 6)}),
+    "rows, 3d": ((1, 1, 3, 3, 8), {"window": 3, "stride": (1, 2, 1), "padding": 1}),
+    "rows, stride beyond window": ((1, 2, 4, 24), {"window": 2, "stride": (2, 3)}),
 }
 #: dtype, alpha, beta
 SCALES = [("float64", 1, 0), ("float16", 0.5, 1), ("float32", 1, 1), ("bfloat16", 1, 0)]

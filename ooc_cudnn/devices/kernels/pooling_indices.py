@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
@@ -17,6 +17,11 @@ from ooc_cudnn.operations.pooling_indices import PoolingIndices
 
 #: Bytes of the widest operand that a thread moves: two accesses, so that more are under way.
 PACK_BYTES = 2 * WIDEST_ACCESS_BYTES
+#: Neighbours in a row that a thread makes, where these lie side by side: windows, or elements of
+#: dx. Registers hold what lies under these windows in a row of x: so many elements at the most.
+ROW_WINDOWS, ROW_ELEMENTS, MOST_UNDER = 4, 8, 32
+#: The last operands of a walk, which tell of its place: along depth, height and width.
+PLACES = 3
 
 
 def _plan(
@@ -25,6 +30,8 @@ def _plan(
     result: DeviceView,
     images: Sequence[DeviceView],
     *where: Sequence[int],
+    most_in_row: int,
+    loaded: Callable[[int], tuple[int, ...]] = lambda count: (),
     beside: tuple[DeviceView, ...] = (),
     further: tuple[str, ...] = (),
 ) -> Launch:
@@ -32,6 +39,7 @@ def _plan(
 
     Of `images` the walk tells image and channel.
     `where`: how far the windows go along each axis, and the steps there (the struct `Windows`).
+    `most_in_row`: elements of a pack along a row, at the most; `loaded`: of x, by that number.
     `further`: arguments of the template behind the windows.
     """
     axes = len(result.shape) - 2
@@ -44,7 +52,17 @@ def _plan(
     ]
     walked = merged_axes(result.shape, [*strides, *places])
     views = [result, *images, *beside]
-    count = _count(walked, views)
+    written = {0: result} | dict(enumerate(beside, 1 + len(images)))
+    count, packs = 1, (1,)
+    if not any(walked.inner_strides[-PLACES:]):
+        # along the spatial axes the walk of an image has no steps, its kernel has
+        operands = [(at, view, view.strides[2:]) for at, view in enumerate(views)]
+        count = _count(walked, operands, PACK_BYTES // max(view.item_bytes for view in views))
+        packs = (count,)
+    elif walked.inner_strides[-PLACES:] == (0, 0, 1):
+        count = _count(walked, [(at, view, ()) for at, view in written.items()], most_in_row)
+        if count > 1:
+            kernel, packs = f"{kernel}_rows", (count, *loaded(count))
     numbers = walk_numbers(walked, count)
     windows = (*three(forward.window, 1), *three(forward.stride, 1))
     before = three([pair[0] for pair in forward.padding], 0)
@@ -53,29 +71,48 @@ def _plan(
     small = is_small(views, result.size, *before, *along)
     return Launch(
         "pooling_indices.cu",
-        f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[forward.dtype]}, {count}, "
-        f"{', '.join(map(str, (*windows, *further)))}>",
+        f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[forward.dtype]}, "
+        f"{', '.join(map(str, (*packs, *windows, *further)))}>",
         grid_of(numbers[-1], BLOCK_THREADS),
         geometry(*numbers, *before, *along, small=small),
     )
 
 
-def _count(walked: MergedAxes, views: Sequence[DeviceView]) -> int:
-    """Elements of a pack: along the channels, where each lies beside the next in every operand."""
-    if walked.inner_strides[0] != 1 or any(walked.inner_strides[len(views) :]):
-        return 1
-    # along the spatial axes the walk of an image has no steps, its kernel has
-    steps = [{*walked.strides[at], *view.strides[2:]} for at, view in enumerate(views)]
-    count = PACK_BYTES // max(view.item_bytes for view in views)
+def _count(
+    walked: MergedAxes, operands: Iterable[tuple[int, DeviceView, Sequence[int]]], most: int
+) -> int:
+    """Elements of a pack, up to `most`: they lie side by side in all operands, on boundaries.
+
+    An operand has its place in the walk, its view, and steps beside those of the walk.
+    """
+    operands, count = list(operands), most
     while count > 1 and not (
         count <= walked.inner
         and all(
-            walked.inner_strides[at] == 1 and is_aligned(view, steps[at], count)
-            for at, view in enumerate(views)
+            walked.inner_strides[at] == 1
+            and is_aligned(view, {*walked.strides[at], *beside}, count)
+            for at, view, beside in operands
         )
     ):
         count //= 2
     return count
+
+
+def _under(forward: Pooling, count: int) -> int:
+    """Elements of a row of x under so many windows side by side."""
+    return (count - 1) * forward.stride[-1] + forward.window[-1]
+
+
+def _loaded(forward: Pooling, x: DeviceView, count: int) -> int:
+    """Elements of a row of x that are loaded at once: they begin on boundaries."""
+    loaded = WIDEST_ACCESS_BYTES // x.item_bytes
+    while loaded > 1 and not (
+        x.strides[-1] == 1
+        and is_aligned(x, x.strides[:-1], loaded)
+        and forward.padding[-1][0] % loaded == count * forward.stride[-1] % loaded == 0
+    ):
+        loaded //= 2
+    return loaded
 
 
 def pooling_indices(operation: PoolingIndices, call: Call) -> None:
@@ -90,11 +127,20 @@ def pooling_indices(operation: PoolingIndices, call: Call) -> None:
     if given is not None:
         y = check("y", given, forward.output_shape, operation.dtype)
     further = tuple(str(each).lower() for each in (operation.positive, given is not None))
+    most = ROW_WINDOWS
+    while most > 1 and _under(forward, most) > MOST_UNDER:
+        most //= 2
 
     def plan() -> Launch | None:
         if not index.size:
             return None
-        return _plan("pooling_indices", forward, index, [x], *where, beside=(y,), further=further)
+        return _plan(
+            *("pooling_indices", forward, index, [x], *where),
+            most_in_row=most,
+            loaded=lambda count: (_loaded(forward, x, count),),
+            beside=(y,),
+            further=further,
+        )
 
     launch(operation, (index, x, y), plan, (), call.stream)
 
@@ -110,6 +156,7 @@ def pooling_from_indices(operation: PoolingBackward, call: Call) -> None:
     def plan() -> Launch | None:
         if not dx.size:
             return None
-        return _plan("pooling_from_indices", forward, dx, [index, dy], *where)
+        images = [index, dy]
+        return _plan("pooling_from_indices", forward, dx, images, *where, most_in_row=ROW_ELEMENTS)
 
     launch(operation, (dx, index, dy), plan, (), call.stream)

@@ -105,6 +105,10 @@ INSTANCES = {
         "pooling_indices<long long, __half, 1, 2, 2, 2, 2, 1, 3, false, false>",
         "pooling_from_indices<int, __nv_bfloat16, 8, 1, 3, 3, 1, 2, 2>",
         "pooling_from_indices<int, double, 1, 1, 3, 3, 1, 2, 3>",
+        "pooling_indices_rows<int, float, 4, 4, 1, 2, 2, 1, 2, 2, true, true>",
+        "pooling_indices_rows<long long, __half, 4, 1, 3, 3, 3, 1, 2, 2, false, false>",
+        "pooling_from_indices_rows<int, float, 8, 1, 2, 2, 1, 2, 2>",
+        "pooling_from_indices_rows<long long, double, 2, 3, 3, 13, 1, 2, 1>",
     ],
     "softmax_columns.cu": [
         "softmax_columns<__nv_bfloat16, ACCURATE, 2, 24>",
