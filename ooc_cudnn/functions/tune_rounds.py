@@ -8,7 +8,8 @@ else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import save_tables, tables_of
@@ -22,6 +23,7 @@ from ooc_cudnn.functions.tune_wanted import (
     Wanted,
     family_of,
     has_borders,
+    of_own_size,
     scouts_of,
     serves,
     well_known,
@@ -76,6 +78,7 @@ def measure_what_is_launched(
     known_before = tables_of(device, tells_of_others=False)  # that says: tune
     before = [] if effort.again else list(known_before)
     tried, scouted = list[AnyConvolution](), set[Hashable]()
+    timed = set[AnyConvolution]()  # at their own size
     began = time.perf_counter()
     for _ in range(MOST_ROUNDS):
         planned = plan()
@@ -93,8 +96,16 @@ def measure_what_is_launched(
             if each in scouts or not serves(tried, each)
         }
         left = effort.seconds - (time.perf_counter() - began)
-        if left <= 0.0 or (planned.is_as_run and not missing):
+        if left <= 0.0:
             break
+        if planned.is_as_run and not missing:
+            sizes = [each for each in of_own_size(device, planned) if each not in timed]
+            if not effort.own_size or not sizes:
+                break
+            timed.update(sizes)
+            found |= measure_sizes(device, sizes, planned.limit_bytes, left, tell)
+            keep(device)
+            continue
         if not missing:
             continue
         asked = effort._replace(seconds=left)
@@ -180,3 +191,42 @@ def measure(
                     tell(measured)
         device.arena.release_block()
     return found, ended
+
+
+def measure_sizes(
+    device: Device,
+    operations: Iterable[AnyConvolution],
+    limit_bytes: int,
+    seconds: float,
+    tell: Tell | None,
+) -> dict[AnyConvolution, Measured]:
+    """Time convolutions by the engines that are known from the nearest size, while there is time.
+
+    There may be no room for some.
+    """
+    found: dict[AnyConvolution, Measured] = {}
+    tables, deadline = tables_of(device), Deadline(seconds)
+    assert device.engines is not None
+    with device.arena.lock:
+        bench = Bench(device, limit_bytes, batches=BATCHES, batch_seconds=BATCH_SECONDS)
+        for operation in operations:
+            known = tables.nearest(operation)
+            if not deadline.allows(steps=1):
+                break
+            if known is None:
+                continue
+            try:
+                larger = operation.work().amount / known.work.amount
+                options = [replace(each, seconds=larger * each.seconds) for each in known.options]
+                measured = Tuning(device, bench, deadline).measured_again(
+                    launched_of(operation), options, is_complete=known.is_complete
+                )
+            finally:
+                device.engines.forget_built()
+            if measured is not None:
+                found[operation] = measured
+                tables.add(measured)
+                if tell is not None:
+                    tell(measured)
+        device.arena.release_block()
+    return found

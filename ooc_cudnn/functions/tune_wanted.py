@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Kind, Measured
 from ooc_cudnn.functions.engine_errors import border_pieces
 from ooc_cudnn.functions.tuning import launched_of, on_fewer_images
@@ -24,6 +25,11 @@ from ooc_cudnn.pricing.request import Request
 
 #: What was measured of one size serves others that are no farther from it (`Work.distance`).
 NEAR = math.log(2.0)
+#: And seconds of those that are no farther than this. By what 64 images took, launches of 32 were
+#: predicted to take 20 to 40 % less than they did, and two micro-batches looked faster than one.
+SAME = math.log(1.2)
+#: Of all seconds, what the launches of a size take that is measured for itself.
+SIZE_MATTERS = 0.005
 #: Families of convolutions that take so much of all seconds have scouts.
 FAMILY_MATTERS = 0.05
 #: What seconds count in other memory orders than that of the plan.
@@ -73,6 +79,8 @@ class Effort(NamedTuple):
     borders : bool
         Engines are checked with the padding of pieces at a border, too, wherever that occurs or
         not.
+    own_size : bool
+        What was measured of about the size that is launched is timed at that size, too.
     """
 
     every: bool = True
@@ -82,6 +90,7 @@ class Effort(NamedTuple):
     borders: bool = True
     scouts: bool = False
     compiled: bool = True
+    own_size: bool = False
 
 
 class Wanted(NamedTuple):
@@ -107,21 +116,12 @@ def what_to_measure(
 
     Those in the memory order of the plan first, what takes longest before the rest.
     """
-    engines, found = device.engines, dict[AnyConvolution, Wanted]()
-    assert engines is not None
-
-    def by_engines(operation: AnyConvolution) -> AnyConvolution:
-        # what no engine does as one is a convolution, and a pass after it
-        is_one = not isinstance(operation, FusedConvolution) or engines.chosen(operation)
-        return operation if is_one else alone(operation)
-
-    for request, plan in planned.tasks:
-        for operation in map(by_engines, convolutions_of(request, plan)):
-            seconds = request.machine.compute.seconds(operation.work())
-            share = effort.launch_seconds / max(seconds, 1e-9)
-            small = with_room(operation, planned.limit_bytes, share)
-            launched, cost = found.get(small, Wanted(operation, 0.0))
-            found[small] = Wanted(launched, cost + seconds)
+    found = dict[AnyConvolution, Wanted]()
+    for operation, seconds in launched_by(device, planned):
+        share = effort.launch_seconds / max(seconds, 1e-9)
+        small = with_room(operation, planned.limit_bytes, share)
+        launched, cost = found.get(small, Wanted(operation, 0.0))
+        found[small] = Wanted(launched, cost + seconds)
     kept: dict[AnyConvolution, Wanted] = {}
     for operation in sorted(found, key=lambda each: found[each].cost, reverse=True):
         if not serves(kept, operation):
@@ -133,6 +133,38 @@ def what_to_measure(
         if layout != forward_of(each).layout
     }
     return kept | others
+
+
+def of_own_size(device: Device, planned: Planned) -> list[AnyConvolution]:
+    """What is launched and was measured of about its size alone; what takes longest first.
+
+    In the memory order of the plan, of as many images as there is room for. What takes next to
+    none of all seconds does not count.
+    """
+    tables, costs = tables_of(device), dict[AnyConvolution, float]()
+    for launched, seconds in launched_by(device, planned):
+        operation = with_room(launched, planned.limit_bytes, 1.0)
+        costs[operation] = costs.get(operation, 0.0) + seconds
+    least = SIZE_MATTERS * sum(costs.values())
+
+    def is_of_other_size(operation: AnyConvolution) -> bool:
+        nearest = tables.nearest(operation)
+        return nearest is not None and nearest.work.distance(operation.work()) > SAME
+
+    found = [each for each, cost in costs.items() if cost >= least and is_of_other_size(each)]
+    return sorted(found, key=lambda each: costs[each], reverse=True)
+
+
+def launched_by(device: Device, planned: Planned) -> Iterator[tuple[AnyConvolution, float]]:
+    """What has engines and is launched, as `convolutions_of` says, with its predicted seconds."""
+    engines = device.engines
+    assert engines is not None
+    for request, plan in planned.tasks:
+        for operation in convolutions_of(request, plan):
+            if isinstance(operation, FusedConvolution) and not engines.chosen(operation):
+                # what no engine does as one is a convolution, and a pass after it
+                operation = alone(operation)
+            yield operation, request.machine.compute.seconds(operation.work())
 
 
 def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:

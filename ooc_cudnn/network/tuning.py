@@ -53,5 +53,6 @@ def measure_engines(
         launch_seconds=LAUNCH_SECONDS,
         borders=every,
         scouts=not every,
+        own_size=True,
     )
     return measure_what_is_launched(device, planned, effort, tell)

@@ -53,7 +53,7 @@ def _plan(
     walked = merged_axes(result.shape, [*strides, *places])
     views = [result, *images, *beside]
     written = {0: result} | dict(enumerate(beside, 1 + len(images)))
-    count, packs = 1, (1,)
+    count, packs = 1, tuple[int, ...]((1,))
     if not any(walked.inner_strides[-PLACES:]):
         # along the spatial axes the walk of an image has no steps, its kernel has
         operands = [(at, view, view.strides[2:]) for at, view in enumerate(views)]

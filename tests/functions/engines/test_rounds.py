@@ -50,16 +50,27 @@ def test_plans_turn_to_what_was_not_measured_until_all_is(make, limit):
     assert found.algorithms == ("eng101 (measured)",)
 
 
-def asking(*extents, limit_bytes=2**19):
-    """Plans that follow each other: of images of these extents."""
-    left = list(extents)
+def asking(*extents, limit_bytes=2**19, images=(2,)):
+    """Plans that follow each other: of images of these extents, and so many of them."""
+    left, numbers = list(extents), list(images)
 
     def plan():
-        x = TensorSpec((2, 4, 8, left.pop(0) if len(left) > 1 else left[0]))
+        x = TensorSpec(
+            (
+                numbers.pop(0) if len(numbers) > 1 else numbers[0],
+                4,
+                8,
+                left.pop(0) if len(left) > 1 else left[0],
+            )
+        )
         found = tune.planned_call("convolution_forward", x=x, w=W, padding=1)
         return Planned("this", [(part.request, part.plan) for part in found.parts], limit_bytes)
 
     return plan
+
+
+def images_of(found):
+    return [measured.operation.output_shape[0] for measured in found]
 
 
 def widths(found):
@@ -117,6 +128,24 @@ def test_long_launches_are_measured_on_fewer_images(make):
     device = make(FakeEngine(100, 1e-6))
     (found,) = measure_what_is_launched(device, asking(16), Effort(launch_seconds=6e-4), None)
     assert found.operation.output_shape == (1, 4, 8, 16)
+
+
+@pytest.mark.filterwarnings("ignore:the machine model asked for")
+@pytest.mark.parametrize("own_size", [True, False])
+def test_what_is_launched_is_timed_at_its_own_size(make, own_size):
+    """By the engines that are known of about that size, and no other; once."""
+    first, other = FakeEngine(100, 1e-9), FakeEngine(101, 5e-7)
+    device, effort = make(first, other), Effort(own_size=own_size)
+    with ooc_cudnn.settings(machine="h200"):  # planning tries nothing
+        found = measure_what_is_launched(device, asking(8, images=(32, 20, 18, 20)), effort, None)
+    assert images_of(found) == ([32, 20] if own_size else [32])
+    assert {option.engine.number for each in found for option in each.options} == {100}
+    launched = other.launched
+    with ooc_cudnn.settings(machine="h200"):
+        again = effort._replace(again=False)
+        found = measure_what_is_launched(device, asking(8, images=(26,)), again, None)
+    assert images_of(found) == ([26] if own_size else [])
+    assert other.launched == launched
 
 
 def test_a_size_is_nearer_by_its_sites_than_by_its_images():
