@@ -162,11 +162,24 @@ class ComputeModel(Record):
 
         By the best factor of any size of its kind, and without waiting for a last wave of tiles.
         """
-        whole = work.in_full_waves
-        sizes = self.tried.get(whole.kind, ())
-        if not sizes:
-            return self.seconds(whole)
-        return self._by_line(whole) * min(factor for _, factor in sizes)
+        return self.at_best.seconds(work.in_full_waves)
+
+    @cached_property
+    def at_best(self) -> ComputeModel:
+        """The model by which each kind is as fast as the fastest of its sizes that were tried.
+
+        Examples
+        --------
+        >>> small, large = (Work("pointwise", 0.0, nbytes) for nbytes in (1e6, 4e6))
+        >>> model = ComputeModel({"pointwise": Line(1e-12, 0.0)})
+        >>> model = model.corrected({}, tried=[(small, 2.0), (large, 5.0)])
+        >>> model.seconds(large), model.at_best.seconds(large)
+        (2e-05, 8e-06)
+        """
+        if not self.bends:
+            return self
+        best = {kind: (min(sizes, key=itemgetter(1)),) for kind, sizes in self.tried.items()}
+        return replace(self, tried=best)
 
     def _by_line(self, work: Work) -> float:
         return self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)

@@ -241,11 +241,13 @@ class Tables:
 
     def nearest(self, operation: AnyConvolution) -> Measured | None:
         """Return what was measured of the nearest size of the same kind; None if none was."""
+        having = self.sizes(operation)
+        return operation.work().nearest(having, attrgetter("work")) if having else None
+
+    def sizes(self, operation: AnyConvolution) -> list[Measured]:
+        """Return what was measured of a convolution's kind and may be run: each size once."""
         of_kind = self._by_kind.get(Kind.of(operation), {}) if self._by_kind else {}
-        having = [each for each in of_kind.values() if each.options]  # all may have failed
-        if not having:
-            return None
-        return operation.work().nearest(having, attrgetter("work"))
+        return [each for each in of_kind.values() if each.options]  # all may have failed
 
     def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
         """Return the engines to run a convolution with, by the nearest size that was measured.

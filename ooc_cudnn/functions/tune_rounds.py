@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import replace
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import save_tables, tables_of
@@ -23,6 +22,7 @@ from ooc_cudnn.functions.tune_wanted import (
     Wanted,
     family_of,
     has_borders,
+    known_options,
     of_own_size,
     scouts_of,
     serves,
@@ -200,7 +200,7 @@ def measure_sizes(
     seconds: float,
     tell: Tell | None,
 ) -> dict[AnyConvolution, Measured]:
-    """Time convolutions by the engines that are known from the nearest size, while there is time.
+    """Time convolutions by the engines that are known of their kinds, while there is time.
 
     There may be no room for some.
     """
@@ -216,10 +216,10 @@ def measure_sizes(
             if known is None:
                 continue
             try:
-                larger = operation.work().amount / known.work.amount
-                options = [replace(each, seconds=larger * each.seconds) for each in known.options]
                 measured = Tuning(device, bench, deadline).measured_again(
-                    launched_of(operation), options, is_complete=known.is_complete
+                    launched_of(operation),
+                    known_options(tables, operation),
+                    is_complete=known.is_complete,
                 )
             finally:
                 device.engines.forget_built()

@@ -131,14 +131,16 @@ def _on_host(request: Request) -> Plan:
 def _in_core(request: Request, target: Target) -> Plan | None:
     """The plan of a call that copies nothing: as few pieces as can be, along its images.
 
-    More of them where engines were measured, and only so there is room for the fastest. Where there
-    is none anyhow, the fastest by the engines that there is room for, in whichever memory order.
+    More of them where engines were measured, and only so there is room for the fastest, or where
+    smaller ones were measured to be faster. Where there is no room anyhow, the fastest by the
+    engines that there is room for, in whichever memory order.
     None if it copies something, or takes more memory so than there is; then a plan is searched.
     """
     if len(request.computed_on_in_place) < len(request.specs):
         return None
     made, images = replace(request, row_axes=()), request.chain.extents.n
     ask_workspace, found = target.ask_workspace, list[Plan]()
+    roomy: Plan | None = None
     for parts in (1, 2, 4, 8, 16, 32, 64):
         if parts > images or (not request.chain.may_cut("n") and parts > 1):
             break
@@ -147,10 +149,15 @@ def _in_core(request: Request, target: Target) -> Plan | None:
         if plan is None:
             continue
         found.append(plan)
-        if plan.seconds > WORTH_PIECES * found[0].seconds:
+        if plan.seconds > WORTH_PIECES * min(each.seconds for each in found):
             break
         if _has_its_engines(made, plan, ask_workspace):
-            return plan
+            if roomy is None or WORTH_PIECES * plan.seconds < roomy.seconds:
+                roomy = plan
+            if not request.machine.compute.bends:
+                break
+    if roomy is not None:
+        return roomy
     if target.options is not None:
         for layout in request.layouts:
             planner = Planner(replace(made, layouts=(layout,)), ask_workspace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from ooc_cudnn.network.bound import kind_of
@@ -17,12 +18,14 @@ from ooc_cudnn.tensor import memory_order, packed_strides
 class LeastComputing:
     """Seconds of computing that no plan of a step is below, its maps in a memory order.
 
-    Each phase is one piece here, and in whichever layout takes least; what is laid out anew for
-    that takes its time.
+    Each phase is one piece here, or as fast as the fastest size of pieces that was measured, and in
+    whichever layout takes least; what is laid out anew for that takes its time.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms, self._known = terms, dict[Hashable, float]()
+        machine = terms.target.machine
+        self._machine = replace(machine, compute=machine.compute.at_best)
         #: The step that was asked for last, and its seconds by order: it is asked for often.
         self._last: tuple[Step | None, dict[str, list[float]]] = None, {}
 
@@ -44,7 +47,7 @@ class LeastComputing:
         orders = self._orders(step, phase, order_of)
         kind = kind_of(phase.call), tuple(orders.items())
         if kind not in self._known:
-            machine, layouts = self._terms.target.machine, self._terms.target.layouts
+            machine, layouts = self._machine, self._terms.target.layouts
             self._known[kind] = (
                 min(seconds_in(layout, phase.call, machine, orders) for layout in layouts)
                 if orders
