@@ -5,10 +5,12 @@
 //                           POSITIVE: 255 for a maximum that is not above 0, as behind a ReLU.
 //                           WITH_Y: y = the maxima, too
 //     pooling_from_indices  dx = sum of dy over the windows whose index says so
+//     ..._rows              the same where a row's elements lie side by side (NCHW)
 //
 // Memory traffic: forward reads x and writes a byte for each window; backward reads that byte and dy,
 // and writes dx. What windows share is read again, from the caches.
-// A thread has a pack of the result, along the channels where these lie innermost. The walk's last
+// A thread has a pack of the result: along the channels where these lie innermost, or along a row. An
+// element for each thread is slow, for finding its place takes some 200 instructions. The walk's last
 // three operands, of which nothing is read, carry its place along the spatial axes; where there are
 // fewer than three, the first ones are 1. Windows and strides are known when this is compiled: their
 // quotients cost little, and the loads of a row of a window do not wait for each other.
