@@ -170,11 +170,11 @@ class ComputeModel(Record):
 
         Examples
         --------
-        >>> small, large = (Work("pointwise", 0.0, nbytes) for nbytes in (1e6, 4e6))
-        >>> model = ComputeModel({"pointwise": Line(1e-12, 0.0)})
+        >>> small, large = (Work("pointwise", 0.0, nbytes) for nbytes in (1.0, 4.0))
+        >>> model = ComputeModel({"pointwise": Line(1.0, 0.0)})
         >>> model = model.corrected({}, tried=[(small, 2.0), (large, 5.0)])
         >>> model.seconds(large), model.at_best.seconds(large)
-        (2e-05, 8e-06)
+        (20.0, 8.0)
         """
         if not self.bends:
             return self
