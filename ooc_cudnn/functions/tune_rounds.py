@@ -99,8 +99,9 @@ def measure_what_is_launched(
         if left <= 0.0:
             break
         if planned.is_as_run and not missing:
-            sizes = [each for each in of_own_size(device, planned) if each not in timed]
-            if not effort.own_size or not sizes:
+            sizes = of_own_size(device, planned, has_learnt=bool(found)) if effort.own_size else []
+            sizes = [each for each in sizes if each not in timed]
+            if not sizes:
                 break
             timed.update(sizes)
             found |= measure_sizes(device, sizes, planned.limit_bytes, left, tell)
@@ -216,16 +217,19 @@ def measure_sizes(
             if known is None:
                 continue
             try:
+                options, further = known_options(tables, operation)
                 measured = Tuning(device, bench, deadline).measured_again(
                     launched_of(operation),
-                    known_options(tables, operation),
-                    is_complete=known.is_complete,
+                    options,
+                    further=further,
+                    is_complete=known.is_complete and known.operation == operation,
                 )
             finally:
                 device.engines.forget_built()
             if measured is not None:
                 found[operation] = measured
                 tables.add(measured)
+                save_tables(device)
                 if tell is not None:
                     tell(measured)
         device.arena.release_block()

@@ -136,12 +136,12 @@ def what_to_measure(
     return kept | others
 
 
-def of_own_size(device: Device, planned: Planned) -> list[AnyConvolution]:
+def of_own_size(device: Device, planned: Planned, *, has_learnt: bool) -> list[AnyConvolution]:
     """What is launched and may be known better by engines of its kind; what takes longest first.
 
-    It was measured of about its size alone, or another size has an engine that may be faster. In
-    the memory order of the plan, of as many images as there is room for. What takes next to none of
-    all seconds does not count.
+    It was measured of about its size alone; or another size has an engine that may be faster, if
+    anything was measured (`has_learnt`) since that was looked at. In the memory order of the plan,
+    of as many images as there is room for. What takes next to none of all seconds does not count.
     """
     tables, costs = tables_of(device), dict[AnyConvolution, float]()
     for launched, seconds in launched_by(device, planned):
@@ -155,29 +155,34 @@ def of_own_size(device: Device, planned: Planned) -> list[AnyConvolution]:
             return False
         if nearest.work.distance(operation.work()) > SAME:
             return True
-        tried = {option.engine for option in nearest.options}
+        _, further = known_options(tables, operation) if has_learnt else ((), ())
         fastest = nearest.options[0].seconds
-        return any(
-            PRUNED_AT * option.seconds < fastest and option.engine not in tried
-            for option in known_options(tables, operation)
-        )
+        return any(PRUNED_AT * option.seconds < fastest for option in further)
 
     found = [each for each, cost in costs.items() if cost >= least and may_be_known_better(each)]
     return sorted(found, key=lambda each: costs[each], reverse=True)
 
 
-def known_options(tables: Tables, operation: AnyConvolution) -> list[Option]:
-    """Engines of the nearest size, and the fastest of each other size; what they would take.
+def known_options(tables: Tables, operation: AnyConvolution) -> tuple[list[Option], list[Option]]:
+    """Engines of the nearest size, and others that are fastest at some size; what they would take.
 
     On an H200 no engine that the heuristics rank makes a data gradient of 64 rows in less than 11
     ms, and one of those that they rank for 32 rows makes these in 0.7.
     """
-    work, found = operation.work(), dict[Engine, Option]()
-    for measured in sorted(tables.sizes(operation), key=lambda each: each.work.distance(work)):
-        larger = work.amount / measured.work.amount
-        for option in measured.options if not found else measured.options[:1]:
-            found.setdefault(option.engine, replace(option, seconds=larger * option.seconds))
-    return list(found.values())
+    work, nearest = operation.work(), tables.nearest(operation)
+    if nearest is None:
+        return [], []
+
+    def would_take(measured: Measured, option: Option) -> Option:
+        return replace(option, seconds=work.amount / measured.work.amount * option.seconds)
+
+    known = {option.engine: would_take(nearest, option) for option in nearest.options}
+    further = dict[Engine, Option]()
+    for each in sorted(tables.sizes(operation), key=lambda each: each.work.distance(work)):
+        fastest = each.options[0]
+        if fastest.engine not in known:
+            further.setdefault(fastest.engine, would_take(each, fastest))
+    return list(known.values()), list(further.values())
 
 
 def launched_by(device: Device, planned: Planned) -> Iterator[tuple[AnyConvolution, float]]:

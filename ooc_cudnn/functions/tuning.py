@@ -185,13 +185,14 @@ class Tuning:
         launched: Launched,
         options: Iterable[Option],
         *,
+        further: Iterable[Option] = (),
         is_complete: bool = True,
         allowance: Allowance | None = None,
     ) -> Measured | None:
         """Time engines that are known from another size of the same kind: no other is tried.
 
         Those for which there is no room or no time, and those that are many times slower, keep
-        their place among the others.
+        their place among the others; of `further` engines none is kept that was not timed.
         `is_complete` says whether every engine was tried then. What launches take is taken from the
         allowance.
         """
@@ -219,6 +220,10 @@ class Tuning:
                 left.append(replace(option, workspace_bytes=nbytes))
         if not found:
             return None
+        for option in filter(is_worth_timing, further):
+            if timed := self._timed(launched, option, allowance.left):
+                found.append(timed)
+                allowance.take(timed.option.seconds, timed.expected)
         ratio = found[0].option.seconds / found[0].expected
         for option in left:
             seconds = ratio * option.seconds

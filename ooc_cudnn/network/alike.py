@@ -149,12 +149,12 @@ def _in_core(request: Request, target: Target) -> Plan | None:
         if plan is None:
             continue
         found.append(plan)
-        if plan.seconds > WORTH_PIECES * min(each.seconds for each in found):
+        if plan.seconds > WORTH_PIECES * (roomy or found[0]).seconds:
             break
         if _has_its_engines(made, plan, ask_workspace):
             if roomy is None or WORTH_PIECES * plan.seconds < roomy.seconds:
                 roomy = plan
-            if not request.machine.compute.bends:
+            if not _bends(made, plan):
                 break
     if roomy is not None:
         return roomy
@@ -168,6 +168,15 @@ def _in_core(request: Request, target: Target) -> Plan | None:
         return plan.seconds + longer * plan.compute_seconds
 
     return min(found, key=seconds_of, default=None)
+
+
+def _bends(request: Request, plan: Plan) -> bool:
+    """Whether something that a plan launches was measured at several sizes."""
+    compute = request.machine.compute
+    return compute.bends and any(
+        len(compute.tried.get(launch.operation.work().kind, ())) > 1
+        for launch, _ in distinct_launches(request, plan)
+    )
 
 
 def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace | None) -> bool:

@@ -3,8 +3,8 @@
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.engine_files import forget_tables
-from ooc_cudnn.devices.engines import Measured, Option, Tables
+from ooc_cudnn.devices.engine_files import forget_tables, tables_of
+from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
 from ooc_cudnn.functions import tune, tune_rounds
 from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
 from ooc_cudnn.functions.tune_wanted import Effort, Planned
@@ -146,6 +146,25 @@ def test_what_is_launched_is_timed_at_its_own_size(make, own_size):
         found = measure_what_is_launched(device, asking(8, images=(26,)), again, None)
     assert images_of(found) == ([26] if own_size else [])
     assert other.launched == launched
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_was_fast_at_another_size_is_kept_if_it_was_timed(make, fails):
+    """A table had lost its measured engine to one that does not run there."""
+    known, other = FakeEngine(100, 8e-9), FakeEngine(101, 1e-9)
+    device = make(known, other)
+    small, large = (Convolution.of((n, 4, 8, 8), W.shape, padding=1) for n in (8, 32))
+    slow, fast = (
+        Option(seconds, 0, Engine(number)) for seconds, number in ((4e-6, 100), (8e-6, 101))
+    )
+    for operation, option in ((small, slow), (large, fast)):
+        tables_of(device).add(Measured(operation.work(), (option,), operation))
+    other.fails = fails
+    found = tune_rounds.measure_sizes(device, [small], 2**20, 9.0, None)
+    assert [each.engine.number for each in found[small].options] == [100 if fails else 101]
+    assert (other.launched > 0) is not fails
+    assert tables_of(device).options(large)[0].engine.number == 101
+    assert found[small].is_complete
 
 
 def test_a_size_is_nearer_by_its_sites_than_by_its_images():
