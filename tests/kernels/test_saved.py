@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.masks import masked_gradient, slope_mask
 from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
-from ooc_cudnn.devices.kernels.pooling_indices import pooling_indices
+from ooc_cudnn.devices.kernels.pooling_indices import _loaded, pooling_indices
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask, mask_shape
@@ -115,3 +115,17 @@ def test_indices(case, dtype, layout):
             pooling_backward(backward, Call((index.view, dy.view), dx.view))
             expected = backward.reference(index.result(), dy.array)
             assert_close(dx.result(), expected, dtype, 2.0**-20 * np.abs(dy.wide).max() * 9)
+
+
+@pytest.mark.parametrize(
+    ("offset", "width", "padding", "loaded"),
+    [(0, 16, 0, 4), (2, 16, 0, 2), (1, 16, 0, 1), (0, 18, 0, 2), (0, 16, 1, 1)],
+)
+def test_rows_are_loaded_in_packs_where_they_begin_on_boundaries(offset, width, padding, loaded):
+    shape = (2, 2, 4, width)
+    x = Operand(shape, "float32", offset=offset, data=random(shape, 1))
+    forward = Pooling.of(shape, window=2, padding=(0, padding))
+    assert _loaded(forward, x.view, 4) == loaded
+    index = Bytes(forward.output_shape, "first")
+    pooling_indices(PoolingIndices(forward), Call((x.view, None), index.view))
+    np.testing.assert_array_equal(index.result(), PoolingIndices(forward).reference(x.array))
