@@ -23,6 +23,7 @@ from ooc_cudnn.functions.tune_wanted import (
     family_of,
     has_borders,
     known_options,
+    launched_by,
     of_own_size,
     scouts_of,
     serves,
@@ -82,7 +83,8 @@ def measure_what_is_launched(
     began = time.perf_counter()
     for _ in range(MOST_ROUNDS):
         planned = plan()
-        wanted = what_to_measure(device, planned, effort)
+        launched = list(launched_by(device, planned))
+        wanted = what_to_measure(device, launched, planned.limit_bytes, effort)
         if not wanted:
             raise NothingToTuneError(f"{planned.name} launches no convolution that has engines")
         if not effort.borders and has_borders(planned):
@@ -99,7 +101,11 @@ def measure_what_is_launched(
         if left <= 0.0:
             break
         if planned.is_as_run and not missing:
-            sizes = of_own_size(device, planned, has_learnt=bool(found)) if effort.own_size else []
+            if not effort.own_size:
+                break
+            sizes = of_own_size(
+                tables_of(device), launched, planned.limit_bytes, has_learnt=bool(found)
+            )
             sizes = [each for each in sizes if each not in timed]
             if not sizes:
                 break
@@ -184,12 +190,9 @@ def measure(
             ended += 1
             if measured is not None:
                 found[operation] = measured
-                tables_of(device).add(measured)
-                save_tables(device)  # what is measured stays, whatever happens next
+                _take(device, measured, tell)
                 if operation in scouts:
                     best[family_of(operation)] = tuple(each.engine for each in measured.options)
-                if tell is not None:
-                    tell(measured)
         device.arena.release_block()
     return found, ended
 
@@ -216,8 +219,8 @@ def measure_sizes(
                 break
             if known is None:
                 continue
+            options, further = known_options(tables, operation, known)
             try:
-                options, further = known_options(tables, operation)
                 measured = Tuning(device, bench, deadline).measured_again(
                     launched_of(operation),
                     options,
@@ -228,9 +231,14 @@ def measure_sizes(
                 device.engines.forget_built()
             if measured is not None:
                 found[operation] = measured
-                tables.add(measured)
-                save_tables(device)
-                if tell is not None:
-                    tell(measured)
+                _take(device, measured, tell)
         device.arena.release_block()
     return found
+
+
+def _take(device: Device, measured: Measured, tell: Tell | None) -> None:
+    """Store what was measured at once, so that it stays whatever happens next, and tell of it."""
+    tables_of(device).add(measured)
+    save_tables(device)
+    if tell is not None:
+        tell(measured)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Engine, Kind, Measured, Option, Tables
 from ooc_cudnn.functions.engine_errors import border_pieces
 from ooc_cudnn.functions.tuning import PRUNED_AT, launched_of, on_fewer_images
@@ -25,8 +24,8 @@ from ooc_cudnn.pricing.request import Request
 
 #: What was measured of one size serves others that are no farther from it (`Work.distance`).
 NEAR = math.log(2.0)
-#: And seconds of those that are no farther than this. By what 64 images took, launches of 32 were
-#: predicted to take 20 to 40 % less than they did, and two micro-batches looked faster than one.
+#: And seconds of those that are no farther than this. By what 64 images took, gradients of 32 were
+#: predicted to take about a quarter less than they did: two micro-batches looked faster than one.
 SAME = math.log(1.2)
 #: Of all seconds, what the launches of a size take that is measured for itself.
 SIZE_MATTERS = 0.005
@@ -111,42 +110,51 @@ class Wanted(NamedTuple):
 
 
 def what_to_measure(
-    device: Device, planned: Planned, effort: Effort
+    device: Device,
+    launched: Iterable[tuple[AnyConvolution, float]],
+    limit_bytes: int,
+    effort: Effort,
 ) -> dict[AnyConvolution, Wanted]:
     """What is to be measured: a convolution of each kind and size that is launched, in each order.
 
     Those in the memory order of the plan first, what takes longest before the rest.
     """
     found = dict[AnyConvolution, Wanted]()
-    for operation, seconds in launched_by(device, planned):
+    for operation, seconds in launched:
         share = effort.launch_seconds / max(seconds, 1e-9)
-        small = with_room(operation, planned.limit_bytes, share)
-        launched, cost = found.get(small, Wanted(operation, 0.0))
-        found[small] = Wanted(launched, cost + seconds)
+        small = with_room(operation, limit_bytes, share)
+        first, cost = found.get(small, Wanted(operation, 0.0))
+        found[small] = Wanted(first, cost + seconds)
     kept: dict[AnyConvolution, Wanted] = {}
     for operation in sorted(found, key=lambda each: found[each].cost, reverse=True):
         if not serves(kept, operation):
             kept[operation] = found[operation]
     others = {
-        lying(each, layout): Wanted(lying(launched, layout), OTHER_ORDERS * cost)
-        for each, (launched, cost) in kept.items()
+        lying(each, layout): Wanted(lying(first, layout), OTHER_ORDERS * cost)
+        for each, (first, cost) in kept.items()
         for layout in device.layouts(forward_of(each).dtype)
         if layout != forward_of(each).layout
     }
     return kept | others
 
 
-def of_own_size(device: Device, planned: Planned, *, has_learnt: bool) -> list[AnyConvolution]:
+def of_own_size(
+    tables: Tables,
+    launched: Iterable[tuple[AnyConvolution, float]],
+    limit_bytes: int,
+    *,
+    has_learnt: bool,
+) -> list[AnyConvolution]:
     """What is launched and may be known better by engines of its kind; what takes longest first.
 
     It was measured of about its size alone; or another size has an engine that may be faster, if
     anything was measured (`has_learnt`) since that was looked at. In the memory order of the plan,
     of as many images as there is room for. What takes next to none of all seconds does not count.
     """
-    tables, costs = tables_of(device), dict[AnyConvolution, float]()
-    for launched, seconds in launched_by(device, planned):
-        operation = with_room(launched, planned.limit_bytes, 1.0)
-        costs[operation] = costs.get(operation, 0.0) + seconds
+    costs = dict[AnyConvolution, float]()
+    for operation, seconds in launched:
+        fitting = with_room(operation, limit_bytes, 1.0)
+        costs[fitting] = costs.get(fitting, 0.0) + seconds
     least = SIZE_MATTERS * sum(costs.values())
 
     def may_be_known_better(operation: AnyConvolution) -> bool:
@@ -155,7 +163,9 @@ def of_own_size(device: Device, planned: Planned, *, has_learnt: bool) -> list[A
             return False
         if nearest.work.distance(operation.work()) > SAME:
             return True
-        _, further = known_options(tables, operation) if has_learnt else ((), ())
+        if not has_learnt:
+            return False
+        _, further = known_options(tables, operation, nearest)
         fastest = nearest.options[0].seconds
         return any(PRUNED_AT * option.seconds < fastest for option in further)
 
@@ -163,26 +173,27 @@ def of_own_size(device: Device, planned: Planned, *, has_learnt: bool) -> list[A
     return sorted(found, key=lambda each: costs[each], reverse=True)
 
 
-def known_options(tables: Tables, operation: AnyConvolution) -> tuple[list[Option], list[Option]]:
+def known_options(
+    tables: Tables, operation: AnyConvolution, nearest: Measured
+) -> tuple[list[Option], list[Option]]:
     """Engines of the nearest size, and others that are fastest at some size; what they would take.
 
-    On an H200 no engine that the heuristics rank makes a data gradient of 64 rows in less than 11
-    ms, and one of those that they rank for 32 rows makes these in 0.7.
+    On an H100 no engine that the heuristics rank makes the data gradient of a linear layer of 64
+    rows in less than 11 ms. One that was found for 32 rows makes it in 1.5.
     """
-    work, nearest = operation.work(), tables.nearest(operation)
-    if nearest is None:
-        return [], []
+    work = operation.work()
 
     def would_take(measured: Measured, option: Option) -> Option:
         return replace(option, seconds=work.amount / measured.work.amount * option.seconds)
 
-    known = {option.engine: would_take(nearest, option) for option in nearest.options}
+    known = [would_take(nearest, option) for option in nearest.options]
+    engines = {option.engine for option in known}
     further = dict[Engine, Option]()
     for each in sorted(tables.sizes(operation), key=lambda each: each.work.distance(work)):
         fastest = each.options[0]
-        if fastest.engine not in known:
+        if fastest.engine not in engines:
             further.setdefault(fastest.engine, would_take(each, fastest))
-    return list(known.values()), list(further.values())
+    return known, list(further.values())
 
 
 def launched_by(device: Device, planned: Planned) -> Iterator[tuple[AnyConvolution, float]]:

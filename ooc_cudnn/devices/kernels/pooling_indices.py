@@ -52,18 +52,21 @@ def _plan(
     ]
     walked = merged_axes(result.shape, [*strides, *places])
     views = [result, *images, *beside]
-    written = {0: result} | dict(enumerate(beside, 1 + len(images)))
-    count, packs = 1, tuple[int, ...]((1,))
+    packs: tuple[int, ...] = (1,)
     if not any(walked.inner_strides[-PLACES:]):
         # along the spatial axes the walk of an image has no steps, its kernel has
         operands = [(at, view, view.strides[2:]) for at, view in enumerate(views)]
-        count = _count(walked, operands, PACK_BYTES // max(view.item_bytes for view in views))
-        packs = (count,)
+        most = PACK_BYTES // max(view.item_bytes for view in views)
+        packs = (_count(walked, operands, most),)
     elif walked.inner_strides[-PLACES:] == (0, 0, 1):
-        count = _count(walked, [(at, view, ()) for at, view in written.items()], most_in_row)
+        written = [
+            (0, result, ()),
+            *((at, view, ()) for at, view in enumerate(beside, 1 + len(images))),
+        ]
+        count = _count(walked, written, most_in_row)
         if count > 1:
             kernel, packs = f"{kernel}_rows", (count, *loaded(count))
-    numbers = walk_numbers(walked, count)
+    numbers = walk_numbers(walked, packs[0])
     windows = (*three(forward.window, 1), *three(forward.stride, 1))
     before = three([pair[0] for pair in forward.padding], 0)
     extent, *steps = where

@@ -54,15 +54,11 @@ def asking(*extents, limit_bytes=2**19, images=(2,)):
     """Plans that follow each other: of images of these extents, and so many of them."""
     left, numbers = list(extents), list(images)
 
+    def following(values):
+        return values.pop(0) if len(values) > 1 else values[0]
+
     def plan():
-        x = TensorSpec(
-            (
-                numbers.pop(0) if len(numbers) > 1 else numbers[0],
-                4,
-                8,
-                left.pop(0) if len(left) > 1 else left[0],
-            )
-        )
+        x = TensorSpec((following(numbers), 4, 8, following(left)))
         found = tune.planned_call("convolution_forward", x=x, w=W, padding=1)
         return Planned("this", [(part.request, part.plan) for part in found.parts], limit_bytes)
 
