@@ -29,6 +29,7 @@ SCRIPTS = (
     "functions",
     "chain_vgg",
     "kernels",
+    "passes",
     "layouts",
 )
 #: Cases of `benchmarks.networks`, a process each.

@@ -19,10 +19,13 @@ from ooc_cudnn.operations.launches import Launch
 from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Axes of (n, c, h, w) from the outermost in memory to the innermost.
 LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
 FLOAT_BYTES = 4
+#: In results of integers before they are written.
+UNWRITTEN = 165
 
 #: Table 1 of Li et al.: images, channels and extent of each convolution's input.
 CONVOLUTIONS = {
@@ -53,11 +56,12 @@ Tensors = Mapping[str, Any]
 
 
 class Laid(NamedTuple):
-    """A tensor of a case: shape, memory layout, dtype, and where its values are from."""
+    """A tensor of a case: shape, memory layout, where its values are from (`values`), and dtype."""
 
     shape: tuple[int, ...]
     layout: str = "NCHW"
     fill: str = ""
+    dtype: str = "float32"
 
     def strides(self) -> tuple[int, ...]:
         strides, step = [0] * len(self.shape), 1
@@ -91,7 +95,7 @@ class Case:
     @property
     def nbytes(self) -> int:
         """Bytes read and written, each once."""
-        return FLOAT_BYTES * sum(math.prod(laid.shape) for laid in self.tensors.values())
+        return sum(ITEM_BYTES[laid.dtype] * math.prod(laid.shape) for laid in self.tensors.values())
 
 
 def view_of(tensor: Any) -> DeviceView:
@@ -236,25 +240,44 @@ def poolings(shape: tuple[int, ...], window: int, name: str, mode: str) -> Itera
 
 
 def filled(torch: Any, case: Case, place: str) -> dict[str, Any]:
-    """The tensors of a case, with NaN where results belong."""
-    made = {}
+    """The tensors of a case, with NaN (of integers, 165) where results belong."""
+    made: dict[str, Any] = {}
     for name, laid in case.tensors.items():
-        tensor = torch.empty_strided(
-            laid.shape, laid.strides(), dtype=torch.float32, device=place
-        ).fill_(math.nan)
-        if laid.fill in ("random", "softmax", "sixteenths"):
-            tensor.normal_()
-        if laid.fill == "softmax":
-            tensor.copy_(torch.softmax(tensor, 1))
-        if laid.fill == "sixteenths":  # whose sums are exact, in any order
-            tensor.copy_((tensor * 16).round_() / 16)
-        made[name] = tensor
+        dtype = getattr(torch, laid.dtype)
+        tensor = torch.empty_strided(laid.shape, laid.strides(), dtype=dtype, device=place)
+        tensor.fill_(math.nan if dtype.is_floating_point else UNWRITTEN)
+        found = values(torch, laid, place, made)
+        made[name] = tensor if found is None else tensor.copy_(found)
     if case.tensors.get("y", Laid(())).fill == "pooled":
         forward = case.launch.operation.forward
         made["y"].copy_(
             torch.nn.functional.max_pool2d(made["x"].contiguous(), forward.window[0], STRIDE)
         )
     return made
+
+
+def values(torch: Any, laid: Laid, place: str, made: Tensors) -> Any:
+    """What `fill` says; None of results. `made` are the tensors of the case before this one."""
+    kind, _, bound = laid.fill.partition(" ")
+    if kind in ("", "pooled"):
+        return None
+    if kind in ("bytes", "below", "seed"):
+        most = {"bytes": 256, "seed": 2**31}.get(kind) or int(bound)
+        return torch.randint(most, laid.shape, device=place)
+    if kind == "swish":
+        return torch.nn.functional.silu(made["x"].float())
+    if kind == "peaks":  # of each image, and the sum of the exponentials below it
+        peak = made["x"].float().flatten(1).logsumexp(1)
+        return torch.stack([peak, torch.ones_like(peak)], 1)
+    drawn = torch.randn(laid.shape, device=place)
+    changes: dict[str, Callable[[Any], Any]] = {
+        "random": lambda x: x,
+        "softmax": lambda x: torch.softmax(x, 1),
+        "sixteenths": lambda x: (x * 16).round_() / 16,  # whose sums are exact, in any order
+        "positive": lambda x: x.abs() + 0.5,
+        "large": lambda x: 1e5 * x,
+    }
+    return changes[kind](drawn)
 
 
 @cache

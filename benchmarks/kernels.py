@@ -19,7 +19,7 @@ from typing import Any
 
 import ooc_cudnn
 from benchmarks import common, kernel_trials
-from benchmarks.kernel_cases import Case, cases, filled, view_of
+from benchmarks.kernel_cases import UNWRITTEN, Case, cases, filled, view_of
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
 
@@ -128,7 +128,7 @@ class Bench:
     def contents(self, case: Case, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Run on a result of NaN, and compare every element with PyTorch's."""
         result = tensors[case.launch.output]
-        result.fill_(math.nan)
+        result.fill_(math.nan if result.dtype.is_floating_point else UNWRITTEN)
         self.ours(case, tensors)()
         self.report.synchronize()
         expected = case.expected(self.torch, tensors)
@@ -235,14 +235,15 @@ def compiled(bench: Bench, wanted: Sequence[Case], until: float) -> None:
     del left
 
 
-def body(report: common.Report) -> None:
+def measured(report: common.Report, every: Sequence[Case]) -> Bench:
+    """Measure the cases that are asked for, as far as time allows, and print them."""
     import torch
 
     arguments = report.arguments
     bench = Bench(report, torch)
     until = report.begin + arguments.seconds
     wanted = [
-        case for case in cases(quick=report.quick)
+        case for case in every
         if not arguments.only or any(word in f"{case.group} {case.name}" for word in arguments.only)
     ]  # fmt: skip
     torch.manual_seed(0)
@@ -260,19 +261,29 @@ def body(report: common.Report) -> None:
                 report.check(f"{case.name}: contents", found)
     bench.judge()
     print(bench.table())
-    if arguments.cuda and arguments.trials:
-        found = kernel_trials.run(bench, lambda: until + TRIAL_SECONDS - time.perf_counter())
+    return bench
+
+
+def body(report: common.Report) -> None:
+    bench = measured(report, cases(quick=report.quick))
+    if report.arguments.cuda and report.arguments.trials:
+        until = report.begin + report.arguments.seconds + TRIAL_SECONDS
+        found = kernel_trials.run(bench, lambda: until - time.perf_counter())
         report.measure("trials", found, spoken=f"{len(found)}")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=70, help="no case is begun after so many")
-    parser.add_argument("--trials", action=argparse.BooleanOptionalAction, default=True,
-                        help="measure other tiles and boxes, too")  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has a word")
 
 
-main = partial(common.run, NAME, body, __doc__, more=options)
+def more_options(parser: argparse.ArgumentParser) -> None:
+    options(parser)
+    parser.add_argument("--trials", action=argparse.BooleanOptionalAction, default=True,
+                        help="measure other tiles and boxes, too")  # fmt: skip
+
+
+main = partial(common.run, NAME, body, __doc__, more=more_options)
 
 if __name__ == "__main__":
     common.main(main)
