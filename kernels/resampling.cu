@@ -1,10 +1,12 @@
-// What is made of runs of neighbours that vary: interpolation, adaptive pooling, padding, cropping.
+// What is made of runs of neighbours that vary: adaptive pooling, and nearest neighbours at places
+// that are rounded to float32.
 //
 //     resample               y from x: the weighted sum, or the largest, of a run along every axis
 //     resample_gradient      dx of a sum from dy: gathered over the outputs that see an element
 //     resample_max_gradient  dx of a maximum from y, dy and x, gathered in the same way
 //
-// Where each output is one element of x, as it is, taking_*.cu are faster.
+// Where each output is one element of x, as it is, taking_*.cu are faster; interpolation.cu has what
+// lies between two.
 //
 // Memory traffic: each result is written once. An operand is read once for each element that needs it:
 // what neighbours share, from the caches.
@@ -14,12 +16,12 @@
 
 #include "pooling.cuh"
 
-enum Kind { NEAREST = 0, LINEAR = 1, WINDOWS = 2 };
+enum Kind { NEAREST = 0, WINDOWS = 1 };
 
 // One axis of the whole tensors: `extent` of x, `count` of y. Axes that are not there have 1 and 1.
 struct Axis {
     long long extent, count;
-    long long step, per, reach, before, after;  // reach: of LINEAR twice the half
+    long long step, per, reach, before, after;
     double scale;                               // of NEAREST
 };
 
@@ -38,7 +40,6 @@ struct Resampling {
 struct Run {
     long long start, stop;
     long long divisor;  // WINDOWS
-    double beyond;      // LINEAR: how far the place is beyond the first element
 };
 
 // As floor_quotient, and in 32 bits where the numbers allow it.
@@ -50,19 +51,10 @@ template <int KIND>
 __device__ inline Run run_of(const Axis &axis, long long o) {
     Run run;
     run.divisor = 1;
-    run.beyond = 0;
     if constexpr (KIND == NEAREST) {
         const long long at = (long long)floorf(__fmul_rn((float)o, (float)axis.scale));
         run.start = least(at, axis.extent - 1);
         run.stop = run.start + 1;
-    } else if constexpr (KIND == LINEAR) {
-        const long long whole = 2 * axis.per;
-        const long long place =
-            most((2 * o + axis.reach) * axis.step - axis.reach * axis.per, 0LL);
-        run.start = least(quotient(place, whole), axis.extent - 1);
-        run.stop = least(run.start + 2, axis.extent);
-        run.beyond = (double)(place - run.start * whole) / (double)whole;
-        if (run.beyond > 1) run.beyond = 1;
     } else {
         const long long at = o * axis.step;
         const long long start = rounded_down(at, axis.per) - axis.before;
@@ -78,10 +70,6 @@ __device__ inline Run run_of(const Axis &axis, long long o) {
 template <int KIND, typename A>
 __device__ inline A weight(const Run &run, long long i) {
     if constexpr (KIND == NEAREST) return A(1);
-    if constexpr (KIND == LINEAR) {
-        if (run.stop - run.start == 1) return A(1);
-        return A(i == run.start ? 1 - run.beyond : run.beyond);
-    }
     return A(1) / A(run.divisor);
 }
 
@@ -95,8 +83,6 @@ template <int KIND>
 __device__ inline Outputs outputs_of(const Axis &axis, long long i) {
     double guess = 0;
     if constexpr (KIND == NEAREST) guess = axis.scale > 0 ? i / axis.scale : 0;
-    else if (axis.step > 0 && KIND == LINEAR)
-        guess = ((i - 1.0) * axis.per + 0.5 * axis.reach * (axis.per - axis.step)) / axis.step;
     else if (axis.step > 0)
         guess = ((double)(i + axis.before) * axis.per - axis.reach) / axis.step;
     Outputs found;

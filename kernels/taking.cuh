@@ -88,8 +88,8 @@ template <typename I>
 struct Column {
     I row, pack;
 
-    __device__ Column(const Taking<I> &g, long long tile, int packs_a_thread) {
-        const I down = quotient((I)tile, g.column_tiles), across = (I)tile - down * g.column_tiles;
+    __device__ Column(I column_tiles, long long tile, int packs_a_thread) {
+        const I down = quotient((I)tile, column_tiles), across = (I)tile - down * column_tiles;
         row = down * (int)blockDim.y + (int)threadIdx.y;
         pack = across * ((int)blockDim.x * packs_a_thread) + (int)threadIdx.x;
     }

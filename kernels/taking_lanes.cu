@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(256) take_lanes(
     for (int i = 0; i < COUNT; ++i) nothing.element[i] = narrow<T>(empty);
 
     for (long long tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
-        const Column<I> first(g, tile, UNROLL);
+        const Column<I> first(g.column_tiles, tile, UNROLL);
         if (first.row >= g.rows) continue;
         const auto row = TakenRow<TAKES_ONE, I>::of(g, first.row);
         Pack<T, COUNT> packs[UNROLL];

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(256) take_rows(
     const T nothing = narrow<T>(empty);
     const I length = g.made.w * g.lanes;
     for (long long tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
-        const Column<I> column(g, tile, PACKS);
+        const Column<I> column(g.column_tiles, tile, PACKS);
         if (column.row >= g.rows) continue;
         const auto row = TakenRow<TAKES_ONE, I>::of(g, column.row);
         const bool is_there = row.is_there();

@@ -32,6 +32,11 @@ CASES = {
         (2, 3, 6, 9), size=(11, 4), mode="linear", align_corners=True
     ),
     "trilinear": interpolation((1, 4, 3, 4, 5), size=(7, 2, 9), mode="linear"),
+    "bilinear, packs": interpolation((2, 8, 3, 4), size=(7, 8), mode="linear"),
+    "bilinear, smaller": interpolation((1, 4, 9, 11), size=(2, 3), mode="linear"),
+    "trilinear, packs": interpolation(
+        (1, 8, 2, 3, 4), size=(5, 4, 16), mode="linear", align_corners=True
+    ),
     "much larger": interpolation((1, 2, 2, 3), size=(50, 31), mode="linear"),
     "one": interpolation((2, 2, 1, 5), size=(4, 1), mode="linear", align_corners=True),
     "adaptive mean": adaptive_pooling((2, 3, 11, 7), (4, 3)),
@@ -118,6 +123,41 @@ def test_every_case(case):
 
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float32"])
-@pytest.mark.parametrize("case", ["bilinear", "nearest", "adaptive max", "pad and crop"])
+@pytest.mark.parametrize(
+    "case", ["bilinear", "bilinear, packs", "nearest", "adaptive max", "pad and crop"]
+)
 def test_every_dtype(case, dtype, layouts):
     check(case, dtype, layouts, offset=1)
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("case", ["bilinear, packs", "bilinear, aligned", "trilinear, packs"])
+def test_what_is_not_finite_stays_where_it_is_seen(case, layout):
+    operation = in_dtype(case, "float32")
+    x = drawn(operation.input_shape)
+    x[..., -1], x[..., 0, 1] = np.inf, np.nan
+    source = Operand(x.shape, "float32", layout, data=x)
+    y = Operand(operation.output_shape, "float32", layout)
+    found = run(resampling_module, operation, (source,), y)
+    with np.errstate(invalid="ignore"):
+        expected = operation.reference(x)
+    assert np.isinf(expected).any()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isposinf(found), np.isposinf(expected))
+
+
+def drawn_interpolation(random):
+    axes = int(random.integers(1, 4))
+    extents, sizes = (tuple(int(e) for e in random.integers(1, 14, axes)) for _ in range(2))
+    lead = (int(random.integers(1, 3)), int(random.integers(1, 10)))
+    return interpolation(
+        (*lead, *extents), size=sizes, mode="linear", align_corners=bool(random.integers(2))
+    )
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_interpolations(seed):
+    random = np.random.default_rng(seed)
+    CASES["drawn"] = drawn_interpolation(random)
+    dtype = str(random.choice(["float16", "bfloat16", "float64", "float32"]))
+    check("drawn", dtype, str(random.choice(LAYOUTS)), offset=int(random.integers(2)))

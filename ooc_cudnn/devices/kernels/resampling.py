@@ -1,24 +1,25 @@
-"""The runners of resampling.cu and taking_*.cu, and the choice of the former's kernels."""
+"""Runs resampling.cu, interpolation.cu and taking_*.cu, and chooses the former's kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels import taking
+from ooc_cudnn.devices.kernels import interpolation, taking
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry, real_type, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import lane_axis, six_axes
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.axis_windows import AxisWindows, Linear, Nearest, Windows
+from ooc_cudnn.operations.axis_windows import AxisWindows, Nearest, Windows
 from ooc_cudnn.operations.resampling import Ranges, Resampling, ResamplingBackward
 
 # The numbers are the enumeration `Kind` in resampling.cu.
-KINDS: dict[type, int] = {Nearest: 0, Linear: 1, Windows: 2}
+KINDS: dict[type, int] = {Nearest: 0, Windows: 1}
 #: Operands of the struct `Resampling`.
 MOST_OPERANDS = 3
 
@@ -33,8 +34,7 @@ def _axis(windows: AxisWindows) -> tuple[int, ...]:
     numbers = (windows.extent, windows.count)
     if isinstance(windows, Nearest):
         return (*numbers, 1, 1, 1, 0, 0, _bits(float(np.float32(windows.scale))))
-    if isinstance(windows, Linear):
-        return (*numbers, windows.step, windows.per, windows.half, 0, 0, 0)
+    assert isinstance(windows, Windows)
     placed = (windows.step, windows.per, windows.reach, windows.before, windows.after)
     return (*numbers, *placed, 0)
 
@@ -42,8 +42,7 @@ def _axis(windows: AxisWindows) -> tuple[int, ...]:
 #: An axis that is not there, of each kind.
 MISSING: dict[int, AxisWindows] = {
     0: Nearest(1, 1, 1.0),
-    1: Linear(1, 1, 1, 1, 0),
-    2: Windows(1, 1, 1),
+    1: Windows(1, 1, 1),
 }
 
 
@@ -99,19 +98,18 @@ def resampling(operation: Resampling, call: Call) -> None:
     x = check("x", call.inputs[0], operation.input_shape, operation.dtype)
     y = check("y", call.output, operation.output_shape, operation.dtype)
     makes, reads = operation.makes, operation.reads
+    if interpolation.is_linear(operation):
+        planned = partial(interpolation.plan, operation, makes, y, x, reads, backward=False)
+        launch(operation, (y, x), planned, (), call.stream)
+        return
 
-    def planned() -> Launch | None:
+    def chosen() -> Launch | None:
         if taking.is_taken(operation):
             return taking.plan(operation, makes, y, x, reads, backward=False)
         return plan(operation, "resample", makes, y, [(x, reads)])
 
-    launch(
-        operation,
-        (y, x),
-        planned,
-        (real_type(operation.dtype)(operation.value),),
-        call.stream,
-    )
+    empty = real_type(operation.dtype)(operation.value)
+    launch(operation, (y, x), chosen, (empty,), call.stream)
 
 
 def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
@@ -127,12 +125,13 @@ def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
         (check(own, view, shapes.get(own, forward.output_shape), operation.dtype), known[own])
         for own, view in zip(names, call.inputs, strict=True)
     ]
-    is_taken = taking.is_taken(forward)
+    is_taken, is_linear = taking.is_taken(forward), interpolation.is_linear(forward)
 
     def planned() -> Launch | None:
-        if is_taken:
+        if is_taken or is_linear:
             ((dy, outputs),) = parts
-            return taking.plan(forward, makes, dx, dy, outputs, backward=True)
+            chosen = taking if is_taken else interpolation
+            return chosen.plan(forward, makes, dx, dy, outputs, backward=True)
         return plan(forward, name, makes, dx, parts)
 
     scalars = (real_type(operation.dtype)(0),) if is_taken else ()

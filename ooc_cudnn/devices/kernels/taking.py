@@ -111,7 +111,7 @@ def plan(
         edges.append(of(windows, first, begin, extent))
         takes_one = takes_one and (not backward or windows.step == windows.per)
     widest = WIDEST_ACCESS_BYTES // result.item_bytes
-    count = _lane_pack(made, read, result, source, widest)
+    count = lane_pack(made, read, result, source, widest)
     if _has_rows(made) and (count == 1 or count * result.item_bytes < FEWEST_LANE_BYTES):
         name, count, packs_each = "rows", widest, ROW_PACKS
         # Where some row begins within a pack, it is one more.
@@ -151,7 +151,7 @@ def plan(
     )
 
 
-def _lane_pack(
+def lane_pack(
     made: SixAxes, read: SixAxes, result: DeviceView, source: DeviceView, most: int
 ) -> int:
     """Lanes of a pack that is an aligned access in both."""

@@ -63,6 +63,14 @@ INSTANCES = {
         "image_outcomes<double, LOG, 2, 4, false>",
         "image_outcomes<__half, ACCURATE_BACKWARD, 8, 4, false>",
     ],
+    "interpolation.cu": [
+        "interpolate_lanes<int, float, false, 4, 4>",
+        "interpolate_lanes<int, __half, true, 8, 4>",
+        "interpolate_lanes<long long, double, false, 1, 4>",
+        "interpolate_rows<int, float, true, 4, 4>",
+        "interpolate_rows<int, __nv_bfloat16, false, 8, 4>",
+        "interpolate_rows<long long, double, true, 2, 4>",
+    ],
     "masks.cu": [
         "slope_mask<int, __half, LEAKY_RELU>",
         "slope_mask<long long, double, CLIPPED_RELU>",
@@ -118,10 +126,9 @@ INSTANCES = {
     ],
     "resampling.cu": [
         "resample<float, NEAREST, false>",
-        "resample<__half, LINEAR, false>",
+        "resample<__half, WINDOWS, false>",
         "resample<double, WINDOWS, true>",
         "resample_gradient<__nv_bfloat16, NEAREST>",
-        "resample_gradient<float, LINEAR>",
         "resample_gradient<double, WINDOWS>",
         "resample_max_gradient<__half>",
     ],

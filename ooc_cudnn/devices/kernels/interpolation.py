@@ -1,0 +1,103 @@
+"""The choice between the kernels of interpolation.cu: linear interpolation, and its gradient."""
+
+from __future__ import annotations
+
+import math
+
+from ooc_cudnn.devices.kernels.arguments import (
+    CUDA_TYPES,
+    boolean,
+    geometry,
+    index_type,
+    is_small,
+    three,
+)
+from ooc_cudnn.devices.kernels.launch import Launch
+from ooc_cudnn.devices.kernels.launch_geometry import grid_of
+from ooc_cudnn.devices.kernels.pooling import aligned_pack, lane_axis, six_axes
+from ooc_cudnn.devices.kernels.taking import Edges, block_over, lane_pack
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.operations.axis_windows import Linear
+from ooc_cudnn.operations.resampling import Ranges, Resampling
+
+#: Packs of a thread, which share their row.
+PACKS = 4
+MISSING = Linear(1, 1, 1, 1, 0)
+
+
+def is_linear(forward: Resampling) -> bool:
+    """Whether each output lies between neighbours along every axis."""
+    return all(isinstance(windows, Linear) for windows in forward.windows)
+
+
+def _edges(windows: Linear) -> Edges:
+    """Output o lies at (o times + plus) / over in x."""
+    plus = windows.half * (windows.step - windows.per)
+    return Edges(2 * windows.step, plus, 2 * windows.per, windows.extent)
+
+
+def plan(
+    forward: Resampling,
+    makes: Ranges,
+    result: DeviceView,
+    source: DeviceView,
+    begins: Ranges,
+    *,
+    backward: bool,
+) -> Launch | None:
+    """Choose a kernel that makes a part of y of a part of x, or of dx of dy; None for no elements.
+
+    `makes` is where the result is in the whole, `begins` where the source is.
+    """
+    if result.size == 0:
+        return None
+    lanes = lane_axis([result, source])
+    made, read = six_axes([result, source], lanes=lanes)
+    widest = WIDEST_ACCESS_BYTES // result.item_bytes
+    if lanes is None:
+        name, along = "rows", 4
+        while widest > made.sizes[along]:
+            widest //= 2
+        count = aligned_pack(result, made, along, widest)
+        row_packs = -(-made.sizes[along] // count)
+    else:
+        name, count = "lanes", lane_pack(made, read, result, source, widest)
+        row_packs = made.sizes[4] * -(-made.sizes[5] // count)
+    axes = [MISSING] * (3 - len(makes))
+    axes += [windows for windows in forward.windows if isinstance(windows, Linear)]
+    edges = [_edges(windows) for windows in axes]
+    rows = math.prod(made.sizes[:4])
+    blocks = block_over(rows, row_packs, PACKS)
+    numbers = (
+        *(made.sizes[0], made.sizes[1], made.sizes[5]),
+        *made.sizes[2:5],
+        *three([start for start, _ in makes], 0),
+        *three([start for start, _ in begins], 0),
+        *made.strides,
+        *read.strides,
+        *(number for edge in edges for number in edge.numbers),
+        *(windows.count for windows in axes),
+        *(rows, row_packs, blocks.column_tiles, blocks.tiles),
+    )
+    # Places are computed for a few outputs behind the last one, and the source as if it began at 0.
+    places = (
+        (windows.count + widest) * edge.times + windows.extent * edge.over + abs(edge.plus)
+        for windows, edge in zip(axes, edges, strict=True)
+    )
+    steps = zip(three([start for start, _ in begins], 0), read.strides[2:5], strict=True)
+    before = sum(start * step for start, step in steps)
+    small = is_small([result, source], *numbers, *places, before, rows * row_packs * count)
+    arguments = (
+        index_type(small=small),
+        CUDA_TYPES[forward.dtype],
+        boolean(backward),
+        str(count),
+        str(PACKS),
+    )
+    return Launch(
+        "interpolation.cu",
+        f"interpolate_{name}<{', '.join(arguments)}>",
+        grid_of(blocks.tiles),
+        geometry(*numbers, small=small),
+        blocks.block,
+    )
