@@ -13,7 +13,8 @@
 
 enum Mode { RELU = 1, CLIPPED_RELU = 2, LEAKY_RELU = 8 };  // as in activation.cuh
 
-template <typename I, typename T, int MODE>
+// The elements of a byte come in packs of COUNT; those past the end of the row are left out.
+template <typename I, typename T, int MODE, int COUNT>
 __global__ void __launch_bounds__(256) slope_mask(
     Walk<I, 3> walk, unsigned char *mask, const T *x, long long extent, long long step,
     Arithmetic<T> coef) {
@@ -26,17 +27,20 @@ __global__ void __launch_bounds__(256) slope_mask(
         const T *source = x + place.offset[1];
         unsigned bits = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (i >= left) break;
-            const A value = widen(source[i * step]);
-            const bool flat = value <= A(0) || (MODE == CLIPPED_RELU && value >= coef);
-            bits |= (flat ? 0u : 1u) << i;
+        for (int first = 0; first < 8; first += COUNT) {
+            const auto pack = load_pack<COUNT>(source + first * step, left - first);
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const A value = widen(pack.element[i]);
+                const bool flat = value <= A(0) || (MODE == CLIPPED_RELU && value >= coef);
+                bits |= (flat || first + i >= left ? 0u : 1u) << (first + i);
+            }
         }
         mask[place.offset[0]] = (unsigned char)bits;
     }
 }
 
-template <typename I, typename T>
+template <typename I, typename T, int COUNT>
 __global__ void __launch_bounds__(256) masked_gradient(
     Walk<I, 4> walk, T *dx, const unsigned char *mask, const T *dy, long long extent,
     long long dx_step, long long dy_step, Arithmetic<T> slope) {
@@ -47,14 +51,22 @@ __global__ void __launch_bounds__(256) masked_gradient(
         const Place<I, 4> place = place_of<1>(walk, at);
         const long long left = extent - 8ll * place.offset[3];
         const unsigned bits = mask[place.offset[1]];
-        const T *source = dy + place.offset[2];
-        T *target = dx + place.offset[0];
+        Pack<T, COUNT> packs[8 / COUNT];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (i >= left) break;
-            const A value = widen(source[i * dy_step]);
-            const A below = slope == A(0) ? A(0) : value * slope;
-            target[i * dx_step] = narrow<T>((bits >> i & 1u) ? value : below);
+        for (int u = 0; u < 8 / COUNT; ++u)
+            packs[u] = load_pack<COUNT>(
+                dy + place.offset[2] + u * COUNT * dy_step, left - u * COUNT);
+#pragma unroll
+        for (int u = 0; u < 8 / COUNT; ++u) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const A value = widen(packs[u].element[i]);
+                const A below = slope == A(0) ? A(0) : value * slope;
+                const bool passes = bits >> (u * COUNT + i) & 1u;
+                packs[u].element[i] = narrow<T>(passes ? value : below);
+            }
+            store_pack<COUNT>(
+                dx + place.offset[0] + u * COUNT * dx_step, packs[u], left - u * COUNT);
         }
     }
 }

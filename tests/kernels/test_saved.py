@@ -42,7 +42,7 @@ class Bytes:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 3, 5, 21), (3, 4, 8), (2, 19), (2, 2, 3, 2, 9), (2, 3, 1)],
+@pytest.mark.parametrize("shape", [(2, 3, 5, 21), (3, 4, 8), (2, 19), (2, 2, 3, 2, 9), (2, 3, 1), (2, 3, 4, 12)],
                          ids=str)  # fmt: skip
 def test_masks(shape, dtype, layout):
     data = random(shape, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     MODES,
@@ -13,7 +15,7 @@ from ooc_cudnn.devices.kernels.arguments import (
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.elementwise import walk_numbers
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
+from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
 from ooc_cudnn.operations.masks import BITS, MaskedGradient, SlopeMask, mask_shape
@@ -24,7 +26,28 @@ def _steps_of_bytes(view: DeviceView) -> tuple[int, ...]:
     return (*view.strides[:-1], BITS * view.strides[-1])
 
 
-def _plan(kernel: str, template: str, mask: DeviceView, *views: DeviceView) -> Launch | None:
+def _pack(views: Sequence[DeviceView]) -> int:
+    """Elements of a byte that are one access in every view, or two.
+
+    >>> _pack([DeviceView(0, "float32", (2, 3, 4, 14), (168, 56, 14, 1))])
+    2
+    """
+
+    def is_packed(view: DeviceView) -> bool:
+        steps = zip(view.shape[:-1], view.strides[:-1], strict=True)
+        return view.strides[-1] == 1 and is_aligned(
+            view, (step for extent, step in steps if extent > 1), count
+        )
+
+    count = BITS
+    while count > 1 and not all(map(is_packed, views)):
+        count //= 2
+    return count
+
+
+def _plan(
+    kernel: str, template: Sequence[str], mask: DeviceView, *views: DeviceView
+) -> Launch | None:
     """A thread for each byte of the mask; `views` in the kernel's order."""
     if mask.size == 0:
         return None
@@ -33,9 +56,10 @@ def _plan(kernel: str, template: str, mask: DeviceView, *views: DeviceView) -> L
     axes = merged_axes(mask.shape, [*strides, place])
     small = is_small(views, BITS * mask.size)
     numbers = walk_numbers(axes, 1)
+    count = _pack([view for view in views if view is not mask])
     return Launch(
         "masks.cu",
-        f"{kernel}<{index_type(small=small)}, {template}>",
+        f"{kernel}<{', '.join((index_type(small=small), *template, str(count)))}>",
         grid_of(numbers[-1], BLOCK_THREADS),
         geometry(*numbers, small=small),
     )
@@ -45,7 +69,7 @@ def slope_mask(operation: SlopeMask, call: Call) -> None:
     """Run `SlopeMask` on (x,)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     mask = check("the mask", call.output, mask_shape(operation.shape), "uint8")
-    template = f"{CUDA_TYPES[operation.dtype]}, {MODES[operation.mode]}"
+    template = CUDA_TYPES[operation.dtype], str(MODES[operation.mode])
     launch(
         operation,
         (mask, x),
@@ -63,7 +87,7 @@ def masked_gradient(operation: MaskedGradient, call: Call) -> None:
     launch(
         operation,
         (dx, mask, dy),
-        lambda: _plan("masked_gradient", CUDA_TYPES[operation.dtype], mask, dx, mask, dy),
+        lambda: _plan("masked_gradient", (CUDA_TYPES[operation.dtype],), mask, dx, mask, dy),
         (
             dx.shape[-1], dx.strides[-1], dy.strides[-1],
             real_type(operation.dtype)(operation.slope),

@@ -72,9 +72,10 @@ INSTANCES = {
         "interpolate_rows<long long, double, true, 2, 4>",
     ],
     "masks.cu": [
-        "slope_mask<int, __half, LEAKY_RELU>",
-        "slope_mask<long long, double, CLIPPED_RELU>",
-        "masked_gradient<int, __nv_bfloat16>",
+        "slope_mask<int, __half, LEAKY_RELU, 8>",
+        "slope_mask<long long, double, CLIPPED_RELU, 1>",
+        "masked_gradient<int, __nv_bfloat16, 8>",
+        "masked_gradient<int, float, 4>",
     ],
     "op_tensor.cu": [
         "op_tensor<int, float, ADD, true, CONSTANT, 4, 4>",
