@@ -462,17 +462,17 @@ def neighbours(at: Maker) -> Iterator[Case]:
         )  # fmt: skip
     half = (*shape[:2], *(extent // 2 for extent in shape[2:]))
     ways: dict[str, tuple[str, Any, Callable[[Any, Any], Any]]] = {
-        "doubled, linear": (
-            "resampling", interpolation(half, scale_factor=2, mode="linear", dtype=dtype),
+        "doubled": (
+            "interpolation", interpolation(half, scale_factor=2, mode="linear", dtype=dtype),
             lambda torch, v: torch.nn.functional.interpolate(v, scale_factor=2, mode="bilinear"),
         ),
-        "doubled, nearest": (
+        "nearest, doubled": (
             "taking", interpolation(half, scale_factor=2, dtype=dtype),
             lambda torch, v: torch.nn.functional.interpolate(v, scale_factor=2),
         ),
-        "averages of 7 x 7": (
-            "resampling", adaptive_pooling(shape, 7, mode="average", dtype=dtype),
-            lambda torch, v: torch.nn.functional.adaptive_avg_pool2d(v, 7),
+        "averages of 5 x 5": (
+            "resampling", adaptive_pooling(shape, 5, mode="average", dtype=dtype),
+            lambda torch, v: torch.nn.functional.adaptive_avg_pool2d(v, 5),
         ),
         "padded by 1": (
             "taking", padded(shape, 1, dtype=dtype),

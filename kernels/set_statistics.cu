@@ -29,6 +29,24 @@ __device__ inline long long set_offset(const Axes &stride, long long image, long
     return image * stride.outer + set * stride.middle;
 }
 
+struct TwoSums {
+    double first, second;
+};
+
+__device__ inline TwoSums sums_of_two(const TwoSums &a, const TwoSums &b) {
+    return {a.first + b.first, a.second + b.second};
+}
+
+// The sums of a warp in its first lane, in the order of `join_threads`.
+__device__ inline TwoSums join_warp(TwoSums mine) {
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2)
+        mine = sums_of_two(
+            mine, {__shfl_xor_sync(0xffffffffu, mine.first, half),
+                   __shfl_xor_sync(0xffffffffu, mine.second, half)});
+    return mine;
+}
+
 // MOMENTS: of x - K, K the first member of the unit, as `channel_reduction.cu` has it; a unit
 // leaves its mean and sum of squared deviations. PRODUCTS: of scale * dy, and of
 // scale * dy * (x - mean) * inverse; scale and inverse are 1 where they are null. With a MODE dy is
@@ -40,8 +58,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
     const Arithmetic<T> *bias, double *partial, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
     constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES;  // members side by side; sets of a block
-    __shared__ double shared[BLOCK_THREADS];
-    // Neighbouring threads read neighbouring elements, whichever axis these lie along.
+    __shared__ TwoSums shared[BLOCK_THREADS];
+    // Neighbouring threads read neighbouring elements, whichever axis these lie along. Where members
+    // do, a set has a warp, whose lanes exchange sums without a barrier.
     const int thread = threadIdx.x;
     const bool along = geometry.x.inner == 1;
     const int lane = along ? thread % LANES : thread / ACROSS;
@@ -97,9 +116,12 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
                 }
             }
         }
-        first = join_threads(first, shared, place, ACROSS, LANES, sum_of_two);
-        second = join_threads(second, shared, place, ACROSS, LANES, sum_of_two);
+        const TwoSums joined =
+            along ? join_warp({first, second})
+                  : join_threads(
+                        TwoSums{first, second}, shared, place, ACROSS, LANES, sums_of_two);
         if (lane > 0 || !inside) continue;
+        first = joined.first, second = joined.second;
         if constexpr (!PRODUCTS) {
             const double above = first / (double)(stop - start);
             const double squares = second - first * above;

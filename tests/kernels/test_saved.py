@@ -42,8 +42,8 @@ class Bytes:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 3, 5, 21), (3, 4, 8), (2, 19), (2, 2, 3, 2, 9), (2, 3, 1), (2, 3, 4, 12)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", [(2, 3, 5, 21), (3, 4, 8), (2, 19), (2, 2, 3, 2, 9), (2, 3, 1),
+                                   (2, 3, 4, 12)], ids=str)  # fmt: skip
 def test_masks(shape, dtype, layout):
     data = random(shape, 1)
     data.ravel()[:2] = 0, np.nan
