@@ -11,8 +11,8 @@
 // and writes dx. What windows share is read again, from the caches.
 // A thread has a pack of the result: along the channels where these lie innermost, or along a row. With
 // one element for each thread, finding its place took most of the time, as it seems. The walk's last
-// three operands, of which nothing is read, carry its place along the spatial axes; where there are
-// fewer than three, the first ones are 1. Windows and strides are known when this is compiled: their
+// three operands, of which nothing is read, carry its place along the spatial axes: 0 along those that
+// are not there, which have windows, strides and extents of 1. Windows and strides are known when this is compiled: their
 // quotients cost little, and the loads of a row of a window do not wait for each other.
 
 #include "pooling.cuh"

@@ -34,12 +34,13 @@ from ooc_cudnn.functions.tuning import Deadline, Tuning, launched_of
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.telling import warn
 
-#: Plans that may follow from what the one before them taught. A kind that was not measured is
-#: predicted by its line, which may be better than all that was: each such is measured in turn.
+#: Rounds at most. A kind that was not measured may be predicted too fast: then it is chosen, and
+#: measured in the next round.
 MOST_ROUNDS = 12
 #: Each engine is timed in so many batches of so many seconds.
 BATCHES, BATCH_SECONDS = 5, 0.01
-#: Time for measuring goes where seconds are to be gained; so much of the mean share to each.
+#: Time for measuring goes where seconds are to be gained; each convolution has at least this share
+#: of the mean.
 LEAST_SHARE = 0.25
 
 Tell = Callable[[Measured], object]
@@ -76,7 +77,7 @@ def measure_what_is_launched(
     """
     check_engines(device)
     found: dict[AnyConvolution, Measured] = {}
-    known_before = tables_of(device, tells_of_others=False)  # that says: tune
+    known_before = tables_of(device, tells_of_others=False)  # what it tells is: tune
     before = [] if effort.again else list(known_before)
     tried, scouted = list[AnyConvolution](), set[Hashable]()
     timed = set[AnyConvolution]()  # at their own size
@@ -113,7 +114,7 @@ def measure_what_is_launched(
             found |= measure_sizes(device, sizes, planned.limit_bytes, left, tell)
             keep(device)
             continue
-        if not missing:
+        if not missing:  # of the first quick look; now it is planned as it will run
             continue
         asked = effort._replace(seconds=left)
         made, ended = measure(device, missing, scouts, planned.limit_bytes, asked, tell)
@@ -237,7 +238,10 @@ def measure_sizes(
 
 
 def _take(device: Device, measured: Measured, tell: Tell | None) -> None:
-    """Store what was measured at once, so that it stays whatever happens next, and tell of it."""
+    """Store what was measured at once, so that it stays whatever happens next, and tell of it.
+
+    `keep` stores again: then engines that failed are gone, too.
+    """
     tables_of(device).add(measured)
     save_tables(device)
     if tell is not None:

@@ -24,14 +24,15 @@ from ooc_cudnn.pricing.request import Request
 
 #: What was measured of one size serves others that are no farther from it (`Work.distance`).
 NEAR = math.log(2.0)
-#: And seconds of those that are no farther than this. By what 64 images took, gradients of 32 were
-#: predicted to take about a quarter less than they did: two micro-batches looked faster than one.
+#: And predicts the seconds of those that are no farther from it than this. By what 64 images took,
+#: gradients of 32 were predicted to take about a quarter less than they did: two micro-batches
+#: looked faster than one.
 SAME = math.log(1.2)
-#: Of all seconds, what the launches of a size take that is measured for itself.
+#: A size is timed for itself where its launches take this share of all seconds.
 SIZE_MATTERS = 0.005
-#: Families of convolutions that take so much of all seconds have scouts.
+#: A family of convolutions has scouts (`Effort.scouts`) where it takes this share of all seconds.
 FAMILY_MATTERS = 0.05
-#: What seconds count in other memory orders than that of the plan.
+#: Weight of seconds in other memory orders than that of the plan.
 OTHER_ORDERS = 0.25
 #: Of the memory limit, what the operands of a launch may take while its engines are measured.
 ROOM_SHARE = 0.25
@@ -70,7 +71,8 @@ class Effort(NamedTuple):
         matters, every engine that is not compiled at run time; the best of them are tried for the
         others of the family, too.
     seconds : float
-        For all, of which each convolution has a share by its cost; no other is begun then.
+        For all, of which each convolution has a share by its cost. When they are spent, no further
+        convolution is begun.
     again : bool
         What is known already, too.
     launch_seconds : float
@@ -93,6 +95,23 @@ class Effort(NamedTuple):
     own_size: bool = False
 
 
+class Launched(NamedTuple):
+    """A convolution that a plan launches.
+
+    Attributes
+    ----------
+    operation : Convolution, or a gradient
+    seconds : float
+        What one launch is predicted to take.
+    times : int
+        Pieces that it is launched for; those at a border, of other kinds, are counted along.
+    """
+
+    operation: AnyConvolution
+    seconds: float
+    times: int
+
+
 class Wanted(NamedTuple):
     """What is known of a convolution that is to be measured.
 
@@ -111,7 +130,7 @@ class Wanted(NamedTuple):
 
 def what_to_measure(
     device: Device,
-    launched: Iterable[tuple[AnyConvolution, float]],
+    launched: Iterable[Launched],
     limit_bytes: int,
     effort: Effort,
 ) -> dict[AnyConvolution, Wanted]:
@@ -120,11 +139,11 @@ def what_to_measure(
     Those in the memory order of the plan first, what takes longest before the rest.
     """
     found = dict[AnyConvolution, Wanted]()
-    for operation, seconds in launched:
+    for operation, seconds, times in launched:
         share = effort.launch_seconds / max(seconds, 1e-9)
         small = with_room(operation, limit_bytes, share)
         first, cost = found.get(small, Wanted(operation, 0.0))
-        found[small] = Wanted(first, cost + seconds)
+        found[small] = Wanted(first, cost + times * seconds)
     kept: dict[AnyConvolution, Wanted] = {}
     for operation in sorted(found, key=lambda each: found[each].cost, reverse=True):
         if not serves(kept, operation):
@@ -140,7 +159,7 @@ def what_to_measure(
 
 def of_own_size(
     tables: Tables,
-    launched: Iterable[tuple[AnyConvolution, float]],
+    launched: Iterable[Launched],
     limit_bytes: int,
     *,
     has_learnt: bool,
@@ -148,13 +167,13 @@ def of_own_size(
     """What is launched and may be known better by engines of its kind; what takes longest first.
 
     It was measured of about its size alone; or another size has an engine that may be faster, if
-    anything was measured (`has_learnt`) since that was looked at. In the memory order of the plan,
-    of as many images as there is room for. What takes next to none of all seconds does not count.
+    this tuning has measured anything (`has_learnt`). In the memory order of the plan, of as many
+    images as there is room for. What takes next to none of all seconds does not count.
     """
     costs = dict[AnyConvolution, float]()
-    for operation, seconds in launched:
+    for operation, seconds, times in launched:
         fitting = with_room(operation, limit_bytes, 1.0)
-        costs[fitting] = costs.get(fitting, 0.0) + seconds
+        costs[fitting] = costs.get(fitting, 0.0) + times * seconds
     least = SIZE_MATTERS * sum(costs.values())
 
     def may_be_known_better(operation: AnyConvolution) -> bool:
@@ -165,9 +184,8 @@ def of_own_size(
             return True
         if not has_learnt:
             return False
-        _, further = known_options(tables, operation, nearest)
-        fastest = nearest.options[0].seconds
-        return any(PRUNED_AT * option.seconds < fastest for option in further)
+        known, further = known_options(tables, operation, nearest)
+        return any(PRUNED_AT * option.seconds < known[0].seconds for option in further)
 
     found = [each for each, cost in costs.items() if cost >= least and may_be_known_better(each)]
     return sorted(found, key=lambda each: costs[each], reverse=True)
@@ -196,35 +214,36 @@ def known_options(
     return known, list(further.values())
 
 
-def launched_by(device: Device, planned: Planned) -> Iterator[tuple[AnyConvolution, float]]:
-    """What has engines and is launched, as `convolutions_of` says, with its predicted seconds."""
+def launched_by(device: Device, planned: Planned) -> Iterator[Launched]:
+    """What has engines and is launched, as `convolutions_of` says."""
     engines = device.engines
     assert engines is not None
     for request, plan in planned.tasks:
-        for operation in convolutions_of(request, plan):
+        for operation, times in convolutions_of(request, plan):
             if isinstance(operation, FusedConvolution) and not engines.chosen(operation):
                 # what no engine does as one is a convolution, and a pass after it
                 operation = alone(operation)
-            yield operation, request.machine.compute.seconds(operation.work())
+            yield Launched(operation, request.machine.compute.seconds(operation.work()), times)
 
 
-def convolutions_of(request: Request, plan: Plan) -> list[AnyConvolution]:
-    """The largest convolution of each kind that a plan launches, and those of the uncut call.
+def convolutions_of(request: Request, plan: Plan) -> Iterator[tuple[AnyConvolution, int]]:
+    """The largest convolution of each kind that a plan launches, and for how many pieces.
 
-    The latter are what a call from arrays elsewhere, or with more memory, may launch.
+    And, of kinds that it does not launch, those of the uncut call: a call from arrays elsewhere, or
+    with more memory, may launch them.
     """
-    largest: dict[Kind, AnyConvolution] = {}
-    for split in (plan.split, request.chain.extents):
-        of_split: dict[Kind, AnyConvolution] = {}
+    known = set[Kind]()
+    for split, times in ((plan.split, plan.pieces), (request.chain.extents, 1)):
+        largest: dict[Kind, AnyConvolution] = {}
         for launch, _ in distinct_launches(request, replace(plan, split=split)):
             operation = launch.operation
             if isinstance(operation, AnyConvolution) and operation.work().amount > 0.0:
                 kind = Kind.of(operation)
-                known = of_split.get(kind)
-                if known is None or known.work().amount < operation.work().amount:
-                    of_split[kind] = operation
-        largest = of_split | largest
-    return list(largest.values())
+                other = largest.get(kind)
+                if other is None or other.work().amount < operation.work().amount:
+                    largest[kind] = operation
+        yield from ((each, times) for kind, each in largest.items() if kind not in known)
+        known.update(largest)
 
 
 def serves(known: Iterable[AnyConvolution], operation: AnyConvolution) -> bool:

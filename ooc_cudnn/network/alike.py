@@ -19,8 +19,8 @@ from ooc_cudnn.pricing.planner import AskWorkspace, Planner, distinct_launches, 
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ORDERS
 
-#: Smaller pieces may take so many times the seconds, for the fastest engine is faster by more:
-#: `engines.WORTH_WORKSPACE`.
+#: Another cut is worth it where seconds differ by more than this: so much an engine must save that
+#: needs more workspace (`engines.WORTH_WORKSPACE`).
 WORTH_PIECES = 1.02
 #: Kinds of calls whose plans are remembered.
 REMEMBERED = 4096
@@ -132,8 +132,8 @@ def _in_core(request: Request, target: Target) -> Plan | None:
     """The plan of a call that copies nothing: as few pieces as can be, along its images.
 
     More of them where engines were measured, and only so there is room for the fastest, or where
-    smaller ones were measured to be faster. Where there is no room anyhow, the fastest by the
-    engines that there is room for, in whichever memory order.
+    smaller ones were measured to be faster. Where no number of pieces leaves room for the fastest
+    engine, the fastest by the engines that there is room for, in whichever memory order.
     None if it copies something, or takes more memory so than there is; then a plan is searched.
     """
     if len(request.computed_on_in_place) < len(request.specs):
@@ -154,7 +154,7 @@ def _in_core(request: Request, target: Target) -> Plan | None:
         if _has_its_engines(made, plan, ask_workspace):
             if roomy is None or WORTH_PIECES * plan.seconds < roomy.seconds:
                 roomy = plan
-            if not _bends(made, plan):
+            if not _has_several_sizes(made, plan):
                 break
     if roomy is not None:
         return roomy
@@ -170,7 +170,7 @@ def _in_core(request: Request, target: Target) -> Plan | None:
     return min(found, key=seconds_of, default=None)
 
 
-def _bends(request: Request, plan: Plan) -> bool:
+def _has_several_sizes(request: Request, plan: Plan) -> bool:
     """Whether something that a plan launches was measured at several sizes."""
     compute = request.machine.compute
     return compute.bends and any(

@@ -14,8 +14,8 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.within_host import least_on_host
 
-#: A plan that takes no more than so many times the fastest before either has time to copy may be
-#: the fastest then.
+#: Plans that take no more than so many times the fastest are made again with time to copy: with
+#: memory set aside, so that copies begin earlier. One of them may be the fastest then.
 NEAR = 1.05
 #: A plan is made with time to copy where the least that it takes is by this share below the
 #: fastest: replays take some thousandths longer than that.
@@ -43,8 +43,6 @@ class Fastest:
     tried : set
         What was placed, so that nothing is placed twice.
     best : PlannedStep, optional
-    by_policy : dict
-        The fastest of each policy.
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
     near : list
@@ -77,7 +75,6 @@ class Fastest:
             min(self.computing.seconds(step, order) for order in self._orders) if step else 0.0
         )
         self.best: PlannedStep | None = None
-        self.by_policy = dict[str, PlannedStep]()
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
         self.near, self.untimed = list[PlannedStep](), float("inf")
@@ -100,8 +97,8 @@ class Fastest:
     def may_be(self, step: Step, stays: Residency | None = None) -> bool:
         """Whether a step may be the fastest, where its tensors are there for these stays.
 
-        No replay takes less than computing in one piece, or than with these copies beside that. But
-        with time to copy it may wait for fewer of them.
+        No replay takes less than computing in one piece, nor less than that with these copies
+        beside it. But with time to copy it may wait for fewer of them.
         """
         if stays is not None and self.skips and not self.has_room(step):
             return False
@@ -147,9 +144,7 @@ class Fastest:
             if self.least is None or made.plan.host_bytes < self.least.host_bytes:
                 self.least = made.plan
             return False
-        policy, seconds = made.plan.policy, made.plan.seconds
-        if policy not in self.by_policy or seconds < self.by_policy[policy].plan.seconds:
-            self.by_policy[policy] = made
+        seconds = made.plan.seconds
         self.untimed = min(self.untimed, seconds)
         if seconds <= NEAR * self.untimed:
             self.near.append(made)

@@ -7,7 +7,7 @@ from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
 from ooc_cudnn.functions import tune, tune_rounds
 from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
-from ooc_cudnn.functions.tune_wanted import Effort, Planned
+from ooc_cudnn.functions.tune_wanted import Effort, Planned, launched_by, what_to_measure
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
@@ -63,6 +63,20 @@ def asking(*extents, limit_bytes=2**19, images=(2,)):
         return Planned("this", [(part.request, part.plan) for part in found.parts], limit_bytes)
 
     return plan
+
+
+def test_what_is_launched_for_many_pieces_costs_as_much(make):
+    device = make(FakeEngine(100, 1e-9))
+    with ooc_cudnn.settings(memory_limit=64 * KIB):
+        planned = asking(32, images=(64,))()
+    ((_, plan),) = planned.tasks
+    launched = list(launched_by(device, planned))
+    assert plan.pieces > 8
+    assert launched[0].times == plan.pieces
+    assert [each.times for each in launched[1:]] == [1] * (len(launched) - 1)
+    wanted = what_to_measure(device, launched, planned.limit_bytes, Effort())
+    first = wanted[launched[0].operation]
+    assert first.cost == pytest.approx(plan.pieces * launched[0].seconds)
 
 
 def images_of(found):
