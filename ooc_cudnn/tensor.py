@@ -80,7 +80,8 @@ def dtype_name(dtype: Any, *, name: str = "dtype", integers: bool = False) -> st
     except TypeError:
         found = str(dtype)
     if found not in allowed:
-        raise TypeError(f"{name} must be one of {', '.join(allowed)}, not {found}")
+        further = f", or of images and labels {', '.join(INTEGERS)}" if integers else ""
+        raise TypeError(f"{name} must be one of {', '.join(DTYPES)}{further}, not {found}")
     return found
 
 

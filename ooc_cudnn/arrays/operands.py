@@ -122,7 +122,10 @@ def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wra
     if plain.ndim == 0 or 0 in plain.shape:
         raise ValueError(f"{name} must not be empty, but has shape {tuple(plain.shape)}")
     if not plain.dtype.isnative:
-        raise TypeError(f"{name} must be in native byte order, not {plain.dtype}")
+        raise TypeError(
+            f"{name} must be in native byte order, not {plain.dtype}: give "
+            f"{name}.astype({plain.dtype.name!r})"
+        )
     try:
         spec = _spec(tuple(plain.shape), tuple(plain.strides), plain.dtype, placement)
     except (TypeError, ValueError) as error:

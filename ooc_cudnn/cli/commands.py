@@ -168,8 +168,9 @@ def add_demo(commands: Any) -> None:
     add_device(parser)
     parser.add_argument("--megapixels", type=float, default=100.0, help="default: %(default)g")
     parser.add_argument(
-        "--memory-limit", metavar="SIZE", help="at most a tenth of the data (the default)"
-    )
+        "--limit", "--memory-limit", dest="memory_limit", metavar="SIZE",
+        help="at most a tenth of the data (the default)",
+    )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, default=Path("demo_output"), metavar="DIR",
         help="for the pictures, and the data meanwhile (default: %(default)s)",

@@ -98,6 +98,9 @@ def _made(arguments: argparse.Namespace) -> tuple[Network, Tensor]:
     names = ("batch", "image", "classes", "width")
     given = {name: getattr(arguments, name) for name in names}
     asked = {name: value for name, value in given.items() if value is not None}
+    for name, value in asked.items():
+        if name != "width" and value < 1:
+            raise ValueError(f"--{name} must be 1 or more, not {value}")
     made: tuple[Network, Tensor] = getattr(networks, arguments.network)(
         dtype=arguments.dtype, **asked
     )

@@ -157,7 +157,8 @@ def _add_common(group: Any, *, plans: bool) -> None:
         add_machine(where)
         group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_device(where)
-    group.add_argument("--memory-limit", metavar="SIZE", help="16GiB, 0.5, ...")
+    group.add_argument("--limit", "--memory-limit", dest="memory_limit", metavar="SIZE",
+                       help="16GiB, 0.5, ...")  # fmt: skip
 
 
 def asked_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
