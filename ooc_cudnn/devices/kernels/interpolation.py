@@ -22,6 +22,8 @@ from ooc_cudnn.operations.resampling import Ranges, Resampling
 
 #: Packs of a thread, which share their row.
 PACKS = 4
+#: Sites of a pack: registers hold the neighbours of each.
+MOST_SITES = 4
 MISSING = Linear(1, 1, 1, 1, 0)
 
 
@@ -56,9 +58,10 @@ def plan(
     widest = WIDEST_ACCESS_BYTES // result.item_bytes
     if lanes is None:
         name, along = "rows", 4
-        while widest > made.sizes[along]:
-            widest //= 2
-        count = aligned_pack(result, made, along, widest)
+        count = min(widest, MOST_SITES)
+        while count > made.sizes[along]:
+            count //= 2
+        count = aligned_pack(result, made, along, count)
         row_packs = -(-made.sizes[along] // count)
     else:
         name, count = "lanes", lane_pack(made, read, result, source, widest)

@@ -68,7 +68,7 @@ INSTANCES = {
         "interpolate_lanes<int, __half, true, 8, 4>",
         "interpolate_lanes<long long, double, false, 1, 4>",
         "interpolate_rows<int, float, true, 4, 4>",
-        "interpolate_rows<int, __nv_bfloat16, false, 8, 4>",
+        "interpolate_rows<int, __nv_bfloat16, false, 4, 4>",
         "interpolate_rows<long long, double, true, 2, 4>",
     ],
     "masks.cu": [
