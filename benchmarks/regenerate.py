@@ -81,6 +81,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "picture of training steps": steps.picture,
     "picture of the curve": curve.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
+    "comments of kernels": kernels.comments,
     SETTINGS_PAGE: _settings_page,
     "figures in sentences": quoted.check_pages,
 }

@@ -5,6 +5,8 @@
 // f' is that of activation_gradient.cuh. Memory traffic: y, dy and, where f' needs it, x are read
 // once, and dx is written once. `dx` may be the same memory as y, dy or x: a thread reads
 // all it needs before it writes.
+// It reaches
+// float32 100 to 102 %, float16 100 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // NaN rule, every mode: NaN in y (or in an x that is read) gives NaN (CUDNN_PROPAGATE_NAN).
 

@@ -3,6 +3,8 @@
 // are broadcast: one value per channel, or one in all.
 //
 // Memory traffic: x is read once and y written once.
+// It reaches
+// float32 77 to 81 %, float16 88 to 93 % of a copy's speed on an H100 (docs/kernels.md).
 
 #include "strided.cuh"
 

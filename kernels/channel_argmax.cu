@@ -4,6 +4,8 @@
 // Memory traffic: x is read once, and a label written for each site. A thread has a pack of sites
 // that lie side by side, and goes through their channels; where channels are innermost it has one
 // site, and what its neighbours read of the same lines the cache has.
+// It reaches
+// float32 32 to 95 %, float16 17 to 78 % of a copy's speed on an H100 (docs/kernels.md).
 
 #include "strided.cuh"
 

@@ -15,6 +15,8 @@
 //
 // Memory traffic: each of y, dy, more, x and dz that there is, once. On an H200 in float32 that takes 0.76
 // of the time of two passes without products, 0.80 of three with them.
+// It reaches
+// float32 89 to 97 %, float16 68 to 80 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // NaN rule: NaN in y gives NaN in dz and in the channel's sums.
 

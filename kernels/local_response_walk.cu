@@ -4,6 +4,8 @@
 // Memory traffic: forward reads x and writes y; backward reads x and dy and writes dx; each once.
 // Where there are too few sites for the card the channels are cut into segments. A segment reads
 // the channels beside it, too, which the cache has: its neighbour is the next block.
+// It reaches
+// float32 62 to 80 %, float16 38 to 72 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // Backward, dx may lie where dy does if there is one segment: a thread has read a channel of dy, and
 // all before it, when it writes one.

@@ -5,6 +5,8 @@
 // makes one element, and reads all the channels of its window, backward those of their windows,
 // too. Its neighbours along channels do so as well, so the cache has them; computing takes longer
 // than the memory.
+// It reaches
+// float32 2 to 22 %, float16 1 to 11 % of a copy's speed on an H100 (docs/kernels.md).
 
 #include "local_response.cuh"
 

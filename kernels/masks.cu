@@ -4,6 +4,8 @@
 //     masked_gradient  dx = bit ? dy : dy * slope (0 whatever dy is, where the slope is 0)
 //
 // Memory traffic: x, dy and dx are read or written once, and of a mask a bit for each element.
+// It reaches
+// float32 97 to 99 %, float16 62 to 100 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // A thread has one byte. The walk is over the bytes; a last operand, of which nothing is read,
 // carries the byte's place along the last axis. `extent` is the elements along that axis, the steps

@@ -9,6 +9,8 @@
 // made again of x, and dy taken times it. All but x, z and dy are vectors with one value per channel, in the arithmetic type; sums are
 // float64. The mean is subtracted before anything is multiplied, so a large one does not cost
 // digits. The result may be the same memory as x, z or dy: a thread reads all it needs first.
+// It reaches
+// float32 98 to 101 %, float16 73 to 101 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // NaN rule: NaN in x, dy or a channel's vectors gives NaN, whatever the activation.
 

@@ -8,6 +8,8 @@
 // so a NaN in memory that beta = 0 excludes is never seen (null scale and shift; ADDEND and OLD). Everything is computed in the arithmetic
 // type (float, or double for double) and rounded once. `destination` may be the same memory as
 // `value`, `addend` or `old`: a thread reads all it needs before it writes.
+// It reaches
+// float32 90 to 102 %, float16 54 to 102 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // NaN rule: activation.cuh's.
 //

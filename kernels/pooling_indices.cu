@@ -9,6 +9,8 @@
 //
 // Memory traffic: forward reads x and writes a byte for each window; backward reads that byte and dy,
 // and writes dx. What windows share is read again, from the caches.
+// It reaches
+// float32 48 to 100 %, float16 27 to 96 % of a copy's speed on an H100 (docs/kernels.md).
 // A thread has a pack of the result: along the channels where these lie innermost, or along a row. With
 // one element for each thread, finding its place took most of the time, as it seems. The walk's last
 // three operands, of which nothing is read, carry its place along the spatial axes: 0 along those that

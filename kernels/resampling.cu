@@ -10,6 +10,8 @@
 //
 // Memory traffic: each result is written once. An operand is read once for each element that needs it:
 // what neighbours share, from the caches.
+// It reaches
+// float32 2 to 77 %, float16 1 to 56 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // A thread makes one element. Places are 64-bit integers, computed as operations/axis_windows.py has
 // them: the host chose by the same arithmetic which part of x is at hand.

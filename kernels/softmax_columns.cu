@@ -8,6 +8,8 @@
 //
 // Memory traffic: the operands are read once and the result written once; swept, operands are read
 // twice (y of a logarithm's gradient once).
+// It reaches
+// float32 88 to 100 %, float16 88 to 99 % of a copy's speed on an H100 (docs/kernels.md).
 
 #include "softmax_steps.cuh"
 

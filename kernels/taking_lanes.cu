@@ -3,6 +3,8 @@
 //
 // Memory traffic: the result is written once, and what it takes of the source is read once. Sites
 // that nearest upsampling takes several times lie near each other, so the cache has them.
+// It reaches
+// float32 94 to 101 %, float16 77 to 92 % of a copy's speed on an H100 (docs/kernels.md).
 
 #include "taking.cuh"
 

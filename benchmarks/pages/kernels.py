@@ -1,8 +1,10 @@
-"""docs/kernels.md: what `benchmarks.kernels` measured, and its picture."""
+"""docs/kernels.md, its picture and the comments of kernels: what was measured of kernels."""
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,33 @@ def figures(folder: Path = common.RESULTS) -> str:
     return joined((*parts, *(f"- {note}" for note in found["notes"])))
 
 
-BLOCKS = (Block(PAGE, "figures", figures),)
+# The kernels that are held to no bound -------------------------------------------------------
+
+PASSES = "passes"
+#: Memory orders and dtypes, a column each.
+COLUMNS = tuple(itertools.product(("NCHW", "NHWC"), ("float32", "float16")))
+
+
+def passes(folder: Path = common.RESULTS) -> str:
+    """A line for each case of `benchmarks.passes`, under its kernel."""
+    if not (folder / f"{PASSES}.json").exists():
+        return f"They were {NOT_MEASURED}: `python -m benchmarks.passes` does it."
+    found = stored(PASSES, folder)
+    lines = []
+    for kernel, rows in found["measurements"].items():
+        shares = {row["name"]: row["share"] for row in rows}
+        ways = dict.fromkeys(name.removeprefix(f"{kernel} ").rsplit(" ", 2)[0] for name in shares)
+        for way in ways:
+            own = (shares.get(f"{kernel} {way} {' '.join(column)}") for column in COLUMNS)
+            cells = (NOTHING if share is None else f"{share:.0%}" for share in own)
+            lines.append((f"`{kernel}.cu`", way, *cells))
+    environment = found["environment"]
+    card = environment["gpu"]["name"] if environment["gpu"] else "host device"
+    head = ("kernel", "case", *(" ".join(column) for column in COLUMNS))
+    return joined((f"{card}, {environment['date'][:10]}.", markdown(head, lines)))
+
+
+BLOCKS = (Block(PAGE, "figures", figures), Block(PAGE, "passes", passes))
 
 
 # Comments ------------------------------------------------------------------------------------
@@ -98,17 +126,49 @@ KERNELS = {
 }  # fmt: skip
 
 
-def reached(kernel: str) -> str:
-    """What the comment of a kernel says it reaches, of the cases that are held to a share."""
-    found = stored(NAME)
-    group, ways = KERNELS[kernel]
+#: A line of a kernel's comment that says it.
+REACHED = re.compile(r"^// .* of a copy's speed on an .*$", re.MULTILINE)
+
+
+def reached(kernel: str, folder: Path = common.RESULTS) -> str:
+    """What the comment of a kernel says it reaches; of `KERNELS` where they are held to a share."""
+    found = stored(NAME if kernel in KERNELS else PASSES, folder)
+    if kernel in KERNELS:
+        group, ways = KERNELS[kernel]
+    else:
+        group, ways = kernel.removesuffix(".cu"), {f"{dtype} ": dtype for _, dtype in COLUMNS[:2]}
     said = []
     for way, words in ways.items():
         rows = [row for row in found["measurements"][group] if words in row["name"]]
-        shares = [100 * row["share"] for row in rows if row["share_bound"]]
-        said.append(f"{way}{min(shares):.0f} to {max(shares):.0f} %")
-    card = found["environment"]["gpu"]["name"].removeprefix("NVIDIA ")
+        held = [row["share"] for row in rows if row["share_bound"] or kernel not in KERNELS]
+        least, most = round(100 * min(held)), round(100 * max(held))
+        said.append(f"{way}{least} to {most} %" if least < most else f"{way}{least} %")
+    card = found["environment"]["gpu"]["name"].removeprefix("NVIDIA ").split()[0]
     return f"{', '.join(said)} of a copy's speed on an {card} (docs/kernels.md)."
+
+
+def comments(
+    *, check: bool, sources: Path = ROOT / "kernels", folder: Path = common.RESULTS
+) -> int:
+    """Write into the kernels' comments what they reach, or say which are out of date: 1 then."""
+    measured = (
+        stored(PASSES, folder)["measurements"] if (folder / f"{PASSES}.json").exists() else ()
+    )
+    old = []
+    for kernel in (*KERNELS, *(f"{group}.cu" for group in measured)):
+        path = sources / kernel
+        before = path.read_text("utf-8")
+        after, count = REACHED.subn(f"// {reached(kernel, folder)}", before)
+        if count != 1:
+            raise ValueError(f"{path} has {count} lines of what the kernel reaches, not one")
+        if after == before:
+            continue
+        old.append(kernel)
+        if not check:
+            path.write_text(after, "utf-8")
+    if check and old:
+        print(f"comments are out of date: {', '.join(old)}", file=sys.stderr)
+    return int(check and bool(old))
 
 
 # The picture -------------------------------------------------------------------------------------

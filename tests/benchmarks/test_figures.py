@@ -7,7 +7,7 @@ import pytest
 from benchmarks import card, networks, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from benchmarks.pages import canvas, claims, kernels, performance, pictures, quoted, steps, trials
+from benchmarks.pages import canvas, claims, performance, pictures, quoted, steps, trials
 from benchmarks.pages.blocks import NOT_MEASURED
 from benchmarks.pages.pictures import by_layer
 from benchmarks.pages.records import Records, load, names
@@ -105,13 +105,6 @@ def test_sizes_are_no_figures(words):
 def test_quotes_are_of_pages_that_are_looked_at():
     looked_at = {str(path.relative_to(quoted.ROOT)) for path in quoted.pages()}
     assert {quote.page for quote in quoted.QUOTES} | set(quoted.STATED) <= looked_at
-
-
-@pytest.mark.parametrize("kernel", kernels.KERNELS)
-def test_comments_of_kernels_say_what_was_measured(kernel):
-    source = (quoted.ROOT / "kernels" / kernel).read_text("utf-8")
-    comment = " ".join(line.removeprefix("// ") for line in source.splitlines()[:40])
-    assert kernels.reached(kernel) in comment
 
 
 def test_a_claim_that_is_gone_is_an_error():

@@ -69,3 +69,47 @@ def test_a_line_says_what_is_missed():
     assert line(row("PL1 max NCHW forward", 0.8, 0.5, 0.85))[-1] == "MISS"
     assert line(row("PL1 max NCHW forward", 0.9, 1.5, 0.85))[-1] == "MISS"
     assert line(row("PL1 max NCHW forward", 0.9, 0.9, 0.85))[-1] == "PASS"
+
+
+@pytest.fixture
+def measured_passes(tmp_path):
+    rows = [
+        row(f"masks {way} {order} {dtype}", share)
+        for way, order, dtype, share in (
+            ("made", "NCHW", "float32", 0.98),
+            ("made", "NHWC", "float16", 0.42),
+            ("gradient by bits", "NCHW", "float32", 0.5),
+        )
+    ]
+    environment = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}, "date": "2026-11-27T00:00:00"}
+    record = {"measurements": {"masks": rows}, "environment": environment}
+    (tmp_path / "passes.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_every_pass_has_its_cell(measured_passes):
+    page = kernels.passes(measured_passes)
+    assert "| `masks.cu` | made | 98% | - | - | 42% |" in page
+    assert "| `masks.cu` | gradient by bits | 50% | - | - | - |" in page
+
+
+def test_what_a_kernel_reaches_is_said_by_dtype(measured_passes):
+    said = "float32 50 to 98 %, float16 42 % of a copy's speed on an H100 (docs/kernels.md)."
+    assert kernels.reached("masks.cu", measured_passes) == said
+
+
+def test_comments_are_written_once(measured_passes, monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "KERNELS", {})
+    source = measured_passes / "masks.cu"
+    source.write_text(
+        "// It reaches\n// 1 % of a copy's speed on an X (docs/kernels.md).\nint a;\n"
+    )
+    given = {"sources": measured_passes, "folder": measured_passes}
+    assert kernels.comments(check=True, **given) == 1
+    assert "masks.cu" in capsys.readouterr().err
+    assert kernels.comments(check=False, **given) == 0
+    assert kernels.comments(check=True, **given) == 0
+    assert "float16 42 %" in source.read_text()
+    source.write_text("int a;\n")
+    with pytest.raises(ValueError, match="0 lines"):
+        kernels.comments(check=True, **given)
