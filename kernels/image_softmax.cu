@@ -6,7 +6,7 @@
 // y once) and writes dx. The second time is another launch, so what is larger than the cache is read
 // from memory again.
 // It reaches
-// float32 88 to 99 %, float16 79 to 97 % of a copy's speed on an H100 (docs/kernels.md).
+// float32 88 to 99 %, float16 78 to 97 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // Groups are images. Each block reduces a part of one image; where an image has several parts,
 // `join_image_peaks` and `join_image_sums` join them, in an order that depends on shapes alone.

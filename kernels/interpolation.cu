@@ -12,7 +12,7 @@
 // Memory traffic: the source is read once and the result written once. Neighbours are read several
 // times, from the caches.
 // It reaches
-// float32 15 to 49 %, float16 8 to 38 % of a copy's speed on an H100 (docs/kernels.md).
+// float32 14 to 56 %, float16 7 to 49 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // A place takes one division. The next one along the axis takes none: it is `times` further on. What a
 // thread reads is loaded a few elements at a time, before the first of them is waited for.

@@ -6,7 +6,7 @@
 // the terms of its own channels, and gets those around them from the lanes beside it. So the outer
 // lanes of a warp only make terms, and the warps overlap by them.
 // It reaches
-// float32 97 to 100 %, float16 83 to 93 % of a copy's speed on an H100 (docs/kernels.md).
+// float32 96 to 100 %, float16 83 to 93 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // Backward, dx may lie where dy does. Then a block has whole rows, all channels of some sites, and
 // reads all that it needs of dy before it writes.

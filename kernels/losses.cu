@@ -14,7 +14,7 @@
 // Memory traffic: x of a cross entropy is read twice, for the maximum and for the sums, and backward
 // a third time; after the first time mostly from the caches. Other operands are read once, and dx is written once.
 // It reaches
-// float32 11 to 62 %, float16 7 to 48 % of a copy's speed on an H100 (docs/kernels.md).
+// float32 11 to 63 %, float16 7 to 49 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // Rows are (n, c, row, outer, inner); what an operand lacks, or is broadcast along, has stride 0.
 // NaN rule: NaN or +infinity among the x of a site, nothing but -infinity, and a label that is no

@@ -3,7 +3,7 @@
 //
 // Memory traffic: the result is written once, and what it takes of the source is read once.
 // It reaches
-// float32 69 to 91 %, float16 43 to 65 % of a copy's speed on an H100 (docs/kernels.md).
+// float32 68 to 91 %, float16 43 to 65 % of a copy's speed on an H100 (docs/kernels.md).
 //
 // Rows begin anywhere, in the result and in the source. So packs lie on the boundaries of the
 // result, the first and the last one of a row in part beside it, and are filled element by element:
