@@ -205,7 +205,7 @@ def _explain_turns(found: Plan, say: Say) -> None:
     longest = max(stages, key=lambda stage: stages[stage])
     share = stages[longest] / sum(stages.values())
     for line in (
-        f"Here {longest} takes {share:.0%} of the time, so overlapping has little to gain.",
+        f"By prediction {longest} takes {share:.0%} of the time: overlapping has little to gain.",
         "Each operand has one slot, which allows larger pieces: the three streams take turns,",
         "and the timeline shows one bar after the other.",
     ):

@@ -72,10 +72,8 @@ def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]
     """Measure every engine where only those that the heuristics rank were, and store it."""
     check_engines(device)
     known = tables_of(device, tells_of_others=False)
-    begun = [each for each in known if each.operation and not each.is_complete]
-    operations = {
-        each.operation: Wanted(each.operation, 1.0) for each in begun if each.operation is not None
-    }
+    begun = [each.operation for each in known if not each.is_complete]
+    operations = {operation: Wanted(operation, 1.0) for operation in begun if operation is not None}
     limit = limit_bytes(device, current().memory_limit)
     found, _ = measure(device, operations, (), limit, Effort(), tell)
     if found:

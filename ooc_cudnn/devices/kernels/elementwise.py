@@ -42,9 +42,15 @@ UNROLL_ACTIVATION = 2
 OUTER_AXES = 4
 
 
-def is_packable(axes: MergedAxes, operand: int, view: DeviceView, count: int) -> bool:
-    """Whether every pack of `count` elements of the operand is one aligned access (or several)."""
-    return axes.inner_strides[operand] == 1 and is_aligned(view, axes.strides[operand], count)
+def is_packable(
+    axes: MergedAxes, operand: int, view: DeviceView, count: int, beside: Sequence[int] = ()
+) -> bool:
+    """Whether every pack of `count` elements of the operand is one aligned access (or several).
+
+    `beside` are steps that a kernel takes beside those of the walk.
+    """
+    steps = (*axes.strides[operand], *beside)
+    return axes.inner_strides[operand] == 1 and is_aligned(view, steps, count)
 
 
 def walk_numbers(axes: MergedAxes, count: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.elementwise import walk_numbers
+from ooc_cudnn.devices.kernels.elementwise import is_packable, walk_numbers
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
@@ -91,11 +91,7 @@ def _count(
     operands, count = list(operands), most
     while count > 1 and not (
         count <= walked.inner
-        and all(
-            walked.inner_strides[at] == 1
-            and is_aligned(view, {*walked.strides[at], *beside}, count)
-            for at, view, beside in operands
-        )
+        and all(is_packable(walked, at, view, count, beside) for at, view, beside in operands)
     ):
         count //= 2
     return count
