@@ -30,8 +30,8 @@ struct Interpolation {
     I rows, row_packs, column_tiles, tiles;
 };
 
-// The two elements of x that an output lies between, and what each counts. At the end of x `near` is
-// alone. `inverse` is one over what places are divided by.
+// The two elements of x that an output lies between, and what each counts. At the end of x, and along
+// an axis that stays as it is, `near` is alone. `inverse` is one over what places are divided by.
 template <typename A, typename I>
 struct Neighbours {
     I near;
@@ -42,7 +42,7 @@ struct Neighbours {
     __device__ Neighbours(const TakenAxis<I> &axis, const Edge<I> &edge, A inverse) {
         const I left = edge.at < 0 ? I(0) : edge.left;
         near = least(most(edge.at, I(0)), axis.extent - 1);
-        is_alone = near == axis.extent - 1;
+        is_alone = near == axis.extent - 1 || axis.times == axis.over;
         of_near = is_alone ? A(1) : A(axis.over - left) * inverse;
         of_far = A(left) * inverse;
     }
@@ -58,15 +58,17 @@ struct Outputs {
 
     __device__ Outputs(const TakenAxis<I> &axis, I count, I element)
         : element(element), output(first_of(axis, count, element)), edge(axis, output) {}
-    // The first one whose place is not before the neighbour on the left.
+    // The first one whose place is not before the neighbour on the left. Places before x are moved
+    // to its first element, which lies between it and the second one.
     __device__ static I first_of(const TakenAxis<I> &axis, I count, I element) {
+        if (axis.times == axis.over) return element;
         if (element < 2) return 0;
         if (axis.times == 0) return count;
         const I number = (element - 1) * axis.over - axis.plus;
         return number <= 0 ? I(0) : least(quotient(number + axis.times - 1, axis.times), count);
     }
     __device__ bool is_there(const TakenAxis<I> &axis, I count) const {
-        return output < count && least(edge.at, axis.extent - 1) <= element;
+        return output < count && edge.at <= element;
     }
     __device__ void advance(const TakenAxis<I> &axis) { ++output, edge.advance(axis); }
     __device__ A share(const TakenAxis<I> &axis, A inverse) const {

@@ -35,7 +35,7 @@ struct TwoSums {
     double first, second;
 };
 
-__device__ inline TwoSums sums_of_two(const TwoSums &a, const TwoSums &b) {
+__device__ inline TwoSums both_sums(const TwoSums &a, const TwoSums &b) {
     return {a.first + b.first, a.second + b.second};
 }
 
@@ -43,7 +43,7 @@ __device__ inline TwoSums sums_of_two(const TwoSums &a, const TwoSums &b) {
 __device__ inline TwoSums join_warp(TwoSums mine) {
 #pragma unroll
     for (int half = 16; half > 0; half /= 2)
-        mine = sums_of_two(
+        mine = both_sums(
             mine, {__shfl_xor_sync(0xffffffffu, mine.first, half),
                    __shfl_xor_sync(0xffffffffu, mine.second, half)});
     return mine;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
         const TwoSums joined =
             along ? join_warp({first, second})
                   : join_threads(
-                        TwoSums{first, second}, shared, place, ACROSS, LANES, sums_of_two);
+                        TwoSums{first, second}, shared, place, ACROSS, LANES, both_sums);
         if (lane > 0 || !inside) continue;
         first = joined.first, second = joined.second;
         if constexpr (!PRODUCTS) {

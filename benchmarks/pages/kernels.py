@@ -155,7 +155,11 @@ def comments(
         stored(PASSES, folder)["measurements"] if (folder / f"{PASSES}.json").exists() else ()
     )
     old = []
-    for kernel in (*KERNELS, *(f"{group}.cu" for group in measured)):
+    known = (*KERNELS, *(f"{group}.cu" for group in measured))
+    for path in sources.glob("*.cu"):
+        if path.name not in known and REACHED.search(path.read_text("utf-8")):
+            raise ValueError(f"{path} says what it reaches, and no record does")
+    for kernel in known:
         path = sources / kernel
         before = path.read_text("utf-8")
         after, count = REACHED.subn(f"// {reached(kernel, folder)}", before)

@@ -104,7 +104,7 @@ class Launched(NamedTuple):
     seconds : float
         What one launch is predicted to take.
     times : int
-        Pieces that it is launched for; those at a border, of other kinds, are counted along.
+        Pieces of the plan. Each counts as much as the largest, those at a border too.
     """
 
     operation: AnyConvolution

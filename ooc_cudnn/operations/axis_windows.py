@@ -55,7 +55,8 @@ class Nearest:
 class Linear:
     """Two neighbours of the place ``(o + half / 2) * step / per - half / 2``, by their distance.
 
-    `half` is 1, or 0 where the centres of the corners are aligned. Places are exact: integers.
+    `half` is 1, or 0 where the centres of the corners are aligned. Places are exact: integers. An
+    axis that stays as it is (`step` is `per`) is copied: the right neighbour is not looked at.
     """
 
     extent: int
@@ -65,6 +66,11 @@ class Linear:
     half: int
 
     longest: ClassVar[int] = 2  #: elements of a run, at most
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether output o is element o."""
+        return self.step == self.per
 
     def _place(self, o: Index) -> tuple[Array, Array]:
         """The left neighbour, and how far beyond it the place is."""
@@ -77,12 +83,12 @@ class Linear:
     def bounds(self, o: Index) -> tuple[Array, Array]:
         """Where the runs of outputs `o` begin and end in x."""
         left, _ = self._place(o)
-        return left, np.minimum(left + 2, self.extent)
+        return left, np.minimum(left + (1 if self.is_copied else 2), self.extent)
 
     def weights(self, o: Index, i: Index) -> Array:
         """What elements `i` count in outputs `o` whose runs they are in."""
         left, beyond = self._place(o)
-        alone = left + 1 == self.extent
+        alone = (left + 1 == self.extent) | self.is_copied
         return np.where(np.asarray(i) == left, np.where(alone, 1.0, 1.0 - beyond), beyond)
 
     @property

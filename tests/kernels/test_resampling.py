@@ -8,16 +8,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.kernels import arguments
+from ooc_cudnn.devices.kernels import interpolation as interpolation_module
 from ooc_cudnn.devices.kernels import resampling as resampling_module
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_resampling import BackwardResampling
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.resampling import Resampling
+from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward
 from ooc_cudnn.operations.resampling_arguments import (
     adaptive_pooling,
     any_pooling,
     interpolation,
     padded,
 )
+from ooc_cudnn.tensor import packed_strides
 from tests.support.device_operand import EPSILON, Operand, assert_close
 from tests.support.kernel_runs import run
 
@@ -37,6 +41,9 @@ CASES = {
     "trilinear, packs": interpolation(
         (1, 8, 2, 3, 4), size=(5, 4, 16), mode="linear", align_corners=True
     ),
+    "bilinear, one axis stays": interpolation((1, 4, 3, 6), size=(6, 6), mode="linear"),
+    "linear, long rows": interpolation((1, 1, 2600), size=5301, mode="linear"),
+    "linear, long rows of lanes": interpolation((1, 8, 700), size=1500, mode="linear"),
     "much larger": interpolation((1, 2, 2, 3), size=(50, 31), mode="linear"),
     "one": interpolation((2, 2, 1, 5), size=(4, 1), mode="linear", align_corners=True),
     "adaptive mean": adaptive_pooling((2, 3, 11, 7), (4, 3)),
@@ -130,8 +137,34 @@ def test_every_dtype(case, dtype, layouts):
     check(case, dtype, layouts, offset=1)
 
 
+@pytest.mark.parametrize("layouts", ["first first first first", "last last last last"])
+@pytest.mark.parametrize("case", [case for case in CASES if "linear" in case])
+def test_offsets_of_64_bits(case, layouts, monkeypatch):
+    monkeypatch.setattr(arguments, "SMALL_OFFSETS", 0)
+    check(case, "float32", layouts)
+
+
+def test_indices_are_of_64_bits_where_offsets_from_the_whole_are_large():
+    """Those of a part of x are small, and those before it; together they are not."""
+    operation = interpolation((1, 64, 8192, 8192), size=(4096, 4096), mode="linear")
+
+    def template(first):
+        rows, made = (first, first + 3820), (first // 2 + 1, first // 2 + 1900)
+        views = [
+            DeviceView(0, "float16", shape, packed_strides(shape, "channels_last"))
+            for shape in ((1, 64, made[1] - made[0], 4096), (1, 64, 3820, 8192))
+        ]
+        given = (operation, (made, (0, 4096)), *views, (rows, (0, 8192)))
+        return interpolation_module.plan(*given, backward=False).expression
+
+    assert "<int" in template(0)
+    assert "<long long" in template(3980)
+
+
 @pytest.mark.parametrize("layout", ["first", "last"])
-@pytest.mark.parametrize("case", ["bilinear, packs", "bilinear, aligned", "trilinear, packs"])
+@pytest.mark.parametrize(
+    "case", ["bilinear, packs", "bilinear, aligned", "trilinear, packs", "bilinear, one axis stays"]
+)
 def test_what_is_not_finite_stays_where_it_is_seen(case, layout):
     operation = in_dtype(case, "float32")
     x = drawn(operation.input_shape)
@@ -144,6 +177,26 @@ def test_what_is_not_finite_stays_where_it_is_seen(case, layout):
     assert np.isinf(expected).any()
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.isposinf(found), np.isposinf(expected))
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("case", ["bilinear, packs", "bilinear, smaller", "trilinear, packs",
+                                  "bilinear, one axis stays"])  # fmt: skip
+def test_a_gradient_is_none_where_an_output_that_sees_it_is_none(case, layout):
+    forward = in_dtype(case, "float32")
+    dy = drawn(forward.output_shape)
+    dy[np.random.default_rng(5).random(dy.shape) < 0.02] = np.nan
+    dy.reshape(-1)[0] = np.nan
+    expected = np.zeros(forward.input_shape, bool)
+    bounds = [windows.bounds(np.arange(windows.count)) for windows in forward.windows]
+    for at in np.argwhere(np.isnan(dy)):
+        runs = (slice(start[o], stop[o]) for (start, stop), o in zip(bounds, at[2:], strict=True))
+        expected[(at[0], at[1], *runs)] = True
+    source = Operand(dy.shape, "float32", layout, data=dy)
+    dx = Operand(forward.input_shape, "float32", layout)
+    parts = tuple((0, extent) for extent in forward.input_shape[2:])
+    found = run(resampling_module, ResamplingBackward(forward, parts), (source,), dx)
+    np.testing.assert_array_equal(np.isnan(found), expected)
 
 
 def drawn_interpolation(random):

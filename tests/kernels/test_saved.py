@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.kernels import arguments, masks
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.masks import masked_gradient, slope_mask
 from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
@@ -60,6 +61,39 @@ def test_masks(shape, dtype, layout):
             dx = Operand(shape, dtype, layout)
             masked_gradient(gradient, Call((mask.view, dy.view), dx.view))
             assert_close(dx.result(), gradient.reference(mask.result(), dy.array), dtype)
+
+
+def test_masks_with_indices_of_64_bits(monkeypatch):
+    monkeypatch.setattr(arguments, "SMALL_OFFSETS", 0)
+    test_masks((2, 3, 5, 21), "float32", "first")
+
+
+def test_masks_of_large_tensors_have_indices_of_64_bits():
+    def template(rows):
+        views = [
+            DeviceView(0, dtype, (rows, width), (width, 1))
+            for dtype, width in (("uint8", 2**12), ("float32", 2**15))
+        ]
+        return masks._plan("slope_mask", ("float", "RELU"), views[0], *views).expression
+
+    assert "<int" in template(2**15)
+    assert "<long long" in template(2**16)
+
+
+def test_masks_of_every_other_element():
+    """Rows begin on boundaries, and their elements do not lie side by side."""
+    shape = (2, 3, 4, 8)
+    wide = Operand((2, 3, 4, 16), "float32", data=random((2, 3, 4, 16), 1))
+    view = wide.view
+    apart = DeviceView(view.pointer, "float32", shape, (*view.strides[:-1], 2))
+    mask = Bytes(mask_shape(shape), "first")
+    operation = SlopeMask(shape, "relu", 0.0, "float32")
+    slope_mask(operation, Call((apart,), mask.view))
+    np.testing.assert_array_equal(mask.result(), operation.reference(wide.array[..., ::2]))
+    dx = Operand(shape, "float32")
+    gradient = MaskedGradient(shape, 0.0, "float32")
+    masked_gradient(gradient, Call((mask.view, apart), dx.view))
+    assert_close(dx.result(), gradient.reference(mask.result(), wide.array[..., ::2]), "float32")
 
 
 POOLINGS = {

@@ -82,14 +82,15 @@ def plan(
         *(windows.count for windows in axes),
         *(rows, row_packs, blocks.column_tiles, blocks.tiles),
     )
-    # Places are computed for a few outputs behind the last one, and the source as if it began at 0.
+    # Places are computed for a few outputs behind the last one, and offsets from where the whole
+    # source would begin.
     places = (
         (windows.count + widest) * edge.times + windows.extent * edge.over + abs(edge.plus)
         for windows, edge in zip(axes, edges, strict=True)
     )
-    steps = zip(three([start for start, _ in begins], 0), read.strides[2:5], strict=True)
-    before = sum(start * step for start, step in steps)
-    small = is_small([result, source], *numbers, *places, before, rows * row_packs * count)
+    ends = zip(three([stop for _, stop in begins], 1), read.strides[2:5], strict=True)
+    last = sum((stop - 1) * step for stop, step in ends)
+    small = is_small([result, source], *numbers, *places, last, rows * row_packs * count)
     arguments = (
         index_type(small=small),
         CUDA_TYPES[forward.dtype],

@@ -27,7 +27,7 @@ def _steps_of_bytes(view: DeviceView) -> tuple[int, ...]:
 
 
 def _pack(views: Sequence[DeviceView]) -> int:
-    """Elements of a byte that are one access in every view, or two.
+    """Elements of a pack: whole accesses of up to 16 bytes in every view.
 
     >>> _pack([DeviceView(0, "float32", (2, 3, 4, 14), (168, 56, 14, 1))])
     2

@@ -7,7 +7,14 @@ from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
 from ooc_cudnn.functions import tune, tune_rounds
 from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
-from ooc_cudnn.functions.tune_wanted import Effort, Planned, launched_by, what_to_measure
+from ooc_cudnn.functions.tune_wanted import (
+    Effort,
+    Launched,
+    Planned,
+    launched_by,
+    of_own_size,
+    what_to_measure,
+)
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
@@ -70,13 +77,41 @@ def test_what_is_launched_for_many_pieces_costs_as_much(make):
     with ooc_cudnn.settings(memory_limit=64 * KIB):
         planned = asking(32, images=(64,))()
     ((_, plan),) = planned.tasks
-    launched = list(launched_by(device, planned))
-    assert plan.pieces > 8
-    assert launched[0].times == plan.pieces
-    assert [each.times for each in launched[1:]] == [1] * (len(launched) - 1)
-    wanted = what_to_measure(device, launched, planned.limit_bytes, Effort())
-    first = wanted[launched[0].operation]
-    assert first.cost == pytest.approx(plan.pieces * launched[0].seconds)
+    (launched,) = launched_by(device, planned)
+    assert launched.times == plan.pieces > 8
+    wanted = what_to_measure(device, [launched], planned.limit_bytes, Effort())
+    cost = wanted[launched.operation].cost
+    assert cost == pytest.approx(plan.pieces * launched.seconds)
+
+
+@pytest.mark.filterwarnings("ignore:the machine model asked for")
+def test_the_uncut_call_counts_once(make):
+    """Its plan cuts no channels: it is another kind."""
+    device = make(FakeEngine(100, 1e-9))
+    specs = {
+        name: TensorSpec((4, channels, 96, 96), placement="pageable")
+        for name, channels in (("x", 32), ("dy", 2))
+    }
+    with ooc_cudnn.settings(machine="h200", memory_limit="1GiB"):
+        found = tune.planned_call(
+            "convolution_backward_filter", **specs, filter_shape=(2, 32, 1, 1)
+        )
+    tasks = [(part.request, part.plan) for part in found.parts]
+    launched = list(launched_by(device, Planned("this", tasks, 2**30)))
+    assert [each.times for each in launched] == [found.plan.pieces, 1]
+    assert found.plan.pieces > 1
+
+
+@pytest.mark.parametrize(("times", "is_timed"), [(1, False), (10_000, True)])
+def test_sizes_are_timed_for_themselves_where_all_their_pieces_matter(make, times, is_timed):
+    device = make(FakeEngine(100, 1e-9))
+    small, large, near = (Convolution.of((n, 4, 8, 8), W.shape, padding=1) for n in (8, 64, 12))
+    option = Option(1e-6, 0, Engine(100))
+    for operation in (near, large):
+        tables_of(device).add(Measured(operation.work(), (option,), operation))
+    launched = [Launched(small, 1e-7, times), Launched(large, 1e-4, 1)]
+    found = of_own_size(tables_of(device), launched, 2**20, has_learnt=False)
+    assert found == ([small] if is_timed else [])
 
 
 def images_of(found):
