@@ -136,6 +136,12 @@ def relayouts(shape: tuple[int, ...], name: str) -> Iterator[Case]:
 # Softmax -----------------------------------------------------------------------------------------
 
 
+def softmax_gradient(torch: Any, on: Tensors) -> Any:
+    """Over channels, from y and dy."""
+    y, dy = on["y"].double(), on["dy"].double()
+    return y * (dy - (y * dy).sum(1, keepdim=True))
+
+
 def softmaxes(shape: tuple[int, int]) -> Iterator[Case]:
     """Forward and backward of so many rows and classes."""
     rows, classes = shape
@@ -155,15 +161,11 @@ def softmaxes(shape: tuple[int, int]) -> Iterator[Case]:
     def backward(torch: Any, on: Tensors) -> Callable[[], Any]:
         return partial(torch._softmax_backward_data, on["dy"], on["y"], 1, torch.float32)
 
-    def gradient(torch: Any, on: Tensors) -> Any:
-        y, dy = on["y"].double(), on["dy"].double()
-        return y * (dy - (y * dy).sum(1, keepdim=True))
-
     yield Case(
         "softmax", f"{rows} x {classes} backward",
         Launch(SoftmaxBackward(shape, "accurate", "float32"), ("y", "dy"), "dx"),
         {"y": Laid(shape, fill="softmax"), "dy": laid, "dx": Laid(shape)},
-        backward, gradient,
+        backward, softmax_gradient,
         lambda on: ooc_cudnn.softmax_backward(on["y"], on["dy"], out=on["dx"]),
         tolerance=2e-6, **asked,
     )  # fmt: skip

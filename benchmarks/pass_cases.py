@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.kernel_cases import Case, Laid, Tensors
+from benchmarks.kernel_cases import Case, Laid, Tensors, softmax_gradient
 from ooc_cudnn.operations.activation_backward import ActivationBackward
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
 from ooc_cudnn.operations.backward_resampling import ResamplingBackward
@@ -355,7 +355,7 @@ def softmaxes(at: Maker) -> Iterator[Case]:
         )  # fmt: skip
         yield at.case(
             "softmax_columns", "backward", SoftmaxBackward(shape, "accurate", dtype), ("y", "dy"),
-            "dx", {"y": at.map("softmax"), "dy": x, "dx": y}, partial(softmax_gradient, axes=(1,)),
+            "dx", {"y": at.map("softmax"), "dy": x, "dx": y}, softmax_gradient,
         )  # fmt: skip
     images, every = (1, 2, 3), Laid((n, 2), dtype=DOUBLE)
     yield at.case(
@@ -364,7 +364,7 @@ def softmaxes(at: Maker) -> Iterator[Case]:
     )  # fmt: skip
     yield at.case(
         "image_softmax", "forward", ImageSoftmax(shape, "accurate", dtype), ("x", "state"), "y",
-        {"x": x, "state": replaced(every, "peaks"), "y": y},
+        {"x": x, "state": every._replace(fill="peaks"), "y": y},
         lambda torch, on: (on["x"].double() - on["state"][:, 0].reshape(-1, 1, 1, 1)).exp()
         / on["state"][:, 1].reshape(-1, 1, 1, 1),
     )  # fmt: skip
@@ -376,7 +376,7 @@ def softmaxes(at: Maker) -> Iterator[Case]:
     )  # fmt: skip
     yield at.case(
         "image_softmax", "backward", ImageSoftmaxBackward(shape, "accurate", dtype),
-        ("y", "dy", "sums"), "dx", {"y": x, "dy": x, "sums": replaced(one, "random"), "dx": y},
+        ("y", "dy", "sums"), "dx", {"y": x, "dy": x, "sums": one._replace(fill="random"), "dx": y},
         lambda torch, on: on["y"].double() * (on["dy"].double() - on["sums"][..., None, None]),
     )  # fmt: skip
     labels = Laid((n, *spatial), fill=f"below {c}", dtype="uint8")
@@ -410,16 +410,6 @@ def softmaxes(at: Maker) -> Iterator[Case]:
         ("x", "t", "", "", "dy"), "dx", {"x": x, "t": x, "dy": dy, "dx": y},
         lambda torch, on: 2 * on["dy"] * (on["x"].double() - on["t"].double()),
     )  # fmt: skip
-
-
-def replaced(laid: Laid, fill: str) -> Laid:
-    """The same with other values."""
-    return laid._replace(fill=fill)
-
-
-def softmax_gradient(torch: Any, on: Tensors, axes: tuple[int, ...]) -> Any:
-    y, dy = on["y"].double(), on["dy"].double()
-    return y * (dy - (y * dy).sum(axes, keepdim=True))
 
 
 def peaks(torch: Any, on: Tensors) -> Any:
@@ -460,7 +450,7 @@ def neighbours(at: Maker) -> Iterator[Case]:
         yield at.case(
             "pooling_indices", f"{window}x{window}/2 backward",
             PoolingBackward(pooling, (0, shape[2]), indexed=True), ("index", "dy"), "dx",
-            {"index": replaced(place, f"below {window * window}"), "dy": at.map(shape=sites),
+            {"index": place._replace(fill=f"below {window * window}"), "dy": at.map(shape=sites),
              "dx": y}, partial(unpooled, window=window),
         )  # fmt: skip
     half = (*shape[:2], *(extent // 2 for extent in shape[2:]))
@@ -496,7 +486,7 @@ def neighbours(at: Maker) -> Iterator[Case]:
         parts = tuple((0, extent) for extent in operation.input_shape[2:])
         yield at.case(
             kernel, f"{what}, gradient", ResamplingBackward(operation, parts), ("dy",), "dx",
-            {"dy": replaced(after, "random"), "dx": replaced(before, "")},
+            {"dy": after._replace(fill="random"), "dx": before._replace(fill="")},
             partial(gradient_of, way),
         )  # fmt: skip
 

@@ -27,9 +27,16 @@ GROUPS = {
 }
 
 
-def record(folder: Path = common.RESULTS) -> Mapping[str, Any] | None:
+def record(folder: Path = common.RESULTS, name: str = NAME) -> Mapping[str, Any] | None:
     """What was measured; None if nothing was."""
-    return stored(NAME, folder) if (folder / f"{NAME}.json").exists() else None
+    return stored(name, folder) if (folder / f"{name}.json").exists() else None
+
+
+def measured_on(found: Mapping[str, Any]) -> str:
+    """The card and the day of a record."""
+    environment = found["environment"]
+    card = environment["gpu"]["name"] if environment["gpu"] else "host device"
+    return f"{card}, {environment['date'][:10]}."
 
 
 def apart(group: str, row: Row) -> tuple[str, str]:
@@ -67,11 +74,10 @@ def figures(folder: Path = common.RESULTS) -> str:
     found = record(folder)
     if found is None:
         return f"The kernels were {NOT_MEASURED}: `python -m benchmarks.kernels` does it."
-    measured, environment = found["measurements"], found["environment"]
-    card = environment["gpu"]["name"] if environment["gpu"] else "host device"
+    measured = found["measurements"]
     parts = [
-        f"{card}, {environment['date'][:10]}. A cell has the share of the "
-        "copy's speed, and PyTorch's time over ours; bold where a bound is missed.",
+        f"{measured_on(found)} A cell has the share of the copy's speed, and PyTorch's time over "
+        "ours; bold where a bound is missed.",
         "![Shares of the copy's speed, case by case](images/kernels/shares.png)",
     ]
     titles = {"relayout": "Re-layout", "softmax": "Softmax", "pooling": "Pooling"}
@@ -93,9 +99,9 @@ COLUMNS = tuple(itertools.product(("NCHW", "NHWC"), ("float32", "float16")))
 
 def passes(folder: Path = common.RESULTS) -> str:
     """A line for each case of `benchmarks.passes`, under its kernel."""
-    if not (folder / f"{PASSES}.json").exists():
+    found = record(folder, PASSES)
+    if found is None:
         return f"They were {NOT_MEASURED}: `python -m benchmarks.passes` does it."
-    found = stored(PASSES, folder)
     lines = []
     for kernel, rows in found["measurements"].items():
         shares = {row["name"]: row["share"] for row in rows}
@@ -104,10 +110,8 @@ def passes(folder: Path = common.RESULTS) -> str:
             own = (shares.get(f"{kernel} {way} {' '.join(column)}") for column in COLUMNS)
             cells = (NOTHING if share is None else f"{share:.0%}" for share in own)
             lines.append((f"`{kernel}.cu`", way, *cells))
-    environment = found["environment"]
-    card = environment["gpu"]["name"] if environment["gpu"] else "host device"
     head = ("kernel", "case", *(" ".join(column) for column in COLUMNS))
-    return joined((f"{card}, {environment['date'][:10]}.", markdown(head, lines)))
+    return joined((measured_on(found), markdown(head, lines)))
 
 
 BLOCKS = (Block(PAGE, "figures", figures), Block(PAGE, "passes", passes))
@@ -151,11 +155,9 @@ def comments(
     *, check: bool, sources: Path = ROOT / "kernels", folder: Path = common.RESULTS
 ) -> int:
     """Write into the kernels' comments what they reach, or say which are out of date: 1 then."""
-    measured = (
-        stored(PASSES, folder)["measurements"] if (folder / f"{PASSES}.json").exists() else ()
-    )
+    found = record(folder, PASSES)
+    known = (*KERNELS, *(f"{group}.cu" for group in (found["measurements"] if found else ())))
     old = []
-    known = (*KERNELS, *(f"{group}.cu" for group in measured))
     for path in sources.glob("*.cu"):
         if path.name not in known and REACHED.search(path.read_text("utf-8")):
             raise ValueError(f"{path} says what it reaches, and no record does")

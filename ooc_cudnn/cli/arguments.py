@@ -154,6 +154,14 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    """Read a whole number of 1 or more."""
+    found = whole(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {found}")
+    return found
+
+
 def number(text: str) -> float:
     """Read a number."""
     try:

@@ -11,7 +11,15 @@ from typing import Any, TextIO
 import numpy as np
 
 from ooc_cudnn import networks
-from ooc_cudnn.cli.arguments import PROGRAM, add_device, add_machine, nearest, on_device, whole
+from ooc_cudnn.cli.arguments import (
+    PROGRAM,
+    add_device,
+    add_machine,
+    nearest,
+    on_device,
+    positive,
+    whole,
+)
 from ooc_cudnn.cli.stdout import kept_clean
 from ooc_cudnn.cli.sweep import limits, sweep
 from ooc_cudnn.figures import check_can_draw
@@ -37,11 +45,13 @@ def add_network(commands: Any) -> None:
         "network", type=_network, metavar="NAME", help=f"one of {', '.join(networks.__all__)}"
     )
     parser.add_argument(
-        "--batch", type=whole, metavar="N",
+        "--batch", type=positive, metavar="N",
         help="images of a step; this and the next three are the network's own when left out",
     )  # fmt: skip
-    parser.add_argument("--image", type=whole, metavar="N", help="extent of an image on each axis")
-    parser.add_argument("--classes", type=whole, metavar="N", help="classes that it tells apart")
+    parser.add_argument(
+        "--image", type=positive, metavar="N", help="extent of an image on each axis"
+    )
+    parser.add_argument("--classes", type=positive, metavar="N", help="classes that it tells apart")
     parser.add_argument("--width", type=float, metavar="FACTOR", help="of all channels (0.5: half)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
     parser.add_argument(
@@ -98,9 +108,6 @@ def _made(arguments: argparse.Namespace) -> tuple[Network, Tensor]:
     names = ("batch", "image", "classes", "width")
     given = {name: getattr(arguments, name) for name in names}
     asked = {name: value for name, value in given.items() if value is not None}
-    for name, value in asked.items():
-        if name != "width" and value < 1:
-            raise ValueError(f"--{name} must be 1 or more, not {value}")
     made: tuple[Network, Tensor] = getattr(networks, arguments.network)(
         dtype=arguments.dtype, **asked
     )

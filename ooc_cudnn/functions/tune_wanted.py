@@ -95,7 +95,7 @@ class Effort(NamedTuple):
     own_size: bool = False
 
 
-class Launched(NamedTuple):
+class PlannedLaunch(NamedTuple):
     """A convolution that a plan launches.
 
     Attributes
@@ -130,7 +130,7 @@ class Wanted(NamedTuple):
 
 def what_to_measure(
     device: Device,
-    launched: Iterable[Launched],
+    launched: Iterable[PlannedLaunch],
     limit_bytes: int,
     effort: Effort,
 ) -> dict[AnyConvolution, Wanted]:
@@ -159,7 +159,7 @@ def what_to_measure(
 
 def of_own_size(
     tables: Tables,
-    launched: Iterable[Launched],
+    launched: Iterable[PlannedLaunch],
     limit_bytes: int,
     *,
     has_learnt: bool,
@@ -214,7 +214,7 @@ def known_options(
     return known, list(further.values())
 
 
-def launched_by(device: Device, planned: Planned) -> Iterator[Launched]:
+def launched_by(device: Device, planned: Planned) -> Iterator[PlannedLaunch]:
     """What has engines and is launched, as `convolutions_of` says."""
     engines = device.engines
     assert engines is not None
@@ -223,7 +223,7 @@ def launched_by(device: Device, planned: Planned) -> Iterator[Launched]:
             if isinstance(operation, FusedConvolution) and not engines.chosen(operation):
                 # what no engine does as one is a convolution, and a pass after it
                 operation = alone(operation)
-            yield Launched(operation, request.machine.compute.seconds(operation.work()), times)
+            yield PlannedLaunch(operation, request.machine.compute.seconds(operation.work()), times)
 
 
 def convolutions_of(request: Request, plan: Plan) -> Iterator[tuple[AnyConvolution, int]]:

@@ -96,6 +96,7 @@ def test_steps_run(capsys):
         (("network", "resnet5"), "did you mean 'resnet50'?"),
         ((*SMALL, "--sweep", "--limits", "0.5,much"), "--limits='much'"),
         ((*SMALL, "--policy", "none"), "invalid choice"),
+        ((*SMALL, "--batch", "0"), "argument --batch: must be 1 or more, not 0"),
         ((*SMALL, "--device", "host", "--machine", "h200"), "not allowed"),
     ],
 )

@@ -44,6 +44,13 @@ def test_the_example_of_every_function_plans_it(capsys, name):
     assert {spec.placement for spec in given.values()} <= {"pinned", "device"}
 
 
+def test_the_limit_has_the_name_that_other_commands_give_it(capsys):
+    asked = ("activation_forward", "--x", "512x64x256x256", "--machine", "h200")
+    short, long = (planned(capsys, *asked, name, "1GiB") for name in ("--limit", "--memory-limit"))
+    assert short == long
+    assert short.memory_limit == 2**30
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_help_of_every_function_names_all_its_arguments_and_shows_the_example(capsys, name):
     with pytest.raises(SystemExit) as stop:

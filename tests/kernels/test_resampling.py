@@ -209,8 +209,8 @@ def drawn_interpolation(random):
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_drawn_interpolations(seed):
+def test_drawn_interpolations(seed, monkeypatch):
     random = np.random.default_rng(seed)
-    CASES["drawn"] = drawn_interpolation(random)
+    monkeypatch.setitem(CASES, "drawn", drawn_interpolation(random))
     dtype = str(random.choice(["float16", "bfloat16", "float64", "float32"]))
     check("drawn", dtype, str(random.choice(LAYOUTS)), offset=int(random.integers(2)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -98,18 +97,16 @@ def resampling(operation: Resampling, call: Call) -> None:
     x = check("x", call.inputs[0], operation.input_shape, operation.dtype)
     y = check("y", call.output, operation.output_shape, operation.dtype)
     makes, reads = operation.makes, operation.reads
-    if interpolation.is_linear(operation):
-        planned = partial(interpolation.plan, operation, makes, y, x, reads, backward=False)
-        launch(operation, (y, x), planned, (), call.stream)
-        return
+    is_linear = interpolation.is_linear(operation)
 
-    def chosen() -> Launch | None:
-        if taking.is_taken(operation):
-            return taking.plan(operation, makes, y, x, reads, backward=False)
+    def planned() -> Launch | None:
+        if is_linear or taking.is_taken(operation):
+            chosen = interpolation if is_linear else taking
+            return chosen.plan(operation, makes, y, x, reads, backward=False)
         return plan(operation, "resample", makes, y, [(x, reads)])
 
-    empty = real_type(operation.dtype)(operation.value)
-    launch(operation, (y, x), chosen, (empty,), call.stream)
+    scalars = () if is_linear else (real_type(operation.dtype)(operation.value),)
+    launch(operation, (y, x), planned, scalars, call.stream)
 
 
 def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
@@ -128,9 +125,9 @@ def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
     is_taken, is_linear = taking.is_taken(forward), interpolation.is_linear(forward)
 
     def planned() -> Launch | None:
-        if is_taken or is_linear:
+        if is_linear or is_taken:
             ((dy, outputs),) = parts
-            chosen = taking if is_taken else interpolation
+            chosen = interpolation if is_linear else taking
             return chosen.plan(forward, makes, dx, dy, outputs, backward=True)
         return plan(forward, name, makes, dx, parts)
 

@@ -9,8 +9,8 @@ from ooc_cudnn.functions import tune, tune_rounds
 from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
 from ooc_cudnn.functions.tune_wanted import (
     Effort,
-    Launched,
     Planned,
+    PlannedLaunch,
     launched_by,
     of_own_size,
     what_to_measure,
@@ -109,7 +109,7 @@ def test_sizes_are_timed_for_themselves_where_all_their_pieces_matter(make, time
     option = Option(1e-6, 0, Engine(100))
     for operation in (near, large):
         tables_of(device).add(Measured(operation.work(), (option,), operation))
-    launched = [Launched(small, 1e-7, times), Launched(large, 1e-4, 1)]
+    launched = [PlannedLaunch(small, 1e-7, times), PlannedLaunch(large, 1e-4, 1)]
     found = of_own_size(tables_of(device), launched, 2**20, has_learnt=False)
     assert found == ([small] if is_timed else [])
 
