@@ -119,6 +119,6 @@ def _on_the_way(nodes: Sequence[Node], leaves: frozenset[str]) -> frozenset[str]
     """Everything of which a gradient is made: the leaves, and what is computed from them."""
     found = set(leaves)
     for node in nodes:
-        if any(tensor.name in found for tensor in node.inputs):
+        if any(tensor.name in found for tensor in node.differentiable_inputs):
             found.add(node.y.name)
     return frozenset(found)

@@ -1,7 +1,7 @@
 """Autocast: the casts that PyTorch would make, as operations of the captured model.
 
-torch.export shows none of them: they are found by running each operation once more, on tensors
-without data, and looking at what it casts. The graph says them all, so nothing runs under autocast.
+A capture above autocast shows none of them: they are found by looking at what an operation casts
+while it runs on tensors without data. The graph says them all, so nothing runs under autocast.
 """
 
 from __future__ import annotations
@@ -40,31 +40,47 @@ def without_autocast() -> Iterator[None]:
 
 
 class Casts:
-    """What autocast does to the operations of a model that is being read."""
+    """What autocast does to an operation: what runs it, and what it reads in another dtype.
 
-    @contextmanager
-    def under(
-        self, kind: str, dtype: torch.dtype | None, enabled: bool, cached: bool | None
-    ) -> Iterator[None]:
-        """A block of the model with an autocast of its own."""
-        with torch.autocast(kind, dtype, enabled, cached):
-            yield
+    Attributes
+    ----------
+    function : callable
+        What casts within itself, as Einstein's sums do, runs under autocast.
+    inputs : mapping
+        Value to the dtype that it is cast to before.
+    """
 
-    def of(self, node: Any) -> tuple[Callable[..., Any], Mapping[str, torch.dtype]]:
-        """What runs an operation, and which of the nodes that it reads are cast before.
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.inputs: dict[Any, torch.dtype] = {}
 
-        What casts within itself, as Einstein's sums do, is run under autocast.
-        """
-        target = node.target
-        if not state() or _name(target) in _CASTS_ITSELF:
-            return target, {}
-        looking = _seen(node)
-        if any(
-            torch._C._dispatch_has_kernel_for_dispatch_key(_name(target), f"Autocast{kind.upper()}")
-            for kind, _ in state()
-        ):
-            return target, looking.found
-        return (_Under(target, state()) if looking.casts else target), {}
+
+@contextmanager
+def casts_of(
+    target: Any, args: Any, kwargs: Any, read: Callable[[torch.Tensor], Any]
+) -> Iterator[Casts]:
+    """Look at what an operation casts while it runs in this block, on tensors without data.
+
+    Parameters
+    ----------
+    read : callable
+        Of a tensor that it reads the value.
+    """
+    found, in_force = Casts(target), state()
+    if not in_force or _name(target) in _CASTS_ITSELF:
+        yield found
+        return
+    tensors = [e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor)]
+    looking = _Looking({id(each): read(each) for each in tensors})
+    with looking:
+        yield found
+    if any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(_name(target), f"Autocast{kind.upper()}")
+        for kind, _ in in_force
+    ):
+        found.inputs = looking.found
+    elif looking.casts:
+        found.function = _Under(target, in_force)
 
 
 def _name(target: Any) -> str:
@@ -97,24 +113,12 @@ def entered(kinds: Iterable[tuple[str, torch.dtype]]) -> Iterator[None]:
         yield
 
 
-def _seen(node: Any) -> _Looking:
-    """What an operation casts, on tensors without data."""
-    looking = _Looking({id(each.meta.get("val")): each.name for each in node.all_input_nodes})
-    args, kwargs = pytree.tree_map(
-        lambda each: each.meta["val"] if isinstance(each, torch.fx.Node) else each,
-        (tuple(node.args), dict(node.kwargs)),
-    )
-    with entered(state()), looking:
-        node.target(*args, **kwargs)
-    return looking
-
-
 class _Looking(_python_dispatch.TorchDispatchMode):
     """Notes which of some tensors are cast, and how many casts there are."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, values: Mapping[int, Any]) -> None:
         super().__init__()
-        self.names, self.found, self.casts = names, dict[str, torch.dtype](), 0
+        self.values, self.found, self.casts = values, dict[Any, torch.dtype](), 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -122,6 +126,6 @@ class _Looking(_python_dispatch.TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default and made.dtype != args[0].dtype:
             self.casts += 1
-            if id(args[0]) in self.names:
-                self.found.setdefault(self.names[id(args[0])], made.dtype)
+            if id(args[0]) in self.values:
+                self.found.setdefault(self.values[id(args[0])], made.dtype)
         return made

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import Wrapped, wrap
@@ -18,12 +17,11 @@ from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.pausing import PausingStep
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.autocast import without_autocast
-from ooc_cudnn.torch.before import count, differentiable, run_after, run_before
-from ooc_cudnn.torch.capture import capture
+from ooc_cudnn.torch.backend import Options
+from ooc_cudnn.torch.before import leave, run_after, run_before
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent, bytes_of
@@ -37,66 +35,42 @@ from ooc_cudnn.torch.function import (
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
 from ooc_cudnn.torch.notes import notes
-from ooc_cudnn.torch.parts import Parts
+from ooc_cudnn.torch.numbers import Number
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
 from ooc_cudnn.torch.targets import check_targets, targets_of
-from ooc_cudnn.torch.twice import captured_twice
 from ooc_cudnn.torch.wrapping import Wrapping
 
 
 class ReadyModel:
-    """Runs calls of a model whose arguments are alike.
+    """Runs a captured graph.
 
     Parameters
     ----------
-    model : Module
-    forward : callable
-        Its own.
-    args, kwargs
-        As calls have them; tensors may be fake ones.
-    memory_limit : int, float or str, optional
-    leaves : collection of int
-        Numbers of the input tensors that gradients are asked of.
+    graph : Graph
+    examples : sequence of Tensor
+        What it is given, in its order; fake ones for what is not there yet.
+    options : Options
+    model : Module, optional
+        That it is of, where that is known.
     with_gradients : bool
         Whether there is a backward.
-    strict : bool
-        Whether an operation that the library has not is an error, and a forward that does not do
-        the same twice.
-    labels : str
-        A dtype: the one result is then the number of the largest channel of each site, (n, 1,
-        spatial...), in place of the model's scores.
-    statistics : str
-        As for `limit`.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        forward: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        memory_limit: Limit,
-        leaves: frozenset[int],
+        graph: Graph,
+        examples: Sequence[Any],
+        options: Options,
+        model: torch.nn.Module | None,
         *,
         with_gradients: bool,
-        strict: bool = False,
-        labels: str = "",
-        statistics: str = "rank",
     ) -> None:
-        self.model = model = within_ddp(model)
-        self._memory_limit = memory_limit
+        memory_limit, statistics = options.memory_limit, options.statistics
+        self.graph, self._memory_limit = graph, memory_limit
+        model = torch.nn.Module() if model is None else within_ddp(model)
         #: Where results are to be: with the parameters, or else with the first argument.
-        self.device = _device_of(model, args)
-        how = captured_twice if strict else capture
-        self.graph: Graph = how(model, forward, args, kwargs)
-        names = dict(model.named_parameters(remove_duplicate=False))
-        wanted = {
-            value
-            for value in self.graph.given
-            if (value.kind == "parameter" and names[value.source].requires_grad)
-            or (value.kind == "input" and int(value.source) in leaves)
-        }
-        self.differentiable = differentiable(self.graph, wanted if with_gradients else ())
+        self.device = _device_of(graph.given, examples)
+        self.differentiable = _differentiable(graph) if with_gradients else frozenset[Value]()
         self.training = training = with_gradients or any(
             operation.arguments.get("training") or operation.arguments.get("train")
             for operation in self.graph.operations
@@ -105,11 +79,11 @@ class ReadyModel:
             self.graph,
             self.differentiable,
             training=training,
-            strict=strict,
+            strict=options.strict,
             over_ranks=over_ranks(model, statistics),
         )
-        if labels:
-            self.lowered = labelled(self.lowered, labels)
+        if options.labels:
+            self.lowered = labelled(self.lowered, options.labels)
         self._targets = targets_of(self.lowered)
         net, outputs = self.lowered.network, self.lowered.outputs
         self.pausing: PausingStep | None = None
@@ -128,7 +102,7 @@ class ReadyModel:
                 step.counts_given = True
                 step.beside_bytes = copies * bytes_of(outputs, self.device)
         self._places = FixedPlaces(self.device)
-        self._parts, self._wrapping = Parts(model), Wrapping()
+        self._wrapping = Wrapping()
         #: Running statistics that the network holds in a wider type.
         self._held_as = {
             name: dtype
@@ -168,25 +142,25 @@ class ReadyModel:
         """A plan of it, with what there is to know beside."""
         return replace(plan, notes=notes(self.graph, self.lowered, self.differentiable))
 
-    def __call__(self, tensors: Sequence[Any], out: Any = None) -> Any:
+    def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:
         """Run a call.
 
         Parameters
         ----------
         tensors : sequence
-            Its tensors and arrays, in order.
+            Tensors and arrays for what the graph is given, in order.
         out : array, optional
             Where the one output of forward alone is to be written.
 
         Returns
         -------
-        tree
-            What the model returns.
+        list
+            What the graph returns.
         """
         with without_autocast(), at(self.device):  # the graph has its casts
             return self._called(tensors, out)
 
-    def _called(self, tensors: Sequence[Any], out: Any) -> Any:
+    def _called(self, tensors: Sequence[Any], out: Any) -> list[Any]:
         known = self._known(tensors)
         check_targets(self._targets, known)
         found = run_before(self.graph, self.lowered.before, known)
@@ -197,25 +171,16 @@ class ReadyModel:
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
         results = [
-            self._result(each, of, found, outputs)
+            each.of(tensors) if isinstance(each, Number) else self._result(each, of, found, outputs)
             for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
         ]
-        made = pytree.tree_unflatten(results, self.graph.structure)
         with interrupts.deferred(), torch.no_grad():
             interrupts.hear()
             # the call has succeeded: from here on, nothing is left half done
             if changed:
                 torch._foreach_copy_([*changed.values()], [self._copies[n] for n in changed])
-            count(self.graph, found)
-        return made
-
-    def lasting(self) -> dict[str, Any]:
-        """Parameters and buffers as the network takes them, by its names for them."""
-        known = self._known([None] * len(self.graph.inputs))
-        with without_autocast():
-            found = run_before(self.graph, self.lowered.before, known)
-        given = {**self.lowered.parameters, **self.lowered.running}
-        return self._arrays(found, given)
+            leave(self.graph.writes, found)
+        return results
 
     def _arrays(self, found: Mapping[Value, Any], wanted: Mapping[str, Given]) -> dict[str, Any]:
         """What is given, in the shapes and dtypes in which the network takes it."""
@@ -248,6 +213,7 @@ class ReadyModel:
             or others
             or to.after
             or to.drawn
+            or self.graph.writes
         ):
             return False
         if self.forward is None or self.forward.changed:
@@ -285,16 +251,8 @@ class ReadyModel:
         return self._in_blocks[1]
 
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
-        """Of everything that is given what the model holds, and the call has brought."""
-        if not self._parts.are_the_same:
-            self._parts = Parts(self.model)
-        found: dict[Value, Any] = {}
-        for value in self.graph.given:
-            if value.kind in ("parameter", "buffer"):
-                found[value] = self._parts.tensor(value.source)
-        for value, tensor in zip(self.graph.inputs, tensors, strict=True):
-            found[value] = tensor
-        return found
+        """What a call brings."""
+        return dict(zip(self.graph.given, tensors, strict=True))
 
     def _run(
         self, found: Mapping[Value, Any], out: Any = None
@@ -308,6 +266,12 @@ class ReadyModel:
             n: found[to.running[n].value] for n in (step.changed if step else ()) if n in to.running
         }
         arrays |= self._copied(running)
+        # what changes when the call has succeeded is read again in backward, as it was
+        written = {id(each) for each in running.values()}
+        written |= {id(found[write.target]) for write in self.graph.writes}
+        for name, given in to.inputs.items():
+            if id(found[given.value]) in written and given.value not in self.differentiable:
+                arrays[name] = arrays[name].clone()
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()
         if self.pausing is not None:
@@ -385,8 +349,13 @@ def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
     return (one.shape, one.dtype, one.device) == (other.shape, dtype, other.device)
 
 
-def _device_of(model: torch.nn.Module, args: Sequence[Any]) -> torch.device:
-    held = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(args))
-    return next(
-        (each.device for each in held if isinstance(each, torch.Tensor)), torch.device("cpu")
-    )
+def _differentiable(graph: Graph) -> frozenset[Value]:
+    """Values that are given or made before, which autograd follows."""
+    made = (value for operation in graph.before for value in operation.results)
+    return frozenset(v for v in (*graph.given, *made) if v is not None and v.requires_grad)
+
+
+def _device_of(given: Sequence[Value], examples: Sequence[Any]) -> torch.device:
+    pairs = sorted(zip(given, examples, strict=True), key=lambda pair: pair[0].kind == "input")
+    found = (each.device for _, each in pairs if isinstance(each, torch.Tensor))
+    return next(found, torch.device("cpu"))

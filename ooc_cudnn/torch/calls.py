@@ -1,66 +1,58 @@
-"""Calls of a model that are ready: captured and planned once for each kind, and kept with it."""
+"""Calls of a model: captured and planned once for each kind, and kept with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from ooc_cudnn.telling import warn_once
-from ooc_cudnn.torch import autocast
-from ooc_cudnn.torch.call import ReadyModel
-from ooc_cudnn.torch.parts import Parts
+from ooc_cudnn.torch.capture import Call, Captures
 from ooc_cudnn.torch.ranks import within_ddp, world_size
 
-#: Kinds of calls that are kept ready: in training and not, of a last batch that is smaller, ...
+#: Captures that are kept: in training and not, of a last batch that is smaller, ...
 KEPT = 16
 #: Under what a model holds its calls.
 _NAME = "_ooc_cudnn_calls"
 
 
 class Calls:
-    """What calls of a model run, by all that captures and plans depend on; the newest few kinds.
+    """What calls of a model run, by all that its guards do not see; the newest few.
 
     The model holds it, so it goes with the model. Copies and pickles of the model begin anew.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.model, self._parts = model, Parts(model)
-        self._ready: dict[Hashable, ReadyModel] = {}
+        self.model = model
+        self._kinds: dict[Hashable, Captures] = {}
+        self._made = 0
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return sum(each.count for each in self._kinds.values())
 
-    def ready(self, kind: Hashable, make: Callable[[], ReadyModel]) -> ReadyModel:
-        """What runs calls of a kind.
-
-        Parameters
-        ----------
-        kind : hashable
-            All that it depends on beside the model as it is now, autocast, and the ranks.
-        make : callable
-            Makes it, where it is not there: it captures the model.
-        """
-        if not self._parts.are_the_same:
-            self._parts = Parts(self.model)
-            self._ready.clear()  # captured with other modules
-        call = kind, autocast.state(), world_size()
-        found = self._ready.get((call, self._parts.state()))
-        if found is None:
-            found = make()
-            self._parts.forward_has_run()
-            self._ready[call, self._parts.state()] = found
+    def of(self, kind: Hashable, call: Call) -> Captures:
+        """The captures of a kind of call: what is not seen by guards is part of the kind."""
+        key = kind, call.options, world_size()
+        with self._lock:
+            found = self._kinds.pop(key, None)
+            if found is None or found.count >= KEPT:
+                self._made += 1
+                found = Captures(self._made)
+            self._kinds[key] = found  # the last used is the last to go
             self._forget_the_oldest()
         return found
 
     def _forget_the_oldest(self) -> None:
-        if len(self._ready) <= KEPT:
+        if len(self) <= KEPT:
             return
-        del self._ready[next(iter(self._ready))]
+        while len(self) > KEPT and len(self._kinds) > 1:
+            del self._kinds[next(iter(self._kinds))]
         warn_once(
             f"{type(self.model).__name__} is called in more than {KEPT} ways, and each new one is "
             "captured and planned, which takes seconds: shapes of inputs, arguments that are no "

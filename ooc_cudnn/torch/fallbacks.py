@@ -65,7 +65,7 @@ class Fallbacks:
         for operation in operations:
             for value in dict.fromkeys(operation.reads):
                 self._readers.setdefault(value, []).append(operation)
-        self._asked = {each for each in to.graph.outputs if isinstance(each, Value)}
+        self._asked = set(to.graph.asked)
         self._expands = {
             value: operation
             for operation in to.graph.before
@@ -270,6 +270,7 @@ class Fallbacks:
             for value, order in zip(part.inputs, part.orders, strict=True)
         ]
         drawing = any(draws(operation) for operation in part.operations)
+        reached = _differentiable(part)
         name = self._to.name(computation.name.partition("+")[0])
         made = self._to.net.outside(
             tensors,
@@ -279,6 +280,7 @@ class Fallbacks:
             images=part.count,
             of_images=of_images,
             draws=drawing,
+            differentiable=[value in reached for value in part.inputs],
             name=name,
         )
         if drawing:
@@ -294,6 +296,15 @@ class Fallbacks:
         shape = value.shape if 1 <= len(value.shape) <= 5 else (math.prod(value.shape),)
         declare = self._to.parameter if value.kind == "parameter" else self._to.given
         return declare(value, shape)
+
+
+def _differentiable(part: Part) -> set[Value]:
+    """What the result of a part depends on by what has derivatives."""
+    found = {part.result} if part.result.requires_grad or not part.operations else set[Value]()
+    for operation in reversed(part.operations):
+        if any(value in found for value in operation.results):
+            found.update(value for value in operation.reads if value.requires_grad)
+    return found
 
 
 def _stored_dtype(dtype: torch.dtype) -> torch.dtype:

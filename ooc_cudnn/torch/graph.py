@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +24,12 @@ class Value:
     shape : tuple of int
     dtype : torch.dtype
     kind : str
-        "input", "parameter", "buffer", "constant", or "made" by an operation.
+        "input", "parameter", "buffer" (any other tensor that the model holds), "constant", or
+        "made" by an operation.
     source : str
         Of a parameter or a buffer its name in the model; of an input its number.
+    requires_grad : bool
+        Whether autograd would follow it.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Value:
     dtype: torch.dtype
     kind: str = "made"
     source: str = ""
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +82,27 @@ class Operation:
         return tuple(values_in((self.args, dict(self.kwargs))))
 
 
+class Write(NamedTuple):
+    """What forward leaves in a tensor that it was given, when the call has succeeded.
+
+    Attributes
+    ----------
+    target : Value
+        A buffer, a parameter or an input.
+    value : Value
+        Its elements.
+    as_data : bool
+        Whether autograd is not to know (``weight.data = ...``).
+    step : int, optional
+        Of a counter that nobody reads, by how much it goes up; the value is the target then.
+    """
+
+    target: Value
+    value: Value
+    as_data: bool = False
+    step: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A captured model.
@@ -85,34 +110,42 @@ class Graph:
     Attributes
     ----------
     given : tuple of Value
-        Inputs, parameters, buffers and constants.
+        What a call hands in, in order: inputs, parameters, and other tensors that the model holds.
     before : tuple of Operation
         What depends on no input: PyTorch runs it.
     operations : tuple of Operation
         The rest, in order; none works in place.
-    counted : tuple of Operation
-        Counters, which go up when a call has succeeded.
+    effects : tuple of Operation
+        Those of them that are there for what they do: assertions on data.
+    writes : tuple of Write
+        What changes in what is given.
     outputs : tuple
-        Values, and what is no tensor, in the order of `torch.utils._pytree`.
-    structure : TreeSpec
-        How the outputs are put together.
+        Values, and what is no tensor.
     constants : mapping
-        Tensors that the model holds beside parameters and buffers, by value name.
+        Tensors that the graph holds itself, by value.
     """
 
     given: tuple[Value, ...]
     before: tuple[Operation, ...]
     operations: tuple[Operation, ...]
-    counted: tuple[Operation, ...]
     outputs: tuple[Any, ...]
-    structure: Any
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    effects: tuple[Operation, ...] = ()
+    writes: tuple[Write, ...] = ()
+    constants: Mapping[Value, torch.Tensor] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
         """Those that a call brings, in order."""
         found = (value for value in self.given if value.kind == "input")
         return tuple(sorted(found, key=lambda value: int(value.source)))
+
+    @property
+    def asked(self) -> tuple[Value, ...]:
+        """The values that a call makes for others: outputs, what is written, what effects read."""
+        values = [each for each in self.outputs if isinstance(each, Value)]
+        values += [write.value for write in self.writes if write.step is None]
+        values += [value for effect in self.effects for value in effect.reads]
+        return tuple(dict.fromkeys(values))
 
 
 def values_in(tree: Any) -> list[Value]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
@@ -18,17 +17,17 @@ from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.capture import capture, device_of, fake_like, fakes_for
+from ooc_cudnn.torch.capture import Call, Captures, Options
 from ooc_cudnn.torch.cards import empty_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.limit import own_forward
+from ooc_cudnn.torch.limit import called, own_forward
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.planning import specs_of, where_held
 from ooc_cudnn.torch.ranks import within_ddp
-from ooc_cudnn.torch.refusals import check_arguments
-from ooc_cudnn.torch.stored import check_scale, of_stored
+from ooc_cudnn.torch.stand_ins import fakes_for
+from ooc_cudnn.torch.stored import check_scale
 from perfmodel import MachineModel
 
 #: What may be made of scores before they leave the card.
@@ -96,34 +95,58 @@ def infer(
             raise TypeError(
                 f"argument {at} must be a tensor or an array, not {type(each).__name__}"
             )
-    check_arguments(model, inputs)
     asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
-    with torch.no_grad(), own_forward(model) as forward:
-        fakes = fake_like(inputs, device_of(model))
-        ready = _ready(model, forward, fakes, memory_limit, reduce, asked, scale)
-        if ready.training and within_ddp(model).training:
+    run = _Inference(model, out, reduce)
+    with torch.no_grad():
+        captures, call = _captures(model, inputs, memory_limit, reduce, asked, scale)
+        made = captures(call, run)
+    if out is not None:
+        return out
+    return made if run.made is None else run.made
+
+
+class _Inference:
+    """Runs what was captured of a model, block by block where that takes less time.
+
+    Attributes
+    ----------
+    made : Tensor, optional
+        Where the model makes one result, that, or its labels.
+    """
+
+    def __init__(self, model: torch.nn.Module, out: Any, reduce: str | None) -> None:
+        self._model, self._out, self._reduce = within_ddp(model), out, reduce
+        self.made: torch.Tensor | None = None
+
+    def __call__(self, ready: ReadyModel, tensors: Sequence[Any]) -> list[Any]:
+        """Run it; return what the captured graph returns."""
+        if ready.training and self._model.training:
             warn_once(
-                f"{type(model).__name__} is in training mode: what it makes depends on the other "
-                "images or on chance, and running statistics change; call model.eval() first"
+                f"{type(self._model).__name__} is in training mode: what it makes depends on the "
+                "other images or on chance, and running statistics change; call model.eval() first"
             )
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
-        if out is not None:
-            if not one:
+        out, reduce = self._out, self._reduce
+        if not one:
+            if out is not None:
                 raise TypeError("out is given, but the model makes several results")
-            _check_out(out, ready, reduce)
+            return ready(tensors)
         with_classes = out
-        if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
-            with_classes = out[:, None]
-        if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
-            tensor_of(out).copy_(pytree.tree_leaves(ready(inputs))[0])
-            return out
-        made = _empty(ready) if one and out is None else with_classes
-        if not one or not ready.in_blocks(inputs, made):
-            made = ready(inputs, with_classes)
         if out is not None:
-            return out
-        made = tensor_of(made) if one else made
-        return made if reduce is None else made[:, 0]
+            _check_out(out, ready, reduce)
+            if reduce and out.ndim < len(ready.lowered.outputs[0].shape):
+                with_classes = out[:, None]
+            if not _is_the_networks(ready):  # what PyTorch makes of it
+                tensor_of(out).copy_(ready(tensors)[0])
+                return [out]
+        made = _empty(ready) if out is None else with_classes
+        if not ready.in_blocks(tensors, made):
+            (made,) = ready(tensors, with_classes)
+        if out is not None:
+            return [out]
+        made = tensor_of(made)
+        self.made = made if reduce is None else made[:, 0]
+        return [self.made]
 
 
 def plan_infer(
@@ -169,9 +192,10 @@ def plan_infer(
     >>> plan.count > 1, plan.device_bytes <= 2**31
     (True, True)
     """
-    with torch.no_grad(), own_forward(model) as forward:
+    with torch.no_grad():
         fakes = fakes_for(model, shapes)
-        ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8", scale)
+        captures, call = _captures(model, fakes, memory_limit, reduce, "uint8", scale)
+        ready, _ = captures.find(call)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
         specs = specs_of(ready, placement, where_held(machine))
@@ -180,35 +204,21 @@ def plan_infer(
         return planned_in_blocks(step, Under(memory_limit, given, machine))
 
 
-def _ready(
+def _captures(
     model: torch.nn.Module,
-    forward: Any,
-    fakes: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
     memory_limit: Limit,
     reduce: str | None,
     labels: str,
     scale: float | None,
-) -> ReadyModel:
+) -> tuple[Captures, Call]:
+    """What runs a model on inputs, and the call."""
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
     check_scale(scale)
-    labels = labels if reduce else ""
-
-    def make() -> ReadyModel:
-        return ReadyModel(
-            model,
-            of_stored(model, forward, scale),
-            fakes,
-            {},
-            memory_limit,
-            frozenset(),
-            with_gradients=False,
-            labels=labels,
-        )
-
-    asked = tuple((each.shape, each.dtype) for each in fakes)
-    own = within_ddp(model).__dict__.get("forward")  # the user's, in place of the class's
-    return calls_of(model).ready((infer, own, asked, memory_limit, labels, scale), make)
+    options = Options(memory_limit, scale=scale, labels=labels if reduce else "")
+    kind, call = called(model, own_forward(model), tuple(inputs), {}, options)
+    return calls_of(model).of(("infer", kind), call), call
 
 
 def _is_the_networks(ready: ReadyModel) -> bool:
@@ -253,9 +263,10 @@ def output_shape(
     >>> ooc.output_shape(torch.nn.Conv2d(3, 8, 3), (1, 3, 65536, 65536))
     (1, 8, 65534, 65534)
     """
-    with torch.no_grad(), own_forward(model) as forward:
-        graph = capture(model, forward, fakes_for(model, shapes), {})
-    found = tuple(each.shape for each in graph.outputs if isinstance(each, Value))
+    with torch.no_grad():
+        captures, call = _captures(model, fakes_for(model, shapes), None, None, "", None)
+        ready, _ = captures.find(call)
+    found = tuple(each.shape for each in ready.graph.outputs if isinstance(each, Value))
     if not found:
         raise UnsupportedModelError(f"{type(model).__name__} returns no tensor")
     return found[0] if len(found) == 1 else found

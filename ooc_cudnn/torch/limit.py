@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MethodType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,12 +14,12 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
-from ooc_cudnn.torch.capture import fake_like, torch_dtype
+from ooc_cudnn.torch.capture import Call, Options, is_captured_by_us
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
-from ooc_cudnn.torch.region import kept_as_they_are
-from ooc_cudnn.torch.stored import check_scale, of_stored
+from ooc_cudnn.torch.stand_ins import StandIns, torch_dtype
+from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -147,82 +147,76 @@ class Limited:
         """How the last call ran."""
         return None if self.last is None else self.last.plan
 
-    @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it
+    @property
+    def options(self) -> Options:
+        """What plans are made by."""
+        return Options(self.memory_limit, self.strict, self.statistics, self.scale)
+
+    @property
+    def own(self) -> Callable[..., Any]:
+        """The forward that the model has without a limit."""
+        return own_forward(self.model)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the model."""
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        places = [
-            at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor | np.ndarray)
-        ]
-        tensors = [leaves[at] for at in places]
-        if not places:
-            raise UnsupportedModelError(f"{type(self.model).__name__} was called without a tensor")
-        check_arguments(self.model, tensors)
-        with_gradients = torch.is_grad_enabled()
-        asked = frozenset(
-            at
-            for at, tensor in enumerate(tensors)
-            if with_gradients and isinstance(tensor, torch.Tensor) and tensor.requires_grad
-        )
-        kind = (
-            structure,
-            tuple((tuple(tensor.shape), torch_dtype(tensor)) for tensor in tensors),
-            tuple(repr(leaf) for at, leaf in enumerate(leaves) if at not in places),
-            asked,
-            with_gradients,
-        )
+        """Run the model; as a part of a model under a limit, be captured with it."""
+        if is_captured_by_us():
+            return self.own(*args, **kwargs)
+        return self._run(args, kwargs)
 
-        def make() -> ReadyModel:
-            return self._made(
-                leaves, structure, places, tensors, asked, with_gradients=with_gradients
-            )
+    @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind, call = called(self.model, self.own, args, kwargs, self.options)
 
-        self.last = calls_of(self.model).ready(kind, make)
-        return self.last(tensors)
+        def run(ready: ReadyModel, tensors: Sequence[Any]) -> Any:
+            self.last = ready
+            return ready(tensors)
 
-    def _made(
-        self,
-        leaves: list[Any],
-        structure: Any,
-        places: list[int],
-        tensors: list[Any],
-        asked: frozenset[int],
-        *,
-        with_gradients: bool,
-    ) -> ReadyModel:
-        model = self.model
-        held: Any = next(model.parameters(), tensors[0])
-        there = held.device if isinstance(held, torch.Tensor) else "cpu"
-        fakes = dict(zip(places, fake_like(tensors, there), strict=True))
-        filled = [fakes.get(at, leaf) for at, leaf in enumerate(leaves)]
-        args, kwargs = pytree.tree_unflatten(filled, structure)
-        with own_forward(model) as forward, kept_as_they_are():
-            return ReadyModel(
-                model,
-                of_stored(model, forward, self.scale),
-                args,
-                kwargs,
-                self.memory_limit,
-                asked,
-                with_gradients=with_gradients,
-                strict=self.strict,
-                statistics=self.statistics,
-            )
+        return calls_of(self.model).of(kind, call)(call, run)
 
 
-@contextmanager
-def own_forward(model: torch.nn.Module) -> Iterator[Callable[..., Any]]:
-    """The forward that a model has without a limit, put back for a while; its parts', too."""
+def called(
+    model: torch.nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Options,
+) -> tuple[Hashable, Call]:
+    """A call as it is captured, and of which kind it is.
+
+    Arrays, tensors that are not where the model is, and images as they are stored have stand-ins.
+    """
+    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor | np.ndarray)]
+    if not places:
+        raise UnsupportedModelError(f"{type(model).__name__} was called without a tensor")
+    check_arguments(model, [leaves[at] for at in places])
+    standing = StandIns(model, options.scale)
+    filled = [standing(leaf) if at in places else leaf for at, leaf in enumerate(leaves)]
+    kind = (
+        structure,
+        tuple(
+            _seen(filled[at], leaf) if at in places else repr(leaf)
+            for at, leaf in enumerate(leaves)
+        ),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+    )
+    args, kwargs = pytree.tree_unflatten(filled, structure)
+    return kind, Call(model, forward, tuple(args), kwargs, options, standing.real)
+
+
+def _seen(stand_in: torch.Tensor, given: Any) -> Hashable:
+    """What a plan depends on of an argument."""
+    return (
+        tuple(stand_in.shape), stand_in.dtype, stand_in.device, stand_in.requires_grad,
+        stand_in is given, torch_dtype(given),
+    )  # fmt: skip
+
+
+def own_forward(model: torch.nn.Module) -> Callable[..., Any]:
+    """The forward that a model has without a limit."""
     model = within_ddp(model)
-    limited = [
-        (module, own)
-        for module in model.modules()
-        if isinstance(own := module.__dict__.get("forward"), Limited)
-    ]
-    for _, own in limited:
-        own.undo()
-    try:
-        yield model.forward
-    finally:
-        for module, own in limited:
-            module.__dict__["forward"] = own
+    held = model.__dict__.get("forward")
+    if isinstance(held, Limited):
+        held = held.before
+    return MethodType(type(model).forward, model) if held is None else held

@@ -17,7 +17,7 @@ import torch
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.over_ranks import Ranks
-from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
+from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
 from ooc_cudnn.torch.lowered_value import LoweredValue
@@ -182,30 +182,28 @@ class Lowering:
         """Lower everything."""
         for operation in self.graph.operations:
             self._lower(operation)
-        for each in self.graph.outputs:
-            if isinstance(each, Value) and each in self.fallbacks:
-                self._settle(each)
+        for value in self.graph.asked:
+            if value in self.fallbacks:
+                self._settle(value)
+            elif self._is_given(value):
+                self._move_after(value)
         self.after.sort(key=self.fallbacks.place)
+        self.after.extend(self.graph.effects)
         results, outputs = [], dict[str, Tensor]()
+        made = {value for operation in self.after for value in operation.results}
+        asked = [value for operation in self.after for value in operation.reads]
+        asked += [write.value for write in self.graph.writes]
         handed = {
             value: self._held[value]
-            for operation in self.after
-            for value in operation.reads
-            if value in self._held and value.kind != "input"
+            for value in asked
+            if value in self._held and value.kind != "input" and value not in made
         }
         for held in handed.values():
             outputs.setdefault(held.tensor.name, held.tensor)
         for each in self.graph.outputs:
             found = each
-            if isinstance(each, Value) and (each in self._held or each.kind == "input"):
+            if isinstance(each, Value) and each not in made and each.kind != "input":
                 found = self._held.get(each, each)
-            if isinstance(found, LoweredValue) and found.tensor.name not in self.net.graph.nodes:
-                if each.kind != "input":
-                    raise UnsupportedModelError(
-                        "an output is an input of the model with its axes in another order: return "
-                        "the input as it is, and permute it outside of the model"
-                    )
-                found = each  # as it was given
             if isinstance(found, LoweredValue):
                 outputs.setdefault(found.tensor.name, found.tensor)
             results.append(found)
@@ -224,6 +222,24 @@ class Lowering:
             self.fallbacks.reason(self.after),
             handed,
         )
+
+    def _is_given(self, value: Value) -> bool:
+        """Whether a value shows what is given, moved alone: no node makes it."""
+        held = self._held.get(value)
+        if held is None or value.kind == "input":
+            return False
+        return held.tensor.name not in self.net.graph.nodes
+
+    def _move_after(self, value: Value) -> None:
+        """Have PyTorch make what shows an input: the same memory, as without the library."""
+        if value.kind == "input":
+            return
+        maker = next(each for each in self.graph.operations if value in each.results)
+        if maker not in self.after:
+            self.after.append(maker)
+            for read in maker.reads:
+                if self._is_given(read):
+                    self._move_after(read)
 
     def _settle(self, value: Value) -> None:
         """Have what is deferred, and asked for, made in the network, or else behind it.

@@ -14,12 +14,13 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
-from ooc_cudnn.torch.calls import forget_calls
-from ooc_cudnn.torch.capture import fakes_for
+from ooc_cudnn.torch.calls import calls_of, forget_calls
+from ooc_cudnn.torch.capture import Options
 from ooc_cudnn.torch.cards import at
-from ooc_cudnn.torch.limit import Limited, own_forward
+from ooc_cudnn.torch.limit import Limited, called, own_forward
 from ooc_cudnn.torch.ranks import within_ddp
-from ooc_cudnn.torch.stored import check_scale, of_stored
+from ooc_cudnn.torch.stand_ins import fakes_for
+from ooc_cudnn.torch.stored import check_scale
 from perfmodel import MachineModel
 
 
@@ -162,17 +163,12 @@ def _captured(
             f"the shape of an argument is needed, as in {what}(model, (1, 3, 224, 224))"
         )
     check_scale(scale)
-    with own_forward(model) as forward:
-        return ReadyModel(
-            model,
-            of_stored(model, forward, scale),
-            fakes_for(model, shapes),
-            {},
-            memory_limit,
-            frozenset(),
-            with_gradients=with_gradients,
-            **said,
-        )
+    options = Options(memory_limit, scale=scale, **said)
+    with torch.set_grad_enabled(with_gradients):
+        kind, call = called(model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options)
+        ready, _ = calls_of(model).of(("plan", kind), call).find(call)
+    found: ReadyModel = ready
+    return found
 
 
 def where_held(machine: MachineModel | str | os.PathLike[str] | None) -> str:

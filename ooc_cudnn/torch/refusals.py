@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,11 +13,6 @@ from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stac
 from torch.autograd import forward_ad
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-
-#: Whose hooks change the module they are of, and nothing else: weight_norm's, say.
-_PYTORCHS = "torch."
-_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
-_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -139,72 +133,6 @@ def _is_pytorchs(module: torch.nn.Module) -> bool:
 
 def _counts(module: Any) -> bool:
     return module.momentum is None and module.track_running_stats
-
-
-@contextlib.contextmanager
-def hooks_that_compute(model: torch.nn.Module) -> Iterator[None]:
-    """While a model is captured, refuse hooks of its parts that are there for what they do beside.
-
-    A capture runs hooks once, on tensors without data, and no later call runs them. One that
-    returns something is part of what the model computes; one that returns nothing is not, nor is
-    any of backward. Those of the model itself run in each call, as PyTorch runs them.
-
-    Raises
-    ------
-    UnsupportedModelError
-        With the hook and the module that it is of.
-    """
-    changed: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for name, module in model.named_modules():
-        if module is model:
-            continue
-        for hook in (each for kind in _BACKWARD for each in getattr(module, kind).values()):
-            raise _refused(hook, name, module, "of backward, which is not run module by module")
-        for hooks in (getattr(module, kind) for kind in _FORWARD):
-            changed.append((hooks, dict(hooks)))
-    try:
-        for (hooks, before), (name, module) in zip(changed, _twice(model), strict=True):
-            for key, hook in before.items():
-                hooks[key] = _watched(hook, name, module)
-        yield
-    finally:
-        for hooks, before in changed:
-            hooks.update(before)
-
-
-def _twice(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    for name, module in model.named_modules():
-        if module is not model:
-            yield from [(name, module)] * len(_FORWARD)
-
-
-def _watched(hook: Callable[..., Any], name: str, module: torch.nn.Module) -> Callable[..., Any]:
-    if _module_of(hook).startswith(_PYTORCHS):
-        return hook
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        found = hook(*args, **kwargs)
-        if found is None:
-            raise _refused(hook, name, module, "and returns nothing, so it is there for more")
-        return found
-
-    return watched
-
-
-def _module_of(hook: Callable[..., Any]) -> str:
-    return getattr(hook, "__module__", None) or type(hook).__module__
-
-
-def _refused(
-    hook: Callable[..., Any], name: str, module: torch.nn.Module, why: str
-) -> UnsupportedModelError:
-    code = getattr(hook, "__code__", None)
-    line = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
-    said = getattr(hook, "__qualname__", type(hook).__qualname__)
-    return UnsupportedModelError(
-        f"the hook {said}{line} is of {_said(name, module)} {why}: a call under a limit would not "
-        "run it. Remove it, have the model return what it looks at, or hook the model itself"
-    )
 
 
 def _said(name: str, module: torch.nn.Module) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ooc_cudnn.operations.images import STORED
 
@@ -30,31 +28,23 @@ def check_scale(scale: float | None) -> None:
         raise ValueError(f"scale must be finite, not {scale}")
 
 
-def of_stored(
-    model: torch.nn.Module, forward: Callable[..., Any], scale: float | None
-) -> Callable[..., Any]:
-    """A forward of a model that takes tensors of uint8 and uint16, scaled; none: as it is.
-
-    They are widened to the dtype of the model's parameters, but scaled in float32 at the least: a
-    uint16 can be more than a float16.
-
-    >>> forward = of_stored(torch.nn.Linear(1, 1), torch.neg, 0.5)
-    >>> forward(torch.tensor([3], dtype=torch.uint8)), forward(torch.tensor([3.0]))
-    (tensor([-1.5000]), tensor([-3.]))
-    """
-    if scale is None:
-        return forward
+def scaled_dtype(model: torch.nn.Module) -> torch.dtype:
+    """What stored images are brought to: the dtype of a model's parameters."""
     floating = (each.dtype for each in model.parameters() if each.is_floating_point())
-    dtype = next(floating, torch.get_default_dtype())
+    return next(floating, torch.get_default_dtype())
+
+
+def widening(dtype: torch.dtype, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What brings a stored image to a dtype, scaled.
+
+    It is scaled in float32 at the least: a uint16 can be more than a float16.
+
+    >>> widening(torch.float32, 0.5)(torch.tensor([3], dtype=torch.uint8))
+    tensor([1.5000])
+    """
     wide = torch.promote_types(dtype, torch.float32)
 
-    def widened(each: Any) -> Any:
-        if isinstance(each, torch.Tensor) and each.dtype in STORED_DTYPES:
-            return (each.to(wide) * scale).to(dtype)
-        return each
+    def widened(image: torch.Tensor) -> torch.Tensor:
+        return (image.to(wide) * scale).to(dtype)
 
-    def scaled(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map(widened, (args, kwargs))
-        return forward(*args, **kwargs)
-
-    return scaled
+    return widened

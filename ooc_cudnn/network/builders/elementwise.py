@@ -15,6 +15,7 @@ from ooc_cudnn.network.nodes.activation import Activation
 from ooc_cudnn.network.nodes.arithmetic import Add, Multiply
 from ooc_cudnn.network.nodes.cast import Cast
 from ooc_cudnn.network.nodes.channel_argmax import ChannelArgmax
+from ooc_cudnn.network.nodes.detach import Detach
 from ooc_cudnn.network.nodes.dropout import Dropout
 from ooc_cudnn.network.nodes.images import Images
 from ooc_cudnn.network.nodes.prelu import PRelu
@@ -186,6 +187,12 @@ class ElementwiseBuilders(Builders):
         """The numbers of x in another floating dtype, rounded; the gradient is x's dtype again."""
         x = self._own(x)
         return self._add(Cast(name, self._result(name, x.shape, dtype_name(dtype)), x))
+
+    @builder
+    def detach(self, x: Tensor, *, name: str = "") -> Tensor:
+        """x itself, and no gradient goes back through it."""
+        x = self._own(x)
+        return self._add(Detach(name, self._result(name, x.shape, x.dtype), x))
 
     @builder
     def softmax(

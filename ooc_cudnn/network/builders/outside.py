@@ -27,6 +27,7 @@ class OutsideBuilders(Builders):
         images: int,
         of_images: Sequence[bool],
         draws: bool = False,
+        differentiable: Sequence[bool] = (),
         name: str = "",
     ) -> Tensor:
         """What a function makes of some tensors, image by image.
@@ -46,6 +47,8 @@ class OutsideBuilders(Builders):
             Of each of `xs` whether an image reads a part of it alone; else all of it.
         draws : bool
             Whether it draws random numbers: then it has a state, as `dropout` has.
+        differentiable : sequence of bool
+            Of each of `xs` whether its gradient may be asked for; all where left out.
         """
         taken = tuple(self.graph.check_own(x, f"xs[{at}]") for at, x in enumerate(xs))
         own = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
@@ -55,4 +58,5 @@ class OutsideBuilders(Builders):
         state = None
         if draws:
             state = self._running_statistics(name, "state", (2,), "int64", random_state)
-        return self._add(Outside(name, y, taken, tuple(of_images), images, computation, state))
+        told = tuple(of_images), images, computation, state, tuple(differentiable)
+        return self._add(Outside(name, y, taken, *told))

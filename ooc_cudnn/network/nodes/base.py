@@ -33,6 +33,11 @@ class Node(ABC):
         """The tensors that it reads: inputs, maps, parameters, running statistics."""
         return tuple(tensor for name, tensor in self._tensors() if name != "y")
 
+    @property
+    def differentiable_inputs(self) -> tuple[Tensor, ...]:
+        """Those of them that y's gradient goes on to, where they want one."""
+        return self.inputs
+
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for each in fields(self):
             value = getattr(self, each.name)

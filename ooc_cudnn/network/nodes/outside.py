@@ -15,7 +15,8 @@ from ooc_cudnn.operations.outside import Computation, OutsideCall, OutsideGradie
 class Outside(Node):
     """y of some tensors, by a function of images; its gradients read these tensors and dy.
 
-    `of_images` says of each whether its first axis is that of `images`. Where it draws random
+    `of_images` says of each whether its first axis is that of `images`, and `differentiable` whether
+    y depends on it by what has a derivative. Where it draws random
     numbers it has a `state`, as dropout has: backward makes the same ones again.
     """
 
@@ -24,6 +25,14 @@ class Outside(Node):
     images: int
     computation: Computation
     state: Tensor | None = None
+    differentiable: tuple[bool, ...] = ()
+
+    @property
+    def differentiable_inputs(self) -> tuple[Tensor, ...]:
+        """Those that it says so of; all where it says nothing."""
+        if not self.differentiable:
+            return self.xs
+        return tuple(x for x, own in zip(self.xs, self.differentiable, strict=True) if own)
 
     @property
     def _taken(self) -> tuple[Taken, ...]:
@@ -43,7 +52,8 @@ class Outside(Node):
         emit.phase(f"{self.computation.name} outside", call, **self._reads, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        wanted = tuple(at for at, x in enumerate(self.xs) if emit.wants(x))
+        own = self.differentiable_inputs
+        wanted = tuple(at for at, x in enumerate(self.xs) if x in own and emit.wants(x))
         if not wanted:
             return
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images

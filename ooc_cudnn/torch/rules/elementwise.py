@@ -115,6 +115,15 @@ def same(to: Lowering, self: Any, **how: Any) -> LoweredValue:
     return self
 
 
+@rule("detach")
+def detached(to: Lowering, self: Any) -> LoweredValue:
+    if not isinstance(self, LoweredValue):
+        raise Unlike("it does not read the inputs first")
+    if not to.differentiable:
+        return self
+    return LoweredValue(to.net.detach(self.tensor, name=to.name("detach")), self.axes)
+
+
 @rule("to", "_to_copy")
 def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):

@@ -1,0 +1,214 @@
+"""The backend of `torch.compile`: a graph of TorchDynamo's, planned under a limit and run by us."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.numbers import only_counts
+from ooc_cudnn.torch.places import name_of
+from ooc_cudnn.torch.recording import record
+from ooc_cudnn.torch.stored import STORED_DTYPES, widening
+from ooc_cudnn.units import parse_limit
+
+_here = threading.local()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan is made by, beside the model.
+
+    Attributes
+    ----------
+    memory_limit : int, float or str, optional
+    strict : bool
+    statistics : str
+    scale : float, optional
+        As for `limit`.
+    labels : str
+        A dtype: the one result is then the number of the largest channel of each site, (n, 1,
+        spatial...), in place of the model's scores.
+    """
+
+    memory_limit: Limit = None
+    strict: bool = False
+    statistics: str = "rank"
+    scale: float | None = None
+    labels: str = ""
+
+
+@contextmanager
+def working_on(call: Any, action: Callable[..., Any] | None) -> Iterator[None]:
+    """Let compiled graphs know for which call they run in this thread, and what to do instead."""
+    before = getattr(_here, "job", None)
+    _here.job = call, action
+    try:
+        yield
+    finally:
+        _here.job = before
+
+
+def job_of() -> tuple[Any, Callable[..., Any] | None]:
+    """The call that this thread is working on, if any."""
+    found = getattr(_here, "job", None)
+    return (None, None) if found is None else found
+
+
+def ooc_cudnn_backend(
+    module: torch.fx.GraphModule, examples: Sequence[Any], **options: Any
+) -> Callable[..., Any]:
+    """Compile a graph: ``torch.compile(model, backend="ooc_cudnn")``.
+
+    Parameters
+    ----------
+    module : GraphModule
+        Of torch functions, as TorchDynamo makes it.
+    examples : sequence of Tensor
+        What its first call is made with.
+    options : mapping
+        ``memory_limit`` ("8GiB"), ``strict`` and ``statistics`` as of `ooc_cudnn.torch.limit`.
+        Where the graph breaks, each part has the limit for itself, one at a time.
+
+    Raises
+    ------
+    TypeError
+        If there is no such option.
+    UnsupportedModelError
+        If the graph cannot be planned.
+    """
+    told = dict(options.pop("options", None) or {}) | options
+    told.pop("mode", None)
+    wrong = told.keys() - {"memory_limit", "strict", "statistics"}
+    if wrong:
+        raise TypeError(
+            f"the backend ooc_cudnn has no option {', '.join(sorted(wrong))}: it has memory_limit, "
+            "strict and statistics"
+        )
+    if told.get("memory_limit") is not None:
+        parse_limit(told["memory_limit"], name="memory_limit")
+    return _compiled(module, examples, None, Options(**told))
+
+
+def compiled_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph of the call that this thread is working on."""
+    call, _ = job_of()
+    return _compiled(module, examples, call, call.options)
+
+
+def _compiled(
+    module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
+) -> Callable[..., Any]:
+    from ooc_cudnn.torch.call import ReadyModel  # it knows this room's options
+
+    model = None if call is None else call.model
+    graph = graph_of(module, examples, call, options)
+    ready = ReadyModel(graph, examples, options, model, with_gradients=torch.is_grad_enabled())
+
+    def run(*tensors: Any) -> Any:
+        call, action = job_of()
+        real: Mapping[int, Any] = {} if call is None else call.real
+        given = [real.get(id(each), each) for each in tensors]
+        return ready(given) if action is None else action(ready, given)
+
+    return run
+
+
+def graph_of(
+    module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
+) -> Graph:
+    """A graph of TorchDynamo's, recorded."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    model = None if call is None else call.model
+    names = {} if model is None else {str(id(m)): name for name, m in model.named_modules()}
+    held = {} if model is None else _names_held(model)
+    arguments = {id(each): at for at, each in enumerate(() if call is None else call.tensors)}
+    real = {} if call is None else call.real
+    given, fakes, stored = [], [], {}
+    inputs = 0
+    for at, (node, example) in enumerate(zip(nodes, examples, strict=True)):
+        source = _source(node)
+        seen = node.meta["example_value"]
+        if not isinstance(seen, torch.Tensor):  # else it is a constant, which guards compare
+            given.append(Value(node.name, (), torch.int64, "number"))
+            fakes.append(seen if only_counts(node) else _constant(seen))
+            continue
+        for extent in seen.shape:
+            int(extent)  # guards compare it
+        is_input = id(example) in arguments if call is not None else _is_argument(source)
+        number = str(arguments.get(id(example), inputs)) if is_input else ""
+        inputs += is_input
+        kind = "input" if is_input else _kind(example)
+        name = number or held.get(id(example)) or name_of(source)
+        dtype = example.dtype
+        behind = real.get(id(example), example)
+        if is_input and options.scale is not None and _is_stored(behind):
+            stored[at] = widening(example.dtype, options.scale)
+            dtype = _dtype_of(behind)
+        follows = bool(example.requires_grad)
+        own = node.name.removeprefix("l_").removesuffix("_") if is_input else node.name
+        given.append(Value(own, tuple(example.shape), dtype, kind, name, follows))
+        fakes.append(_fake(seen, example, dtype))
+    return record(module, given, fakes, stored, names)
+
+
+def _constant(number: Any) -> Any:
+    return int(number) if isinstance(number, torch.SymInt | int) else float(number)
+
+
+def _names_held(model: torch.nn.Module) -> dict[int, str]:
+    """The names of a model's tensors, the first one of each, by their `id`."""
+    found: dict[int, str] = {}
+    for name, each in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
+        found.setdefault(id(each), name)
+    return found
+
+
+def _source(node: Any) -> str:
+    found = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(found, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _is_argument(source: str) -> bool:
+    held = ("_parameters", "_buffers", "_modules", "__self__", "L['self']", "G[")
+    return not any(each in source for each in held)
+
+
+def _kind(example: torch.Tensor) -> str:
+    is_parameter = isinstance(example, torch.nn.Parameter) or example.requires_grad
+    return "parameter" if is_parameter else "buffer"
+
+
+def _dtype_of(array: Any) -> torch.dtype:
+    from ooc_cudnn.torch.stand_ins import torch_dtype
+
+    return torch_dtype(array)
+
+
+def _is_stored(array: Any) -> bool:
+    return _dtype_of(array) in STORED_DTYPES
+
+
+def _fake(seen: torch.Tensor, example: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A fake tensor like what is given, which nothing has changed yet."""
+    mode = getattr(seen, "fake_mode", None)
+    assert mode is not None
+    with mode, torch.inference_mode(False):
+        made = torch.empty_strided(
+            example.shape, example.stride(), dtype=dtype, device=example.device
+        )
+        if not example.requires_grad:
+            return made
+        with torch.enable_grad():
+            made.requires_grad_()
+            return made if example.is_leaf else made.view_as(made).clone()

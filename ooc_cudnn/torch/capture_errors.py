@@ -1,0 +1,141 @@
+"""What a capture that failed comes to: TorchDynamo's reason, the user's line, and what to do."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from typing import Any
+
+import torch
+from torch._dynamo import exc
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.errors import OocError
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.places import NOT_THE_USERS
+from ooc_cudnn.torch.refusals import users_line
+from ooc_cudnn.torch.stored import STORED_DTYPES
+
+#: What PyTorch and models raise of an argument that they do not take.
+_OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError)
+#: In what PyTorch says of tensors without data: a tensor with data might do.
+_WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla")
+_OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
+
+#: What to do with images of integers.
+_SCALE = (
+    ". For images as they are stored give scale=1 / 255 (uint16: 1 / 65535) to limit, infer or plan"
+    ": they are made floats on the card"
+)
+
+
+def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call: Any) -> Exception:
+    """What to raise for an error of a capture.
+
+    Parameters
+    ----------
+    forward : callable
+        The model's own.
+    call
+        With `args` and `kwargs`.
+    """
+    if isinstance(error, exc.BackendCompilerFailed):  # ours
+        inner: Exception = error.inner_exception
+        return inner.with_traceback(error.__traceback__)
+    own = _own_error(model, forward, call)
+    if own is not None:
+        return _not_taken(model, own, (call.args, call.kwargs))
+    return error if isinstance(error, OocError) else _refused(model, error)
+
+
+def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
+    text = str(error)
+    said = f"{type(model).__name__} cannot be captured: TorchDynamo says {_reason(text)}"
+    if _OF_DATA.search(text):
+        said += ". The result of a branch, of a loop or of a size depends on data: take it out of "
+        said += "forward, or limit the parts before and after it"
+    line = _line_in(text) or users_line(error, NOT_THE_USERS)
+    return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
+
+
+def _reason(text: str) -> str:
+    """The first line of what Dynamo says, and its explanation."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return "nothing"
+    found = lines[0].rstrip(".:")
+    why = next((e.partition(":")[2].strip() for e in lines if e.startswith("Explanation:")), "")
+    return f"{found}: {why.rstrip('.')}" if why else found
+
+
+def _line_in(text: str) -> str:
+    """The last line of the user's code that Dynamo names."""
+    lines = text.partition("from user code:")[2].splitlines()
+    found = ""
+    for at, line in enumerate(lines):
+        frame = _FRAME.match(line)
+        if frame and not frame["file"].startswith(NOT_THE_USERS):
+            code = lines[at + 1].strip() if at + 1 < len(lines) else ""
+            found = f"{line.strip()}: {code}"
+    return found
+
+
+def _may_be_of_inputs(error: BaseException) -> bool:
+    """Whether an error may be one that a call without a capture has, too."""
+    return (
+        isinstance(error, _OF_INPUTS)
+        and not isinstance(error, NotImplementedError)
+        and not type(error).__module__.startswith("torch.")  # those are of tracing
+        and not _WITHOUT_DATA.search(str(error))
+    )
+
+
+def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | None:
+    """The error of a call without a capture: of a copy, on fake tensors, so nothing is changed."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    if getattr(forward, "__self__", None) is not model:
+        return None
+    modes = (each.fake_mode for each in call.tensors if isinstance(each, FakeTensor))
+    mode = next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor,
+        lambda each: each if isinstance(each, FakeTensor) else mode.from_tensor(each),
+        (tuple(call.args), dict(call.kwargs)),
+    )
+    try:
+        with mode, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            other = copy.deepcopy(model)
+            forward.__func__(other, *args, **kwargs)
+    except Exception as error:
+        return error if _may_be_of_inputs(error) else None
+    return None
+
+
+def _not_taken(model: torch.nn.Module, error: Exception, given: Any) -> Exception:
+    """What to say of arguments that the model itself does not take."""
+    tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
+    said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
+    why = _first_line(error)
+    of_dtypes = re.search(r"\bd?types?\b", why) is not None
+    hint = ""
+    if of_dtypes and any(each.dtype in STORED_DTYPES for each in tensors):
+        hint = ". Labels are int64: take target.long()" if "index" in why else _SCALE
+    kind = TypeError if isinstance(error, TypeError) or of_dtypes else ValueError
+    line = users_line(error, NOT_THE_USERS)
+    return kind(
+        f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}{hint}"
+        + (f"\n  {line}" if line else "")
+    )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first_line(error: BaseException) -> str:
+    said = [line for line in str(error).strip().splitlines() if line.strip()]
+    return said[0] if said else type(error).__name__

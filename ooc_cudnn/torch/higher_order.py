@@ -1,0 +1,262 @@
+"""Functions of functions in a captured graph: a user's own backward, hooks, checkpoints, vmap.
+
+A checkpoint is what it calls, for the planner recomputes by itself. All else is one operation that
+PyTorch computes whole, with the graphs that TorchDynamo has of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.graph import Operation, Value, replaced
+
+if TYPE_CHECKING:
+    from ooc_cudnn.torch.recording import Recorder
+
+#: They call their first argument, and change nothing of what it computes.
+_CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
+_ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
+
+
+@dataclass(eq=False)
+class Span:
+    """Nodes between the begin and the end of a `torch.vmap`, as one function.
+
+    Attributes
+    ----------
+    module : GraphModule
+    reads, makes : sequence of Node
+        Of the graph around it: what it takes, in order, and what it returns.
+    """
+
+    module: torch.fx.GraphModule
+    reads: Sequence[Any]
+    makes: Sequence[Any]
+
+
+class HigherOrder:
+    """What a recorder does with functions of functions."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @staticmethod
+    def takes(target: Any) -> bool:
+        """Whether a node's target is one."""
+        return isinstance(target, HigherOrderOperator)
+
+    def call(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Note what it computes; return fake tensors of its results."""
+        name = node.target.name() if callable(node.target.name) else node.target.name
+        name = name.rpartition("::")[2]
+        if name in _CALLS:
+            body, *given = args
+            return self._recorder.run(body, given)
+        if name == "register_hook":
+            return self._hooked(*args)
+        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
+        function = _Bound(node.target, tuple(args), dict(kwargs))
+        return self._opaque(name, function, tensors, node.meta.get("example_value"))
+
+    # A span of nodes --------------------------------------------------------------------------
+
+    def spans(self, module: torch.fx.GraphModule) -> Iterator[Any]:
+        """The nodes of a graph; those of a vmap as one span each."""
+        nodes, at = list(module.graph.nodes), 0
+        while at < len(nodes):
+            if _name(nodes[at]) != _ENTERS:
+                yield nodes[at]
+                at += 1
+                continue
+            depth, last = 0, at
+            for last in range(at, len(nodes)):
+                depth += (_name(nodes[last]) == _ENTERS) - (_name(nodes[last]) == _LEAVES)
+                if depth == 0:
+                    break
+            yield _span(module, nodes[at : last + 1])
+            at = last + 1
+
+    def span(self, span: Span, found: dict[Any, Any]) -> None:
+        """Note a span as one operation."""
+        examples = tuple(node.meta["example_value"] for node in span.makes)
+        function = _Calling(span.module)
+        made = self._opaque("vmap", function, [found[node] for node in span.reads], examples)
+        found.update(zip(span.makes, made, strict=True))
+
+    # Operations --------------------------------------------------------------------------------
+
+    def _opaque(
+        self, name: str, function: Any, tensors: Sequence[torch.Tensor], examples: Any
+    ) -> Any:
+        recorder = self._recorder
+        values = tuple(map(recorder.memories.read, tensors))
+        follows = torch.is_grad_enabled() and any(value.requires_grad for value in values)
+        if not follows:
+            values = tuple(map(recorder.detached, values))
+        leaves, structure = pytree.tree_flatten(examples)
+        fakes = [self._fake(each) if _is_tensor(each) else each for each in leaves]
+        results = tuple(
+            recorder.value_like(fake, follows and example.requires_grad)
+            if _is_tensor(fake)
+            else None
+            for fake, example in zip(fakes, leaves, strict=True)
+        )
+        recorder.emit(function, name, values, {}, results)
+        for fake, value in zip(fakes, results, strict=True):
+            if value is not None:
+                recorder.memories.own(fake, value)
+        return pytree.tree_unflatten(fakes, structure)
+
+    def _fake(self, example: torch.Tensor) -> torch.Tensor:
+        with self._recorder.paused():
+            made = torch.empty_strided(
+                example.shape, example.stride(), dtype=example.dtype, device=example.device
+            )
+            follows = example.requires_grad and torch.is_grad_enabled()
+            return made.requires_grad_().clone() if follows else made
+
+    def _hooked(self, tensor: torch.Tensor, body: Any, *others: torch.Tensor) -> torch.Tensor:
+        """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
+        recorder = self._recorder
+        seen = recorder.memories.seen(tensor)
+        before = recorder.memories.read(tensor)
+        if not before.requires_grad:
+            return tensor
+        values = (before, *map(recorder.memories.read, others))
+        made = recorder.value_like(tensor, True)
+        operation = recorder.emit(_Hooked(body), "register_hook", values, {}, (made,))
+        lists = [recorder.operations, recorder.before]
+        own = next(each for each in lists if each and each[-1] is operation)
+        _put_behind_maker(own, operation, before, made, set(values[1:]))
+        seen.value = made
+        return tensor
+
+
+def _put_behind_maker(
+    operations: list[Operation], hook: Operation, before: Value, made: Value, others: set[Value]
+) -> None:
+    """Let all that reads a value, earlier ones too, read it behind its hook."""
+    operations.pop()
+    makers = [at for at, each in enumerate(operations) if before in each.results]
+    first = makers[0] + 1 if makers else 0
+    late = any(others.intersection(each.results) for each in operations[first:])
+    if late and any(before in each.reads for each in operations[first:]):
+        raise UnsupportedModelError(
+            "a hook of a tensor uses what forward computes after others have read the tensor: "
+            f"register it before\n  {hook.where}"
+        )
+    if late:
+        operations.append(hook)
+        return
+
+    def put(value: Value) -> Value:
+        return made if value == before else value
+
+    operations[first:] = [
+        hook,
+        *(
+            replace(
+                each,
+                args=replaced(each.args, put),
+                kwargs=replaced(dict(each.kwargs), put),
+                arguments=replaced(dict(each.arguments), put),
+            )
+            if before in each.reads
+            else each
+            for each in operations[first:]
+        ),
+    ]
+
+
+def _is_tensor(each: Any) -> bool:
+    return isinstance(each, torch.Tensor)
+
+
+def _name(node: Any) -> str:
+    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+
+
+def _span(module: torch.fx.GraphModule, nodes: Sequence[Any]) -> Span:
+    inside = dict.fromkeys(nodes)
+    reads = list(
+        dict.fromkeys(e for node in nodes for e in node.all_input_nodes if e not in inside)
+    )
+    makes = [node for node in nodes if any(user not in inside for user in node.users)]
+    graph = torch.fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in reads}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in makes))
+    return Span(torch.fx.GraphModule(module, graph), reads, makes)
+
+
+def _text(module: Any) -> str:
+    """All that a graph computes, as text."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return str(module)
+    parts = [_text(each) for each in module.children()]
+    return "\n".join([str(module.graph), *parts])
+
+
+@dataclass(frozen=True, eq=False)
+class _Calling:
+    """A graph, as a function of tensors."""
+
+    module: torch.fx.GraphModule
+    tags = ()
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        return torch.fx.Interpreter(self.module).run(*tensors)
+
+    def __str__(self) -> str:
+        return _text(self.module)
+
+
+class _Bound:
+    """A function of functions, with all of its arguments but for tensors."""
+
+    tags = ()
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        leaves, self._structure = pytree.tree_flatten((args, dict(kwargs)))
+        self._leaves = [None if _is_tensor(each) else each for each in leaves]
+        self._places = [at for at, each in enumerate(leaves) if _is_tensor(each)]
+        self._function = function
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self._leaves)
+        for at, tensor in zip(self._places, tensors, strict=True):
+            leaves[at] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return self._function(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self._function), *map(_text, self._leaves)])
+
+
+@dataclass(frozen=True, eq=False)
+class _Hooked:
+    """Hands a tensor on, and calls a hook with its gradient."""
+
+    body: Callable[..., Any]
+    tags = ()
+
+    def __call__(self, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        made = tensor.view_as(tensor)
+        if made.requires_grad:
+            made.register_hook(lambda gradient: self._changed(gradient, *others))
+        return made
+
+    def _changed(self, gradient: torch.Tensor, *others: torch.Tensor) -> Any:
+        found = self.body(gradient, *others)
+        return found[0] if isinstance(found, tuple) else found
+
+    def __str__(self) -> str:
+        return f"register_hook {_text(self.body)}"

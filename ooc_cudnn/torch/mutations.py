@@ -1,0 +1,377 @@
+"""What is changed in place, as new values: which tensors share memory, and what each is now.
+
+A fake tensor knows its memory. A view is made of its base by an operation, which is run again where
+the base was changed after it; what is written to a view goes back into its base the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.graph import Value
+from ooc_cudnn.torch.normalizing import Update, updated
+
+if TYPE_CHECKING:
+    from ooc_cudnn.torch.recording import Recorder
+
+
+@dataclass(eq=False)
+class Memory:
+    """Memory that tensors share, and how often it was written to."""
+
+    writes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """How a tensor shows the memory of another one: an operation, and which of its results.
+
+    `function` takes the base alone.
+    """
+
+    function: Callable[[Any], Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    at: int | None
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether it shows all of it, as it is."""
+        return self.name in ("detach", "alias")
+
+
+@dataclass(eq=False)
+class Seen:
+    """A fake tensor, and what it stands for."""
+
+    tensor: torch.Tensor
+    value: Value
+    memory: Memory
+    base: Seen | None = None
+    view: View | None = None
+    at: int = 0
+    #: Averages that normalizations have gone on since.
+    pending: list[Update] = field(default_factory=list)
+    #: Whether the network does not bring them up to date by itself.
+    written: bool = False
+    as_data: bool = False
+
+
+class Memories:
+    """What each fake tensor stands for now."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._seen: dict[int, Seen] = {}
+        self._memories: dict[int, Memory] = {}
+        self._last: dict[int, Seen] = {}
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether a tensor has been seen."""
+        return id(tensor) in self._seen
+
+    def seen(self, tensor: torch.Tensor) -> Seen:
+        """What is known of a tensor."""
+        return self._seen[id(tensor)]
+
+    def own(self, tensor: torch.Tensor, value: Value) -> Seen:
+        """Note a tensor with memory of its own."""
+        memory = self._memories.setdefault(_place(tensor), Memory())
+        return self._enter(Seen(tensor, value, memory, at=memory.writes))
+
+    def _enter(self, made: Seen) -> Seen:
+        self._seen[id(made.tensor)] = self._last[_place(made.tensor)] = made
+        return made
+
+    def read(self, tensor: torch.Tensor) -> Value:
+        """What a tensor is now."""
+        seen = self._seen.get(id(tensor)) or self._wrapped(tensor)
+        if seen is None:
+            return self.own(tensor, self._recorder.constant(_real(tensor))).value
+        return self._now(seen)
+
+    def _wrapped(self, tensor: torch.Tensor) -> Seen | None:
+        """What PyTorch has made another object of: factories do, as `detach` does."""
+        seen = self._last.get(_place(tensor))
+        if seen is None or _lies(seen.tensor) != _lies(tensor):
+            return None
+        view = View(torch.ops.aten.detach.default, "detach", (_BASE,), {}, None)
+        made = Seen(tensor, seen.value, seen.memory, seen, view, seen.at)
+        if seen.value.requires_grad:
+            made.value = self._recorder.detached(self._now(seen))
+        return self._enter(made)
+
+    def _now(self, seen: Seen) -> Value:
+        if seen.base is not None and seen.at != seen.memory.writes:
+            assert seen.view is not None
+            seen.value = self._shown(seen.view, self._now(seen.base), seen)
+            seen.at = seen.memory.writes
+        for update in seen.pending:
+            seen.value, seen.written = updated(self._recorder, seen.value, update), True
+        if seen.pending:
+            seen.pending = []
+            seen.memory.writes += 1
+            seen.at = seen.memory.writes
+        return seen.value
+
+    def _shown(self, view: View, base: Value, seen: Seen) -> Value:
+        recorder = self._recorder
+        if view.hands_on and not base.requires_grad:
+            return base
+        function = view.function if view.at is None else _Part(view.function, view.at)
+        follows = base.requires_grad and view.name != "detach"
+        shape, dtype = tuple(seen.tensor.shape), seen.tensor.dtype
+        made = recorder.value_like(seen.tensor, follows)
+        assert (made.shape, made.dtype) == (shape, dtype)
+        name = view.name if view.at is None else f"{view.name}_part"
+        args = tuple(base if each is _BASE else each for each in view.args)
+        schema = getattr(view.function, "_schema", None) if view.at is None else None
+        call = function if view.at is not None else view.function
+        recorder.emit(call, name, args, view.kwargs, (made,), schema)
+        return made
+
+    def made(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[Any],
+        values: Sequence[Value | None],
+    ) -> None:
+        """Note what an operation has made: views of what it read, or new ones."""
+        read = [e for e in pytree.tree_leaves((args, dict(kwargs))) if isinstance(e, torch.Tensor)]
+        places = {_place(each): each for each in reversed(read)}
+        for at, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
+            if value is None or self.knows(tensor):
+                continue
+            base = places.get(_place(tensor))
+            if base is None:
+                self.own(tensor, value)
+                continue
+            several = at if len(tensors) > 1 or _is_list(function) else None
+            view = _view(function, args, kwargs, base, several)
+            seen = self.seen(base)
+            self._enter(Seen(tensor, value, seen.memory, seen, view, seen.memory.writes))
+
+    def write(self, tensor: torch.Tensor, value: Value, *, as_data: bool = False) -> None:
+        """Note that a tensor has been written to; all that share its memory have changed."""
+        recorder = self._recorder
+        self.read(tensor)
+        seen = self.seen(tensor)
+        seen.value = self._kept(self._now(seen), value, as_data=as_data)
+        seen.memory.writes += 1
+        seen.at, seen.written, seen.as_data = seen.memory.writes, True, as_data
+        while seen.base is not None:
+            base, view = seen.base, seen.view
+            assert view is not None
+            base.at = base.memory.writes
+            before, after = base.value, seen.value
+            if view.hands_on:
+                base.value = self._kept(before, after, as_data=view.name == "detach")
+            else:
+                written = Through(view)
+                both = (before, after)
+                follows = any(each.requires_grad for each in both)
+                base.value = recorder.one(
+                    written, "write", both, before.shape, before.dtype, requires_grad=follows
+                )
+            base.written = True
+            base.as_data = base.as_data or as_data
+            seen = base
+
+    def _kept(self, before: Value, value: Value, *, as_data: bool) -> Value:
+        """The value, with the history of what it is written over where autograd does not see it."""
+        if not before.requires_grad or (torch.is_grad_enabled() and not as_data):
+            return value
+        value = self._recorder.detached(value)
+        args = (before, value)
+        return self._recorder.one(
+            with_history, "with_history", args, value.shape, value.dtype, requires_grad=True
+        )
+
+    def assign(self, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """``tensor.data = source``."""
+        if tensor.shape != source.shape or tensor.dtype != source.dtype:
+            raise UnsupportedModelError(
+                f"forward puts a tensor of shape {tuple(source.shape)} in place of the data of one "
+                f"of shape {tuple(tensor.shape)}: take it out of forward"
+            )
+        self.write(tensor, self.read(source), as_data=True)
+        return tensor
+
+    def reshaped(self, func: Any, values: Any, named: Any, tensor: torch.Tensor) -> None:
+        """Note that a tensor was given another shape in place: as a view of what it was."""
+        now = self.read(tensor)
+        seen = self.seen(tensor)
+        name = func._schema.name.partition("::")[2].removesuffix("_")
+        if name == "detach":
+            seen.value = self._recorder.detached(now)
+            return
+        if name in ("requires_grad", "set", "resize"):
+            raise UnsupportedModelError(f"{func} within forward: take it out of forward")
+        function = getattr(torch.ops.aten, name)
+        function = getattr(function, func._schema.overload_name or "default")
+        before = Seen(tensor, seen.value, seen.memory, seen.base, seen.view, seen.at)
+        before.pending, before.written = seen.pending, seen.written
+        made = self._recorder.value_like(tensor)
+        self._recorder.emit(function, name, values, named, (made,), function._schema)
+        view = View(function, name, (_BASE, *values[1:]), dict(named), None)
+        self._seen[id(tensor)] = Seen(tensor, made, seen.memory, before, view, seen.at)
+
+
+_BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
+
+
+def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_list(function: Any) -> bool:
+    return any(each.type.kind() == "ListType" for each in function._schema.returns)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with elements: itself, or what a fake one was made of."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    if tensor.constant is not None:
+        return tensor.constant
+    raise UnsupportedModelError(
+        "forward reads a tensor that is no argument, and none that the model holds"
+    )
+
+
+def _view(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    base: torch.Tensor,
+    at: int | None,
+) -> View:
+    def put(each: Any) -> Any:
+        return _BASE if each is base else each
+
+    name = function._schema.name.partition("::")[2]
+    told = pytree.tree_map(put, args)
+    return View(function, name, tuple(told), pytree.tree_map(put, dict(kwargs)), at)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One of the results of an operation."""
+
+    function: Callable[..., Any]
+    at: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)[self.at]
+
+    def __str__(self) -> str:
+        return f"{self.function}[{self.at}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Through:
+    """Write to what an operation shows of a tensor: a new one, with it in its place."""
+
+    view: View
+
+    def __call__(self, base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The base, with the value where the view shows it."""
+        made = base.clone(memory_format=torch.contiguous_format)
+        args = tuple(made if each is _BASE else each for each in self.view.args)
+        shown = self.view.function(*args, **self.view.kwargs)
+        shown = shown if self.view.at is None else shown[self.view.at]
+        shown.copy_(value)
+        return made
+
+    def __str__(self) -> str:
+        view = self.view
+        return f"write through {view.function}{view.args[1:]}{dict(view.kwargs)}[{view.at}]"
+
+
+@dataclass(frozen=True)
+class Functional:
+    """An operation that works in place, on clones of what it changes: it returns them.
+
+    Parameters
+    ----------
+    target : OpOverload
+    written : tuple of (int or str)
+        Which of its arguments it changes, by position or by name.
+    """
+
+    target: Any
+    places: tuple[Any, ...]
+
+    @property
+    def tags(self) -> Any:
+        """Those of the operation."""
+        return self.target.tags
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensors that it changes, changed."""
+        own, named = list(args), dict(kwargs)
+        found = []
+        for place in self.places:
+            held: Any = own if isinstance(place, int) else named
+            held[place] = held[place].clone()
+            found.append(held[place])
+        self.target(*own, **named)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def __str__(self) -> str:
+        return str(self.target)
+
+    @staticmethod
+    def written(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+        """The tensors that an operation changes, by position or name."""
+        found: dict[Any, Any] = {}
+        for at, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            place = at if at < len(args) else argument.name
+            tensor = args[at] if at < len(args) else kwargs.get(argument.name)
+            if isinstance(tensor, torch.Tensor):
+                found[place] = tensor
+            elif tensor is not None:
+                raise UnsupportedModelError(f"{schema.name} changes a list of tensors in place")
+        return found
+
+
+class _WithHistory(torch.autograd.Function):
+    """The second, with gradients that go to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
+
+
+def with_history(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Elements that were put into a tensor where autograd did not see it.
+
+    >>> w = torch.ones(2, requires_grad=True)
+    >>> y = with_history(w, torch.tensor([5.0, 6.0]))
+    >>> y.sum().backward()
+    >>> y.detach(), w.grad
+    (tensor([5., 6.]), tensor([1., 1.]))
+    """
+    made: torch.Tensor = _WithHistory.apply(before, value)
+    return made

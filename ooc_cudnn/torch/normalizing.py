@@ -1,0 +1,141 @@
+"""Running statistics that normalizations update: by the network, or explicitly.
+
+A network updates those of batch normalization by itself, in buffers as they are given. Where
+forward reads them afterwards, or has changed them before, and for instance normalization, they are
+values that PyTorch computes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ooc_cudnn.torch.graph import Operation, Value
+
+if TYPE_CHECKING:
+    from ooc_cudnn.torch.mutations import Memories
+    from ooc_cudnn.torch.recording import Recorder
+
+#: Where ATen's normalizations have running_mean, running_var, whether they train, and momentum.
+STATISTICS = {"aten::batch_norm": (3, 4, 5, 6), "aten::instance_norm": (3, 4, 5, 6)}
+
+
+class Update(NamedTuple):
+    """A step of an average.
+
+    Attributes
+    ----------
+    x : Value
+        What is normalized.
+    of : int
+        0 of means, 1 of variances.
+    momentum : float
+    of_images : bool
+        Whether statistics are of each image, and averaged over images.
+    """
+
+    x: Value
+    of: int
+    momentum: float
+    of_images: bool
+
+
+class KeptStatistics:
+    """A normalization that updates running statistics."""
+
+    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
+        self._args, self._of_images = args, name == "aten::instance_norm"
+        *self._places, _, self._momentum = STATISTICS[name]
+        self._is_the_networks = False
+
+    def _without(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        told = list(args)
+        for place in self._places:
+            told[place] = None
+        return tuple(told)
+
+    def given(self, args: tuple[Any, ...], memories: Memories) -> tuple[Any, ...]:
+        """Its arguments, with buffers that the network updates, where it can."""
+        tensors = [args[place] for place in self._places]
+        if self._of_images or not all(map(memories.knows, tensors)):
+            return self._without(args)
+        seen = [memories.seen(each) for each in tensors]
+        values = [each.value for each in seen]
+        plain = all(v.kind == "buffer" for v in values) and not any(
+            each.written or each.base or each.at != each.memory.writes for each in seen
+        )
+        if not plain:
+            return self._without(args)
+        self._is_the_networks = True
+        told = list(args)
+        for place, value in zip(self._places, values, strict=True):
+            told[place] = value
+        return tuple(told)
+
+    def note(self, memories: Memories, x: Value) -> None:
+        """Note that the statistics are no longer what they were."""
+        for of, place in enumerate(self._places):
+            seen = memories.seen(self._args[place])
+            momentum = float(self._args[self._momentum])
+            seen.pending.append(Update(x, of, momentum, self._of_images))
+            seen.written = seen.written or not self._is_the_networks
+            seen.memory.writes += 1  # views of it are read anew
+            seen.at = seen.memory.writes
+
+
+def keeping_statistics(func: Any, args: tuple[Any, ...]) -> KeptStatistics | None:
+    """What an operation does to running statistics; None if nothing."""
+    name = func._schema.name
+    if name not in STATISTICS:
+        return None
+    mean, _, trains, _ = STATISTICS[name]
+    if len(args) <= trains or not args[trains] or args[mean] is None:
+        return None
+    return KeptStatistics(name, args)
+
+
+def updates(operation: Operation) -> bool:
+    """Whether an operation updates running statistics in the network."""
+    told = operation.arguments
+    return (
+        operation.name == "batch_norm"
+        and bool(told.get("training"))
+        and told.get("running_mean") is not None
+    )
+
+
+def updated(recorder: Recorder, value: Value, update: Update) -> Value:
+    """Running statistics a step further, as operations that PyTorch runs."""
+    with torch.no_grad():
+        x = recorder.detached(update.x)
+        wide = torch.promote_types(x.dtype, value.dtype)
+        channels = value.shape[0]
+        made = _OfImages.made if update.of_images else _OfBatch.made
+        statistics = recorder.one(made, "statistics", (x, wide), (2, channels), wide, once=True)
+        args = (value, statistics, update.of, update.momentum)
+        return recorder.one(_moved, "running", args, value.shape, value.dtype)
+
+
+class _OfBatch:
+    @staticmethod
+    def made(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Means and variances of channels over all images, (2, channels)."""
+        rows = x.to(dtype).transpose(0, 1).reshape(x.shape[1], -1)
+        return torch.stack([rows.mean(1), rows.var(1)])
+
+
+class _OfImages:
+    @staticmethod
+    def made(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The same of each image, averaged over images."""
+        rows = x.to(dtype).flatten(2)
+        return torch.stack([rows.mean(2).mean(0), rows.var(2).mean(0)])
+
+
+def _moved(
+    running: torch.Tensor, statistics: torch.Tensor, of: int, momentum: float
+) -> torch.Tensor:
+    """A running average with a new number: (1 - momentum) old + momentum new."""
+    new = statistics[of].to(running.device)
+    return (running.to(new.dtype) * (1 - momentum) + new * momentum).to(running.dtype)

@@ -1,0 +1,48 @@
+"""Where in the user's model something stands: its module, its line, its attribute."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+#: Whose lines are not the user's.
+NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
+_HELD = re.compile(r"\['?_(?:parameters|buffers|modules)'?\]|\._(?:parameters|buffers|modules)\b")
+_QUOTED = re.compile(r"\['([^']*)'\]")
+
+
+def where_of(node: Any) -> str:
+    """The last line of the user's own code before PyTorch's, on the way to a node."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    frames = [at for at, line in enumerate(lines) if line.strip().startswith('File "')]
+    own = [at for at in frames if not any(each in lines[at] for each in NOT_THE_USERS)]
+    return ": ".join(line.strip() for line in lines[own[-1] : own[-1] + 2]) if own else ""
+
+
+def module_of(node: Any, names: Mapping[str, str]) -> str:
+    """The name of the module that a node is in: "layer1.0.conv1"."""
+    stack = node.meta.get("nn_module_stack") or {}
+    for key in reversed(list(stack)):
+        if str(key) in names:
+            return names[str(key)]
+    return ""
+
+
+def name_of(source: str) -> str:
+    """The name of a tensor that a model holds, by how TorchDynamo came to it.
+
+    >>> name_of("L['forward'].__self__.__dict__['_modules']['seq']._modules['0']._buffers['mean']")
+    'seq.0.mean'
+    >>> name_of("L['forward'].__self__.gains[0]"), name_of("G['table']")
+    ('gains.0', 'table')
+    """
+    found = source.rpartition("__self__")[2] if "__self__" in source else source
+    found = re.sub(r"^[LG](?=\[)", "", found).replace(".__dict__", "")
+    found = _HELD.sub("", found)
+    found = _QUOTED.sub(r".\1", found)
+    found = re.sub(r"\[([^\]]*)\]", r".\1", found)
+    return found.strip(".") or source

@@ -1,0 +1,530 @@
+"""Recording: TorchDynamo's graph of torch functions, run once on fake tensors, as ATen operations.
+
+Nothing is computed. Each function is called as PyTorch calls it, and the operations that it comes
+to are noted above autograd and autocast: "conv2d", "batch_norm", as modules call them, not taken
+apart. The fake tensors know what shares memory and what autograd follows, so what is changed in
+place becomes new values (`mutations`), and a graph of values is left.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_autocast_cache
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replaced
+from ooc_cudnn.torch.higher_order import HigherOrder, Span
+from ooc_cudnn.torch.mutations import Functional, Memories
+from ooc_cudnn.torch.normalizing import keeping_statistics, updates
+from ooc_cudnn.torch.numbers import Numbers
+from ooc_cudnn.torch.places import module_of, where_of
+
+#: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
+ALIKE = {
+    f"{form}": value
+    for kind, value in (("zeros", 0), ("ones", 1), ("full", None), ("empty", 0))
+    for form in (f"new_{kind}", f"{kind}_like")
+} | {"zero": 0, "fill": None}
+
+
+def record(
+    module: torch.fx.GraphModule,
+    given: Sequence[Value],
+    fakes: Sequence[Any],
+    stored: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+    names: Mapping[str, str],
+) -> Graph:
+    """Record a graph of TorchDynamo's.
+
+    Parameters
+    ----------
+    module : GraphModule
+        With a placeholder for each tensor that it is given.
+    given : sequence of Value
+        What these are.
+    fakes : sequence of FakeTensor
+        Like them; they are changed.
+    stored : mapping
+        Of some of them, by number, what is done before the graph reads them.
+    names : mapping
+        The path of a module by its `id`, as text.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If something in it can be made no operation on values.
+    """
+    recorder = Recorder(given, fakes, names, Numbers(fakes))
+    with torch.set_grad_enabled(torch.is_grad_enabled()), recorder.recording():
+        first = [stored[at](fake) if at in stored else fake for at, fake in enumerate(fakes)]
+        outputs = recorder.run(module, first)
+    return recorder.graph(outputs)
+
+
+class Recorder(ProxyTorchDispatchMode):
+    """Notes what functions come to, and what each fake tensor stands for.
+
+    It is a mode above autograd: PyTorch takes none there but those of this class.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Value],
+        fakes: Sequence[Any],
+        names: Mapping[str, str],
+        numbers: Numbers,
+    ) -> None:
+        self._numbers = numbers
+        key = torch._C.DispatchKey.PreDispatch
+        TorchDispatchMode.__init__(self, key)
+        self._dispatch_key, self.pre_dispatch = key, True
+        self.enter_stack: list[Any] = []
+        self.given, self.names = tuple(given), names
+        self.constants: dict[Value, torch.Tensor] = {}
+        self.of_inputs = {value for value in given if value.kind == "input"}
+        self.before: list[Operation] = []
+        self.operations: list[Operation] = []
+        self.effects: list[Operation] = []
+        self.memories = Memories(self)
+        self.inputs = {
+            value: self.memories.own(fake, value)
+            for fake, value in zip(fakes, given, strict=True)
+            if isinstance(fake, torch.Tensor)
+        }
+        self._node: Any = None
+        self._taken = {value.name for value in given}
+        self._casts: dict[tuple[Value, torch.dtype], Value] = {}
+        self._is_paused = False
+        self._higher_order = HigherOrder(self)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Be in force."""
+        fake = next((seen.tensor for seen in self.inputs.values()), None)
+        with ExitStack() as stack:
+            mode = getattr(fake, "fake_mode", None)
+            if mode is not None:
+                stack.enter_context(mode)
+            stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(disable_autocast_cache())
+            stack.enter_context(self)
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note nothing."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    # Functions --------------------------------------------------------------------------------
+
+    def run(self, module: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
+        """Call what a graph says, node by node; return what it hands out."""
+        found: dict[Any, Any] = {}
+        given = iter(args)
+        outputs: Any = None
+        for node in self._higher_order.spans(module):
+            if isinstance(node, Span):
+                self._higher_order.span(node, found)
+                continue
+            self._node = node if node.meta.get("stack_trace") or self._node is None else self._node
+            told = torch.fx.node.map_arg((node.args, dict(node.kwargs)), found.__getitem__)
+            if node.op == "placeholder":
+                found[node] = next(given)
+            elif node.op == "get_attr":
+                found[node] = self._attribute(module, node.target)
+            elif node.op == "output":
+                (outputs,) = told[0]
+            elif node.op == "call_method" and node.target in ("item", "tolist"):
+                found[node] = self._number(node)
+            elif node.op == "call_method":
+                first, *others = told[0]
+                found[node] = getattr(first, node.target)(*others, **told[1])
+            elif node.op == "call_function":
+                found[node] = self._called(node, *told)
+            else:
+                raise UnsupportedModelError(f"{node.op} {node.target} in a captured graph")
+        return outputs
+
+    def _called(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        target = node.target
+        name = getattr(target, "__name__", "")
+        if self._higher_order.takes(target):
+            return self._higher_order.call(node, args, kwargs)
+        if name == "_get_data_attr":
+            return args[0].detach()
+        if target is torch.Tensor.set_ or name == "set_":
+            return self.memories.assign(args[0], args[1])
+        if name == "_lower_version_count_by_1":
+            return args[0]
+        return target(*args, **kwargs)
+
+    @staticmethod
+    def _number(node: Any) -> None:
+        if node.users:
+            raise UnsupportedModelError(
+                "a number that depends on data (item(), tolist()) is used in forward: keep it a "
+                f"tensor\n  {where_of(node)}"
+            )
+
+    def _attribute(self, module: Any, name: str) -> Any:
+        found = operator.attrgetter(name)(module)
+        if not isinstance(found, torch.Tensor):
+            return found
+        with self.paused():
+            fake = torch.empty_strided(
+                found.shape, found.stride(), dtype=found.dtype, device=found.device
+            )
+        self.memories.own(fake, self.constant(found))
+        return fake
+
+    def constant(self, tensor: torch.Tensor) -> Value:
+        """A value for a tensor that is there already."""
+        made = Value(self._name("constant"), tuple(tensor.shape), tensor.dtype, "constant")
+        self.constants[made] = tensor
+        return made
+
+    # Operations -------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation on fake tensors, and note it."""
+        kwargs = kwargs or {}
+        if self._is_paused:
+            return func(*args, **kwargs)
+        kept = keeping_statistics(func, args)
+        told = args if kept is None else kept.given(args, self.memories)
+        values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
+        with casts_of(func, args, kwargs, self.memories.read) as casts:
+            made = func(*args, **kwargs)
+        self._note(func, args, kwargs, values, named, made, casts)
+        if kept is not None:
+            kept.note(self.memories, values[0])
+        return made
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Numbers are counted as they are."""
+        return func(*args, **kwargs)
+
+    def _note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        values: tuple[Any, ...],
+        named: Mapping[str, Any],
+        made: Any,
+        casts: Any,
+    ) -> None:
+        """Note an operation: what it read, and what it has made or changed."""
+        schema = func._schema
+        written = Functional.written(schema, args, kwargs)
+        name = schema.name.partition("::")[2]
+        if written:
+            self._changed(func, name, values, named, written)
+            return
+        tensors = made if isinstance(made, tuple | list) else (made,)
+        if not any(isinstance(each, torch.Tensor) for each in tensors):
+            self._done_for_effect(func, name, values, named)
+            return
+        if all(each is None or self.memories.knows(each) for each in tensors):
+            return  # what it was given is handed on
+        function: Callable[..., Any] = func
+        values, named = self._stopped(values, named, tensors)
+        function, cast = casts.function, casts.inputs
+        if cast:
+            values, named = replaced((values, dict(named)), lambda v: self._cast(v, cast))
+        results = tuple(self._result(each) for each in tensors)
+        if name in ALIKE and results[0] is not None:  # it reads no more than a shape
+            number = ALIKE[name]
+            number = number if number is not None else named.get("fill_value", values[-1])
+            if not isinstance(number, Value):
+                function, values, named = Filled(results[0], tensors[0].device, number), (), {}
+        own = name + AUTOCAST * (function is not func and name not in ALIKE)
+        self.emit(function, own, values, named, results, schema)
+        self.memories.made(func, args, kwargs, tensors, results)
+
+    def _changed(
+        self, func: Any, name: str, values: Any, named: Any, written: Mapping[Any, torch.Tensor]
+    ) -> None:
+        """Note an operation that works in place, as one that makes what is there afterwards."""
+        own = name.removesuffix("_") if not name.endswith("__") else name
+        targets = list(written.values())
+        if torch.Tag.inplace_view in func.tags:
+            self.memories.reshaped(func, values, named, targets[0])
+            return
+        if own == "copy" and len(values) > 1 and isinstance(values[1], Value):
+            self.memories.write(targets[0], self._copied(values[1], targets[0]))
+            return
+        results = tuple(self._result(each) for each in targets)
+        function: Any = Functional(func, tuple(written))
+        if own in ALIKE and results[0] is not None:
+            number = ALIKE[own] if ALIKE[own] is not None else values[1]
+            if not isinstance(number, Value):
+                function, values, named = Filled(results[0], targets[0].device, number), (), {}
+        values, named = self._stopped(values, named, targets)
+        self.emit(function, own, values, named, results, func._schema)
+        for target, value in zip(targets, results, strict=True):
+            assert value is not None
+            self.memories.write(target, value)
+
+    def _copied(self, source: Value, target: torch.Tensor) -> Value:
+        """What `copy_` leaves: the source in the target's dtype and shape."""
+        aten = torch.ops.aten
+        value = source
+        if value.dtype != target.dtype:
+            value = self.one(aten.to.dtype, "to", (value, target.dtype), value.shape, target.dtype)
+        if value.shape != tuple(target.shape):
+            shape = tuple(target.shape)
+            value = self.one(aten.expand.default, "expand", (value, shape), shape, value.dtype)
+        return value
+
+    def _stopped(self, values: Any, named: Any, made: Sequence[Any]) -> Any:
+        """Where autograd is off, what is read without its history."""
+        if torch.is_grad_enabled() or not any(isinstance(e, torch.Tensor) for e in made):
+            return values, named
+        return replaced((values, dict(named)), self.detached)
+
+    def detached(self, value: Value) -> Value:
+        """A value that autograd does not follow."""
+        if not value.requires_grad:
+            return value
+        detach = torch.ops.aten.detach.default
+        return self.one(detach, "detach", (value,), value.shape, value.dtype, once=True)
+
+    def _cast(self, value: Value, casts: Mapping[Value, torch.dtype]) -> Value:
+        """What an operation reads under autocast: a value, or it in another dtype, made once."""
+        dtype = casts.get(value)
+        if dtype is None:
+            return value
+        known = (value, dtype)
+        if known not in self._casts:
+            name = f"{value.name}_{str(dtype).removeprefix('torch.')}"
+            made = Value(self._name(name), value.shape, dtype, requires_grad=value.requires_grad)
+            function = torch.ops.aten._to_copy.default
+            self.emit(function, "_to_copy", (value,), {"dtype": dtype}, (made,), function._schema)
+            self._casts[known] = made
+        return self._casts[known]
+
+    def _done_for_effect(self, func: Any, name: str, values: Any, named: Any) -> None:
+        reads = [each for each in pytree.tree_leaves((values, named)) if isinstance(each, Value)]
+        if not reads or name == "_assert_tensor_metadata":
+            return
+        values, named = replaced((values, dict(named)), self.detached)
+        operation = self._operation(func, name, values, named, (), func._schema)
+        if self.of_inputs.intersection(operation.reads):
+            self.effects.append(operation)
+        else:
+            self.before.append(operation)
+
+    # What is made ------------------------------------------------------------------------------
+
+    def one(
+        self,
+        function: Any,
+        name: str,
+        args: tuple[Any, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        requires_grad: bool | None = None,
+        once: bool = False,
+    ) -> Value:
+        """Note an operation of ours with one result, and return that."""
+        if once:
+            for known in (*self.before, *self.operations):
+                if known.name == name and known.args == args and known.results[0] is not None:
+                    return known.results[0]
+        if requires_grad is None:
+            follows = any(isinstance(each, Value) and each.requires_grad for each in args)
+            requires_grad = follows and name != "detach" and torch.is_grad_enabled()
+        made = Value(self._name(name), shape, dtype, requires_grad=requires_grad)
+        self.emit(function, name, args, {}, (made,), getattr(function, "_schema", None))
+        return made
+
+    def emit(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        results: tuple[Value | None, ...],
+        schema: Any = None,
+    ) -> Operation:
+        """Add an operation to those of the inputs, or to those before."""
+        made = self._operation(function, name, args, kwargs, results, schema)
+        if self.of_inputs.intersection(made.reads):
+            self.of_inputs.update(value for value in made.results if value is not None)
+            self.operations.append(made)
+        else:
+            self.before.append(made)
+        return made
+
+    def _operation(
+        self, function: Any, name: str, args: Any, kwargs: Any, results: Any, schema: Any
+    ) -> Operation:
+        bound = _bound(schema, args, kwargs) if schema is not None and (args or kwargs) else {}
+        where = "" if self._node is None else where_of(self._node)
+        module = "" if self._node is None else module_of(self._node, self.names)
+        return Operation(function, name, args, dict(kwargs), bound, results, module, where)
+
+    def _result(self, tensor: Any) -> Value | None:
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        return self.value_like(tensor)
+
+    def value_like(self, tensor: torch.Tensor, requires_grad: bool | None = None) -> Value:
+        """A new value like a fake tensor."""
+        if any(not isinstance(extent, int) for extent in tensor.shape):
+            what = "" if self._node is None else f"{self._node.name} "
+            raise UnsupportedModelError(
+                f"{what}makes a tensor whose shape depends on data: take it out of forward"
+                f"\n  {'' if self._node is None else where_of(self._node)}"
+            )
+        name = "made" if self._node is None else self._node.name
+        follows = tensor.requires_grad if requires_grad is None else requires_grad
+        return Value(self._name(name), tuple(tensor.shape), tensor.dtype, requires_grad=follows)
+
+    def _name(self, wanted: str) -> str:
+        found, count = wanted, 0
+        while found in self._taken:
+            count += 1
+            found = f"{wanted}_{count}"
+        self._taken.add(found)
+        return found
+
+    # The graph ---------------------------------------------------------------------------------
+
+    def graph(self, outputs: Any) -> Graph:
+        """All that was noted, of which something comes."""
+        results = []
+        for each in pytree.tree_leaves(outputs):
+            if isinstance(each, torch.Tensor):
+                results.append(self.memories.read(each))
+            else:
+                results.append(self._numbers.known(each))
+        writes = tuple(self._counting(tuple(self._writes()), results))
+        kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
+        self._keep_statistics(kept)
+        kept += [value for effect in self.effects for value in effect.reads]
+        return Graph(
+            self.given,
+            tuple(self.before),
+            tuple(_used(self.operations, kept)),
+            tuple(results),
+            tuple(self.effects),
+            writes,
+            self.constants,
+        )
+
+    def _writes(self) -> Iterator[Write]:
+        for value, seen in self.inputs.items():
+            if seen.pending and not seen.written:
+                continue  # normalizations of the network update it
+            final = self.memories.read(seen.tensor)
+            if final is value:
+                continue
+            if value.requires_grad and value.kind == "input":
+                raise UnsupportedModelError(
+                    "forward changes an argument in place that gradients are asked of: let it "
+                    "work on a clone of it"
+                )
+            yield Write(value, final, seen.as_data)
+
+    def _counting(self, writes: Sequence[Write], results: Sequence[Any]) -> Iterator[Write]:
+        """The same, with counters that nobody reads told apart: batches that were seen."""
+        makers = {value: each for each in self.before for value in each.results}
+        read = [value for each in (*self.before, *self.operations) for value in each.reads]
+        read += [each for each in results if isinstance(each, Value)]
+        for write in writes:
+            value, steps, ours = write.value, 0, []
+            while value is not write.target:
+                maker = makers.get(value)
+                if maker is None or maker.name != "add" or len(maker.args) != 2 or maker.kwargs:
+                    break
+                value, step = maker.args
+                if not isinstance(step, int) or write.target.dtype != torch.int64:
+                    break
+                steps, ours = steps + step, [*ours, maker]
+            own = {each for maker in ours for each in maker.results}
+            if value is not write.target or sum(each in own for each in read) >= len(ours):
+                yield write
+                continue
+            self.before = [each for each in self.before if each not in ours]
+            yield Write(write.target, write.target, step=steps)
+
+    def _keep_statistics(self, kept: Sequence[Value]) -> None:
+        """Let normalizations run whose result nobody needs: for what they update."""
+        kept = [*kept, *(value for effect in self.effects for value in effect.reads)]
+        used = set(_used(self.operations, kept))
+        for operation in list(self.operations):
+            if operation in used or not updates(operation):
+                continue
+            (y, *_) = operation.results
+            assert y is not None
+            dims = tuple(range(2, len(y.shape)))
+            with torch.no_grad():
+                small = self.detached(y)
+                if dims:
+                    mean = torch.ops.aten.mean.dim
+                    shape = (*y.shape[:2], *(1 for _ in dims))
+                    small = self.one(mean, "mean", (small, dims, True), shape, y.dtype)
+            self.effects.append(Operation(_nothing, "unused", (small,), {}, {}, ()))
+
+
+class Filled:
+    """Makes a tensor of one number."""
+
+    tags = ()
+
+    def __init__(self, result: Value, device: torch.device, number: Any) -> None:
+        self._shape, self._dtype, self._device = result.shape, result.dtype, device
+        self._number = number
+
+    def __call__(self) -> torch.Tensor:
+        """The tensor."""
+        return torch.full(self._shape, self._number, dtype=self._dtype, device=self._device)
+
+    def __str__(self) -> str:
+        return f"full of {self._number}"
+
+
+def _nothing(value: Any) -> tuple[()]:
+    return ()
+
+
+def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by their names, those that were left out with their defaults."""
+    found = {}
+    for at, argument in enumerate(schema.arguments):
+        if at < len(args):
+            found[argument.name] = args[at]
+        elif argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+        else:
+            found[argument.name] = argument.default_value
+    return found
+
+
+def _used(operations: Sequence[Operation], kept: Sequence[Value]) -> Iterator[Operation]:
+    """The operations that values depend on."""
+    wanted = set(kept)
+    found = []
+    for operation in reversed(operations):
+        if wanted.intersection(operation.results):
+            wanted.update(operation.reads)
+            found.append(operation)
+    return reversed(found)

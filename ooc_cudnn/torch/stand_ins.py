@@ -1,0 +1,107 @@
+"""Fake tensors that stand for what a call is made with: no data, and no memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ooc_cudnn.torch.refusals import check_tensor
+from ooc_cudnn.torch.stored import STORED_DTYPES, scaled_dtype
+
+
+class StandIns:
+    """Gives what Dynamo is to see of arguments: a tensor where the model is, of its dtype.
+
+    Parameters
+    ----------
+    model : Module
+    scale : float, optional
+        As for `limit`.
+
+    Attributes
+    ----------
+    real : dict
+        Of each stand-in, by its `id`, what it stands for.
+    """
+
+    def __init__(self, model: torch.nn.Module, scale: float | None) -> None:
+        self.real: dict[int, Any] = {}
+        held = next(itertools.chain(model.parameters(), model.buffers()), None)
+        self._device = None if held is None else held.device
+        self._model, self._scale, self._mode = model, scale, None
+
+    def __call__(self, given: Any) -> Any:
+        """A stand-in, or what is given itself."""
+        is_tensor = isinstance(given, torch.Tensor)
+        dtype = torch_dtype(given)
+        if self._scale is not None and dtype in STORED_DTYPES:
+            dtype = scaled_dtype(self._model)
+        there = self._device or (given.device if is_tensor else torch.device("cpu"))
+        if is_tensor and given.device == there and dtype == given.dtype:
+            return given.as_subclass(torch.Tensor) if type(given) is not torch.Tensor else given
+        made = self._fake(given, dtype, there)
+        self.real[id(made)] = given
+        return made
+
+    def _fake(self, given: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        if self._mode is None:
+            self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        follows = isinstance(given, torch.Tensor) and given.requires_grad
+        with self._mode, torch.inference_mode(False):
+            return torch.empty(given.shape, dtype=dtype, device=device, requires_grad=follows)
+
+
+def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
+    """Tensors without memory of these shapes and dtypes, which pass for tensors on a device."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [
+            torch.empty(t.shape, dtype=torch_dtype(t), device=device, requires_grad=_asks(t))
+            for t in tensors
+        ]
+
+
+def _asks(array: Any) -> bool:
+    return isinstance(array, torch.Tensor) and array.requires_grad
+
+
+def fakes_for(
+    model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
+) -> list[torch.Tensor]:
+    """Fake arguments of a model: of shapes, in the dtype of its parameters; or like tensors."""
+    for at, each in enumerate(shapes):
+        if isinstance(each, torch.Tensor):
+            check_tensor(f"argument {at}", each)
+    first = next(model.parameters(), None)
+    dtype = torch.get_default_dtype() if first is None else first.dtype
+    asked = [
+        each
+        if isinstance(each, torch.Tensor)
+        else torch.empty(tuple(each), dtype=dtype, device="meta")
+        for each in shapes
+    ]
+    return fake_like(asked, device_of(model))
+
+
+def device_of(model: torch.nn.Module) -> Any:
+    """Where a model's first parameter is; the CPU where it has none."""
+    first = next(model.parameters(), None)
+    return "cpu" if first is None else first.device
+
+
+def torch_dtype(array: Any) -> torch.dtype:
+    """PyTorch's dtype of a tensor, or of a NumPy array.
+
+    >>> torch_dtype(np.zeros(1, "uint8"))
+    torch.uint8
+    """
+    if isinstance(array, torch.Tensor):
+        return array.dtype
+    return torch.from_numpy(np.empty(1, array.dtype)).dtype
