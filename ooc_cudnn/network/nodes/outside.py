@@ -15,9 +15,9 @@ from ooc_cudnn.operations.outside import Computation, OutsideCall, OutsideGradie
 class Outside(Node):
     """y of some tensors, by a function of images; its gradients read these tensors and dy.
 
-    `of_images` says of each whether its first axis is that of `images`, and `differentiable` whether
-    y depends on it by what has a derivative. Where it draws random
-    numbers it has a `state`, as dropout has: backward makes the same ones again.
+    `of_images` says of each whether its first axis is that of `images`, and `differentiable`
+    whether y depends on it by what has a derivative. Where it draws random numbers it has a
+    `state`, as dropout has: backward makes the same ones again.
     """
 
     xs: tuple[Tensor, ...]
