@@ -21,6 +21,7 @@ from typing import Any
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
+from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
@@ -46,9 +47,7 @@ class Convolutions:
     """
 
     def __init__(self, tables: Callable[[], Tables], store: Callable[[], object]) -> None:
-        import cudnn
-
-        self._cudnn, self._tables, self._store = cudnn, tables, store
+        self._cudnn, self._tables, self._store = import_frontend(), tables, store
         self._handle: Any = None
         self._lock = threading.RLock()
         # Most capable first: without a budget, then those that fit smaller and smaller ones.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
+from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
 from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
@@ -71,7 +72,7 @@ class Plans:
             graph.check_support()
             for index in range(graph.get_execution_plan_count()):
                 engine = graph.get_plan_name_at_index(index)
-                if is_faulty(engine, operation) or engine in failed:
+                if not is_cudnn_engine(engine) or is_faulty(engine, operation) or engine in failed:
                     continue
                 try:  # the best ranked that is neither deselected nor unsupported
                     graph.build_plan_at_index(index)
@@ -131,6 +132,8 @@ class Plans:
             number = graph.get_engine_count() if every else 0
             graph.create_execution_plans([modes.A, *([modes.B] if every else ()), modes.FALLBACK])
             for index in range(graph.get_execution_plan_count()):
+                if not is_cudnn_engine(graph.get_plan_name_at_index(index)):
+                    continue
                 if index and not compiled and self._is_compiled(graph, index):
                     continue
                 found.append(_to_ask_for(_engine_at(graph, index, form)))

@@ -16,6 +16,7 @@ from ooc_cudnn.devices.base import HostArray, Run
 from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
+from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.cuda.recorded import CudaGraph
 from ooc_cudnn.devices.cuda.run import (
     CudaRun,
@@ -101,13 +102,11 @@ class CudaDevice:
 
     def identity(self) -> Mapping[str, str]:
         """The GPU's name, the driver's and cuDNN's versions."""
-        import cudnn
-
         properties = self.runtime.getDeviceProperties(self.index)
         return {
             "gpu": properties["name"].decode(),
             "driver": str(self.runtime.driverGetVersion()),
-            "cudnn": str(cudnn.backend_version()),
+            "cudnn": str(import_frontend().backend_version()),
             "device_bytes": str(properties["totalGlobalMem"]),
         }
 
