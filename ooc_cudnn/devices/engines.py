@@ -12,11 +12,11 @@ A launch that there is one way to run, a pass over memory, has a table of one na
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
@@ -28,6 +28,9 @@ from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel, Work
 from perfmodel.compute import Tried
 from perfmodel.record import Record, Table, number, rounded, text, whole
+
+if TYPE_CHECKING:
+    from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
 
 #: What the name of an algorithm ends in, where its engine was measured.
 MEASURED = " (measured)"
@@ -239,6 +242,10 @@ class Tables:
             if options != measured.options:
                 self.add(replace(measured, options=options))
 
+    def forget_plans(self) -> None:
+        """Have plans made anew that hang on these tables: engines were barred."""
+        self.version = next(_versions)
+
     def nearest(self, operation: AnyConvolution) -> Measured | None:
         """Return what was measured of the nearest size of the same kind; None if none was."""
         having = self.sizes(operation)
@@ -369,3 +376,24 @@ class Engines(Protocol):
 
     def forget_built(self) -> None:
         """Let go of what was built to be measured: each holds code on the device."""
+
+    @property
+    def known_by(self) -> Hashable:
+        """What it hangs on which engines are unchecked; None where none ever is."""
+
+    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> Unchecked | None:
+        """Return the engine that would run an operation in so much workspace, if it has no verdict.
+
+        None where it has one, or needs none, or no engine would.
+        """
+
+    def trying(
+        self, unchecked: Unchecked, problem: AnyConvolution
+    ) -> AbstractContextManager[tuple[int, str] | None]:
+        """Have a small problem run by an unchecked engine meanwhile, as `forced` does."""
+
+    def judge(self, unchecked: Unchecked, verdict: Verdict) -> None:
+        """Take a verdict. An engine that is wrong is barred, and that is said once."""
+
+    def keep_verdicts(self) -> None:
+        """Store the verdicts."""

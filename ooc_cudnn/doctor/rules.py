@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from ooc_cudnn.devices.cuda.frontend import OLDEST, REQUIREMENT
+from ooc_cudnn.devices.cuda.frontend import OLDEST, REQUIREMENT, cudnn_version
 from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Finding, Library
 from ooc_cudnn.settings_table import PREFIX
 
@@ -56,16 +56,6 @@ def extra(facts: Diagnosis) -> str:
     new = _cuda_major(facts) >= 13
     cards = [tuple(map(int, gpu.compute_capability.split("."))) for gpu in facts.gpus]
     return "cuda13" if new and all(card >= OLDEST_CUDA13_CARD for card in cards) else "cuda12"
-
-
-def cudnn_version(version: int) -> str:
-    """Write cudnnGetVersion's number.
-
-    >>> cudnn_version(91900), cudnn_version(8907)
-    ('9.19.0', '8.9.7')
-    """
-    unit = 10000 if version >= 90000 else 1000
-    return f"{version // unit}.{version % unit // 100}.{version % 100}"
 
 
 def cuda_version(version: int) -> str:

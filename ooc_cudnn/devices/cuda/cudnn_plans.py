@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -54,11 +54,12 @@ class Plans:
         self._declined = (*self.errors, AttributeError)
 
     def ranked_first(
-        self, form: Form, budget_bytes: int | None, failed: Collection[str]
+        self, form: Form, budget_bytes: int | None, rank: Callable[[str], int | None]
     ) -> Executable | None:
         """Return the heuristics' choice, its workspace within a budget; None if there is none.
 
-        Without those that failed, by the names of their plans.
+        `rank` says, by the names of plans, which must not be taken (None), and which are to be
+        taken only where there is no other (more than 0).
         """
         cudnn, operation = self._cudnn, form.operation
         graph = describe(cudnn, self._handle, operation)
@@ -70,10 +71,13 @@ class Plans:
             if budget_bytes is not None:
                 graph.deselect_workspace_greater_than(budget_bytes)
             graph.check_support()
+            ranks = dict[int, int]()
             for index in range(graph.get_execution_plan_count()):
                 engine = graph.get_plan_name_at_index(index)
-                if not is_cudnn_engine(engine) or is_faulty(engine, operation) or engine in failed:
-                    continue
+                if is_cudnn_engine(engine) and not is_faulty(engine, operation):
+                    found = rank(engine)
+                    ranks |= {} if found is None else {index: found}
+            for index in sorted(ranks, key=ranks.__getitem__):
                 try:  # the best ranked that is neither deselected nor unsupported
                     graph.build_plan_at_index(index)
                 except self.errors:
@@ -109,6 +113,10 @@ class Plans:
             return None
         finally:
             forget_frames(graph)
+
+    def is_compiled(self, found: Executable) -> bool:
+        """Whether a plan is compiled at run time."""
+        return self._is_compiled(found.graph, found.plan_index)
 
     def engine_of(self, found: Executable) -> Engine | None:
         """Return the engine of a plan, as it may be asked for; None where that cannot be told."""

@@ -32,6 +32,7 @@ from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
+from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
@@ -86,7 +87,10 @@ class CudaDevice:
             lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes, self._memory_stream
         )
         self.convolutions = Convolutions(
-            partial(tables_of, self), partial(try_to_save_tables, self)
+            partial(tables_of, self),
+            partial(try_to_save_tables, self),
+            partial(verdicts_of, self),
+            partial(try_to_save_verdicts, self),
         )
         self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None

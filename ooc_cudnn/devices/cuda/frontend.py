@@ -45,3 +45,23 @@ def is_cudnn_engine(plan: str) -> bool:
     (False, False)
     """
     return _CUDNNS.match(plan) is not None
+
+
+def engine_of(plan: str) -> str:
+    """Return the engine of a plan, without how it is set, by the plan's name.
+
+    >>> engine_of("eng20_k2=6, symmetric rows")
+    'eng20'
+    """
+    found = _CUDNNS.match(plan.partition(",")[0])
+    return found[0].rstrip("_") if found else plan
+
+
+def cudnn_version(version: int) -> str:
+    """Write cudnnGetVersion's number.
+
+    >>> cudnn_version(91900), cudnn_version(8907)
+    ('9.19.0', '8.9.7')
+    """
+    unit = 10000 if version >= 90000 else 1000
+    return f"{version // unit}.{version % unit // 100}.{version % 100}"
