@@ -102,12 +102,14 @@ def _read_or_none(device: Device) -> Verdicts | None:
     path = verdicts_path(device)
     try:
         return _fresh(device, **_read(_content(path), _holds_for(device)))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        is_built_in = was_searched(device.identity().get("cudnn", ""))
+        then = "what it bars is used" if is_built_in else "they are checked again"
         warn_once(
-            f"what was stored about cuDNN's engines of {device.name} is ignored, so they are "
-            f"checked again: {path}: {error}"
+            f"what was stored about cuDNN's engines of {device.name} is ignored, so {then}: "
+            f"{path}: {error}"
         )
     return None
 

@@ -204,7 +204,6 @@ def test_a_call_does_without_storing(card):
     path = verdicts_path(card)
     path.parent.parent.mkdir(parents=True)
     path.parent.write_text("a file")
-    with pytest.warns(UserWarning, match="is ignored"):
-        verdicts_of(card).add(KIND, "eng1", Verdict(True, 1e-7))
+    verdicts_of(card).add(KIND, "eng1", Verdict(True, 1e-7))
     with pytest.warns(UserWarning, match="cannot be stored, so that each process checks them"):
         try_to_save_verdicts(card)
