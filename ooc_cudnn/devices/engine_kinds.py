@@ -29,8 +29,9 @@ from ooc_cudnn.tensor import DTYPES
 
 #: Images of the small problems: engines were seen that are right for the first alone.
 IMAGES = 2
-#: Their sites along an axis, at least: one engine was wrong on rows of 29 elements and more.
-SITES, LAST_SITES = 5, 33
+#: Their sites along an axis, at least (fewer of three: a reference takes long for them), and along
+#: the last one: an engine was wrong on rows of 29 elements and more.
+SITES, SITES_OF_VOLUMES, LAST_SITES = 5, 3, 33
 #: How many extents are tried to have channels of whole accesses, or none.
 _EXTENTS = 9
 _ACCESS_BYTES = 16
@@ -184,9 +185,10 @@ def _problem(kind: CheckedKind, padding: tuple[Pair, ...]) -> AnyConvolution:
     """
     step, dilation = 2 if kind.strided else 1, 2 if kind.dilated else 1
     window = [kind.window] * kind.axes
+    sites = [SITES_OF_VOLUMES if kind.axes == 3 else SITES] * (kind.axes - 1)
     least = [
-        max((sites - 1) * step + (kind.window - 1) * dilation + 1 - sum(pair), 1)
-        for sites, pair in zip([*[SITES] * (kind.axes - 1), LAST_SITES], padding, strict=True)
+        max((each - 1) * step + (kind.window - 1) * dilation + 1 - sum(pair), 1)
+        for each, pair in zip([*sites, LAST_SITES], padding, strict=True)
     ]
     made = []
     # the last two axes are enough to have any multiple

@@ -12,11 +12,10 @@ A launch that there is one way to run, a pass over memory, has a table of one na
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
@@ -28,9 +27,6 @@ from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel, Work
 from perfmodel.compute import Tried
 from perfmodel.record import Record, Table, number, rounded, text, whole
-
-if TYPE_CHECKING:
-    from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
 
 #: What the name of an algorithm ends in, where its engine was measured.
 MEASURED = " (measured)"
@@ -345,55 +341,3 @@ def _amount(work: Work) -> tuple[float, str]:
 
 def _place(measured: Measured, sparing: int) -> int:
     return max(0, min(sparing, len(measured.options) - 1))
-
-
-class Engines(Protocol):
-    """What a device has that can run a convolution by several engines."""
-
-    def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
-        """Return what runs an operation where nothing was measured; None if it is no engine.
-
-        In so much workspace, or in as much as it wants.
-        """
-
-    def candidates(
-        self, operation: AnyConvolution, *, every: bool, compiled: bool
-    ) -> Iterator[Engine]:
-        """Yield what may run it and is not known to be wrong, the heuristics' choice first.
-
-        Every engine there is, or those that the heuristics rank; also those that are compiled at
-        run time, which takes a second each, or of these no other than the heuristics' choice.
-        """
-
-    def forced(
-        self, operation: AnyConvolution, engine: Engine
-    ) -> AbstractContextManager[tuple[int, str] | None]:
-        """Have it run by an engine meanwhile: the workspace and the name of that.
-
-        None if the engine cannot, or must not, run it. A launch raises `EngineFailedError` where
-        it turns out not to.
-        """
-
-    def forget_built(self) -> None:
-        """Let go of what was built to be measured: each holds code on the device."""
-
-    @property
-    def known_by(self) -> Hashable:
-        """What it hangs on which engines are unchecked; None where none ever is."""
-
-    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> Unchecked | None:
-        """Return the engine that would run an operation in so much workspace, if it has no verdict.
-
-        None where it has one, or needs none, or no engine would.
-        """
-
-    def trying(
-        self, unchecked: Unchecked, problem: AnyConvolution
-    ) -> AbstractContextManager[tuple[int, str] | None]:
-        """Have a small problem run by an unchecked engine meanwhile, as `forced` does."""
-
-    def judge(self, unchecked: Unchecked, verdict: Verdict) -> None:
-        """Take a verdict. An engine that is wrong is barred, and that is said once."""
-
-    def keep_verdicts(self) -> None:
-        """Store the verdicts."""

@@ -14,8 +14,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import small_like
-from ooc_cudnn.devices.engines import Engine, Engines
+from ooc_cudnn.devices.engines import Engine
 from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, with_forward
 from ooc_cudnn.operations.rows import ROW_AXIS, with_padding
 from ooc_cudnn.operations.window import Pair

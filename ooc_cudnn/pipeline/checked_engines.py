@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import problems, small_like
 from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
-from ooc_cudnn.devices.engines import EngineFailedError, Engines
+from ooc_cudnn.devices.engines import EngineFailedError
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, Expected, computed
@@ -64,16 +65,16 @@ def check_engines(
 
 
 def verdict_on(
-    device: Device, engines: Engines, unchecked: Unchecked, limit_bytes: int
+    device: Device, engines: Engines, unchecked: Unchecked, limit_bytes: int, *, own: bool = True
 ) -> Verdict | None:
-    """Check an engine: with the small problems of its kind, or one like its own.
+    """Check an engine: with the small problems of its kind, or (`own`) one like its own.
 
     None where there is no room for that.
     """
     errors, has_no_room = list[float](), False
     for of_kind in problems(unchecked.kind):
-        own = (small_like(unchecked.operation, *size) for size in _OF_ITS_OWN)
-        for problem in (of_kind, *own):
+        sizes = _OF_ITS_OWN if own else ()
+        for problem in (of_kind, *(small_like(unchecked.operation, *size) for size in sizes)):
             try:
                 found = _error(device, engines, unchecked, problem, limit_bytes)
             except EngineFailedError:

@@ -12,7 +12,6 @@ or none fits, the heuristics' choice does.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -20,10 +19,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, errors_collected
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
-from ooc_cudnn.devices.cuda.judged import Judged, built_for
+from ooc_cudnn.devices.cuda.judged import Judged, built_for, every
+from ooc_cudnn.devices.engine_kinds import CheckedKind
 from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict, Verdicts, said
 from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
@@ -186,7 +186,7 @@ class Convolutions:
                     for form in forms(operation)
                     if (form.name == "widened") == widened and not self._judged.bars(form, engine)
                 )
-                with _errors_collected():
+                with errors_collected():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
                     self._of_engines[key] = next(filter(None, built), None)
         return self._of_engines[key]
@@ -207,7 +207,7 @@ class Convolutions:
             return None
         kind = Kind.of(operation)
         failed = {name for of, name in self._failed if of == kind and isinstance(name, str)}
-        with _errors_collected():
+        with errors_collected():
             for form in forms(operation):
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
@@ -229,7 +229,7 @@ class Convolutions:
         """Return what would run it, if it is to be checked first: `devices.engines.Engines`."""
         if 0 in (*operation.output_shape, *itertools.chain(*input_shapes(operation))):
             return None
-        with self._lock, _errors_collected():
+        with self._lock, errors_collected():
             found = self._choose(operation, workspace_bytes)
             if found is not None:
                 return self._judged.unchecked(found, self._plans)
@@ -242,7 +242,7 @@ class Convolutions:
         self, unchecked: Unchecked, problem: AnyConvolution
     ) -> Iterator[tuple[int, str] | None]:
         """Have a small problem computed by an unchecked engine: `devices.engines.Engines`."""
-        with self._lock, _errors_collected():
+        with self._lock, errors_collected():
             found = built_for(self._plans, unchecked, problem)
         with self._running(found) as built:
             yield built
@@ -262,6 +262,11 @@ class Convolutions:
                 f"engine {unchecked.engine} of cuDNN {version} computes wrong results, so for such "
                 f"problems the next one is taken: {unchecked.kind} ({said(verdict)})"
             )
+
+    def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[Unchecked]:
+        """Every engine that may compute a small problem: `devices.engines.Engines`."""
+        with self._lock, errors_collected():
+            return every(self._plans, kind, problem)
 
     def keep_verdicts(self) -> None:
         """Store the verdicts: `devices.engines.Engines`."""
@@ -380,15 +385,3 @@ def _is_for_cudnn(operation: AnyConvolution) -> bool:
     forward = forward_of(operation)
     least = min(*forward.x_shape, *forward.w_shape, *forward.output_shape)
     return least >= 1 and all(min(pair) >= 0 for pair in forward.padding)
-
-
-@contextmanager
-def _errors_collected() -> Iterator[None]:
-    """Collect the errors that the frontend keeps in cycles with its frames.
-
-    These keep ours, and the arrays of the call with them, until the cycles are collected.
-    """
-    try:
-        yield
-    finally:
-        gc.collect(1)

@@ -160,6 +160,18 @@ class Plans:
             forget_frames(graph)
         return found
 
+    def not_compiled(self, form: Form) -> list[int]:
+        """Return the numbers of engines that compute a form, but those compiled at run time."""
+        graph = describe(self._cudnn, self._handle, form.operation)
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            return self._at_once(form, graph.get_engine_count())
+        except self._declined:
+            return []
+        finally:
+            forget_frames(graph)
+
     def _at_once(self, form: Form, number: int) -> list[int]:
         """Of so many engines, those that compute a form and are not compiled at run time."""
         graph = describe(self._cudnn, self._handle, form.operation)

@@ -26,8 +26,8 @@ from ooc_cudnn.devices.cuda.run import (
     mark_last_run,
 )
 from ooc_cudnn.devices.cuda.staging import Staging, begun
+from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
-from ooc_cudnn.devices.engines import Engines
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 
+from ooc_cudnn.devices.cuda.cudnn_engines import is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import Form
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.cuda.frontend import engine_of
@@ -85,15 +85,25 @@ class Judged:
         verdicts.add(unchecked.kind, unchecked.engine, verdict)
 
 
+def every(plans: Plans, kind: CheckedKind, problem: AnyConvolution) -> list[Unchecked]:
+    """Return every engine that may compute a problem as it is: `devices.engines.Engines`."""
+    return [
+        Unchecked(kind, f"eng{number}", problem, Engine(number))
+        for number in plans.not_compiled(Form(problem))
+        if not is_faulty(f"eng{number}", problem)
+    ]
+
+
 def built_for(plans: Plans, unchecked: Unchecked, problem: AnyConvolution) -> Executable | None:
     """Return the plan of an engine for a small problem; None where it computes no such one.
 
-    Set as it is to be used, or by its own defaults; or as the heuristics rank it.
+    Set as it is to be used, or by its own defaults; or as the heuristics rank it, unless its
+    defaults are what is asked for.
     """
-    form = Form(problem)
-    for engine in _settings(unchecked):
+    form, default = Form(problem), Engine(int(unchecked.engine.removeprefix("eng")))
+    for engine in dict.fromkeys((*_as_asked(unchecked), default)):
         found = plans.of_engine(form, engine)
-        if found is not None:
+        if found is not None or unchecked.asked == default:
             return found
     try:
         return plans.ranked_first(
@@ -103,10 +113,9 @@ def built_for(plans: Plans, unchecked: Unchecked, problem: AnyConvolution) -> Ex
         return None
 
 
-def _settings(unchecked: Unchecked) -> Iterator[Engine]:
-    """The engine as it is to be used, where that can be said, and by its own defaults."""
-    default = Engine(int(unchecked.engine.removeprefix("eng")))
-    if unchecked.asked is not None:
-        named = {name: at for name, at in unchecked.asked.knobs.items() if name != "NOT_SET"}
-        yield replace(default, knobs=named)
-    yield default
+def _as_asked(unchecked: Unchecked) -> Iterator[Engine]:
+    """The engine as it is to be used, where that can be said: as it is, not widened."""
+    asked = unchecked.asked
+    if asked is not None:
+        named = {name: at for name, at in asked.knobs.items() if name != "NOT_SET"}
+        yield Engine(asked.number, named)
