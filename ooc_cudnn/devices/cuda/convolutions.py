@@ -229,7 +229,7 @@ class Convolutions:
         """Return what would run it, if it is to be checked first: `devices.engines.Engines`."""
         if 0 in (*operation.output_shape, *itertools.chain(*input_shapes(operation))):
             return None
-        with self._lock, errors_collected():
+        with self._lock:
             found = self._choose(operation, workspace_bytes)
             if found is not None:
                 return self._judged.unchecked(found, self._plans)
