@@ -6,6 +6,7 @@ from typing import Any
 
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, describe
+from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution import Convolution
@@ -34,9 +35,9 @@ class ConvolutionPlan:
         tf32: bool,
         row_padding: int = 1,
     ) -> None:
-        import cudnn
         import cupy
 
+        cudnn = import_frontend()
         cupy.cuda.runtime.free(0)  # a context before the handle
         self._handle = cudnn.create_handle()
         cudnn.set_stream(self._handle, cupy.cuda.get_current_stream().ptr)

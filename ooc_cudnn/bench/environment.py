@@ -111,9 +111,11 @@ def _processor() -> str:
 
 def _gpu() -> dict[str, str]:
     """What the runtime, cuDNN and nvidia-smi say."""
-    import cudnn
     import cupy
 
+    from ooc_cudnn.devices.cuda.frontend import import_frontend
+
+    cudnn = import_frontend()
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(runtime.getDevice())
     found = {

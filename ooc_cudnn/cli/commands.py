@@ -101,10 +101,18 @@ def add_doctor(commands: Any) -> None:
         help="import this first, as your program does (torch, say): it may load another cuDNN",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
+    parser.add_argument(
+        "--engines", action="store_true",
+        help="search the engines of this cuDNN for wrong results instead: two minutes on a card",
+    )  # fmt: skip
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.engines:
+        from ooc_cudnn.doctor.engine_report import search_and_report
+
+        return search_and_report(lambda line: print(line, flush=True))
     from ooc_cudnn.doctor.diagnosis import diagnose
     from ooc_cudnn.doctor.report import report
     from ooc_cudnn.doctor.rules import is_broken, judge

@@ -101,7 +101,7 @@ def save_tables(device: Device) -> Path:
     """
     path, known = engines_path(device), tables_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path):
+    with alone_with(path):
         kept = Tables(_stored(device, tells_of_others=False))
         for measured in known.unstored():
             if measured.operation is not None and _can_be_read(measured):
@@ -127,7 +127,7 @@ def try_to_save_tables(device: Device) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone_with(path: Path) -> Iterator[None]:
     """Have other processes wait that store in the same file, for a second at most.
 
     Not where files cannot be locked; what one of two processes stores at once may be lost there.

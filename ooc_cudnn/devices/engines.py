@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
@@ -239,6 +238,10 @@ class Tables:
             if options != measured.options:
                 self.add(replace(measured, options=options))
 
+    def forget_plans(self) -> None:
+        """Have plans made anew that hang on these tables: engines were barred."""
+        self.version = next(_versions)
+
     def nearest(self, operation: AnyConvolution) -> Measured | None:
         """Return what was measured of the nearest size of the same kind; None if none was."""
         having = self.sizes(operation)
@@ -338,34 +341,3 @@ def _amount(work: Work) -> tuple[float, str]:
 
 def _place(measured: Measured, sparing: int) -> int:
     return max(0, min(sparing, len(measured.options) - 1))
-
-
-class Engines(Protocol):
-    """What a device has that can run a convolution by several engines."""
-
-    def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
-        """Return what runs an operation where nothing was measured; None if it is no engine.
-
-        In so much workspace, or in as much as it wants.
-        """
-
-    def candidates(
-        self, operation: AnyConvolution, *, every: bool, compiled: bool
-    ) -> Iterator[Engine]:
-        """Yield what may run it and is not known to be wrong, the heuristics' choice first.
-
-        Every engine there is, or those that the heuristics rank; also those that are compiled at
-        run time, which takes a second each, or of these no other than the heuristics' choice.
-        """
-
-    def forced(
-        self, operation: AnyConvolution, engine: Engine
-    ) -> AbstractContextManager[tuple[int, str] | None]:
-        """Have it run by an engine meanwhile: the workspace and the name of that.
-
-        None if the engine cannot, or must not, run it. A launch raises `EngineFailedError` where
-        it turns out not to.
-        """
-
-    def forget_built(self) -> None:
-        """Let go of what was built to be measured: each holds code on the device."""

@@ -22,6 +22,8 @@ from typing import Any
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.cuda.driver import driver_facts
+from ooc_cudnn.devices.cuda.frontend import NAME as FRONTEND
+from ooc_cudnn.devices.cuda.frontend import import_frontend
 
 Emit = Callable[[str, Any], None]
 
@@ -48,11 +50,11 @@ def probe(emit: Emit, modules: Iterable[str] = ()) -> None:
     emit("libraries", libraries())
     if not has_card:
         return
-    for fact, name, describe in (("cupy", "cupy", _cupy), ("frontend", "cudnn", _frontend)):
+    for fact, name, describe in (("cupy", "cupy", _cupy), ("frontend", FRONTEND, _frontend)):
         if _is_installed(name):
             emit(fact, _attempt(describe))
             emit("libraries", libraries())
-    if _is_installed("cupy") and _is_installed("cudnn"):
+    if _is_installed("cupy") and _is_installed(FRONTEND):
         emit("started", "a small convolution")
         emit("convolution", _attempt(lambda: {"error_size": convolution_error("cuda")}))
         emit("identity", _attempt(lambda: dict(get_device("cuda").identity())))
@@ -133,7 +135,7 @@ def _cupy() -> dict[str, Any]:
 
 
 def _frontend() -> dict[str, Any]:
-    cudnn = importlib.import_module("cudnn")
+    cudnn = import_frontend()
     return {"version": cudnn.__version__, "backend": int(cudnn.backend_version())}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ooc_cudnn.devices.cuda.frontend import cudnn_version
 from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Library
-from ooc_cudnn.doctor.rules import cuda_version, cudnn_version, is_broken, judge
+from ooc_cudnn.doctor.rules import cuda_version, is_broken, judge
 from ooc_cudnn.units import format_bytes
 
 

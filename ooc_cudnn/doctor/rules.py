@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from ooc_cudnn.devices.cuda.frontend import OLDEST, REQUIREMENT, cudnn_version
 from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Finding, Library
 from ooc_cudnn.settings_table import PREFIX
 
-#: The frontend's versions that the library works with, and how to ask for one.
-FRONTEND = ((1, 16), (1, 29), "nvidia-cudnn-frontend>=1.16,<1.29")
 OLDEST_CUPY = 14
 OLDEST_DRIVER_CUDA = 12
 #: Cards older than this have no CUDA 13.
@@ -57,16 +56,6 @@ def extra(facts: Diagnosis) -> str:
     new = _cuda_major(facts) >= 13
     cards = [tuple(map(int, gpu.compute_capability.split("."))) for gpu in facts.gpus]
     return "cuda13" if new and all(card >= OLDEST_CUDA13_CARD for card in cards) else "cuda12"
-
-
-def cudnn_version(version: int) -> str:
-    """Write cudnnGetVersion's number.
-
-    >>> cudnn_version(91900), cudnn_version(8907)
-    ('9.19.0', '8.9.7')
-    """
-    unit = 10000 if version >= 90000 else 1000
-    return f"{version // unit}.{version % unit // 100}.{version % 100}"
 
 
 def cuda_version(version: int) -> str:
@@ -167,14 +156,13 @@ def _packages(facts: Diagnosis) -> Iterator[Finding]:
             f"pip install --upgrade '{_cupy(runtime or driver)}'",
         )
 
-    low, high, requirement = FRONTEND
     frontend = names.get("nvidia-cudnn-frontend")
     if frontend is None and facts.cudnn_backend is None:
         yield _broken("a card, but nvidia-cudnn-frontend is not installed", install)
-    elif frontend is not None and not low <= _version(frontend)[:2] < high:
+    elif frontend is not None and _version(frontend)[:2] < OLDEST:
         yield _broken(
             f"nvidia-cudnn-frontend {frontend} is not a version that works with this library",
-            f"pip install '{requirement}'",
+            f"pip install '{REQUIREMENT}'",
         )
     if len(wheels) > 1:
         yield _broken(
@@ -196,7 +184,7 @@ def _packages(facts: Diagnosis) -> Iterator[Finding]:
 
 def _cuda_works(facts: Diagnosis) -> Iterator[Finding]:
     wheel = f"nvidia-cudnn-cu{(facts.cuda_runtime or 0) // 1000 or extra(facts)[-2:]}"
-    again = f"pip install --force-reinstall {wheel} '{FRONTEND[2]}'"
+    again = f"pip install --force-reinstall {wheel} '{REQUIREMENT}'"
     if facts.frontend_failure:
         yield _broken(f"cuDNN does not load: {facts.frontend_failure}", again)
     check = facts.cuda_check

@@ -215,6 +215,8 @@ class Paused:
     def _reserved(self) -> int:
         plan, program = self._ready.planned.plan, self._ready.program
         arena = self._ready.device.arena
+        for executor in self._ready.executors:
+            executor.check_engines(self._ready.device, plan.memory_limit)
         self._block = arena.reserve(program.device_bytes, plan.memory_limit, purpose=plan.name)
         return self._block
 

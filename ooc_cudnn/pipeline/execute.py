@@ -7,7 +7,7 @@ run one after the other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -16,8 +16,10 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.bound_steps import BoundSteps
+from ooc_cudnn.pipeline.checked_engines import check_engines
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COPY_IN, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.repeated import RepeatedRuns, may_be_recorded
@@ -76,6 +78,8 @@ class Executor:
         self._bound_steps: BoundSteps | None = None
         recorded = may_be_recorded(program, self.schedule.pieces)
         self._repeated = RepeatedRuns(program) if recorded else None
+        #: What its engines were checked by.
+        self._checked_by: Hashable = None
 
     def run(
         self,
@@ -231,9 +235,31 @@ class Executor:
             on_piece(done)
         return events
 
+    def check_engines(self, device: Device, limit_bytes: int) -> None:
+        """Check the engines that it would use and nobody checked; the block is nobody's meanwhile.
+
+        Who reserves the block has it done first.
+        """
+        known_by = None if device.engines is None else device.engines.known_by
+        if known_by is None or known_by == self._checked_by:
+            return
+        check_engines(device, self._convolutions(), limit_bytes)
+        assert device.engines is not None
+        self._checked_by = device.engines.known_by
+
+    def _convolutions(self) -> Iterator[tuple[AnyConvolution, int]]:
+        """What engines run, with the bytes of workspace."""
+        for step in self.schedule.steps:
+            if step.launches and step.item not in self._on_host:
+                _, nbytes = self.offsets[step.item].workspace
+                for launch in step.launches:
+                    if isinstance(launch.operation, AnyConvolution):
+                        yield launch.operation, nbytes
+
     def _reserve(self, device: Device, limit_bytes: int) -> int:
         """The address of the block."""
         program = self.program
+        self.check_engines(device, limit_bytes)
         return device.arena.reserve(program.device_bytes, limit_bytes, purpose=program.name)
 
     def _begins(self, base: int) -> int:

@@ -137,9 +137,9 @@ CASES = {
         "nvidia-cudnn-frontend is not installed",
         "pip install 'ooc_cudnn[cuda13]'",
     ),
-    "new frontend": (
-        but({"nvidia-cudnn-frontend": "1.29.0"}),
-        "1.29.0 is not a version",
+    "old frontend": (
+        but({"nvidia-cudnn-frontend": "1.15.2"}),
+        "1.15.2 is not a version",
         "pip install 'nvidia-cudnn-frontend>=1.16,<1.29'",
     ),
     "no cuDNN": (

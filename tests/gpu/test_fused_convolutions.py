@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ooc_cudnn.functions.engine_errors import Expected
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fused_convolution import FusedConvolution, is_faster_fused
+from ooc_cudnn.pipeline.exactness import Expected
 from tests.support.device_operand import Operand
 
 cupy = pytest.importorskip("cupy")

@@ -14,6 +14,7 @@ from ooc_cudnn.devices.cuda.device import CudaDevice
 from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
 from ooc_cudnn.devices.host.device import HostDevice, _array
 from ooc_cudnn.devices.host.elementwise import pointwise as host_pointwise
+from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.operations.pointwise import Pointwise
 from tests.support.fake_cudnn import fake_cudnn
@@ -43,13 +44,17 @@ class EnginesDevice(HostDevice):
     index = 0
     _cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda index: nullcontext()))
 
-    def __init__(self, engines, monkeypatch, *, fuses=True):
+    def __init__(self, engines, monkeypatch, *, fuses=True, version=91900):
         super().__init__()
-        self.name, self.told = "fake", {"gpu": "Fake 9000", "driver": "1", "cudnn": "91900"}
-        self.cudnn = fake_cudnn(engines, fuses=fuses)
+        self.name = "fake"
+        self.told = {"gpu": "Fake 9000", "driver": "1", "cudnn": str(version)}
+        self.cudnn = fake_cudnn(engines, fuses=fuses, version=version)
         monkeypatch.setitem(sys.modules, "cudnn", self.cudnn)
         self.convolutions = Convolutions(
-            partial(tables_of, self), partial(try_to_save_tables, self)
+            partial(tables_of, self),
+            partial(try_to_save_tables, self),
+            partial(verdicts_of, self),
+            partial(try_to_save_verdicts, self),
         )
         for name in ("relayout", "pointwise"):
             monkeypatch.setattr(cudnn_forms, name, copied)

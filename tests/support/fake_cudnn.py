@@ -53,9 +53,12 @@ class FakeEngine:
     knobs: dict = field(default_factory=dict)
     seconds_by_default: float | None = None  # where a knob without a name is not set
     launched: int = 0
+    plan_name: str = ""  # of one that is not cuDNN's
 
     @property
     def name(self):
+        if self.plan_name:
+            return self.plan_name
         return "_".join([f"eng{self.number}", *(f"k{k.value}={v}" for k, v in self.knobs.items())])
 
     @property
@@ -228,7 +231,7 @@ class Graph:
         self.result.at(addresses[3])[...] = found
 
 
-def fake_cudnn(engines, *, fuses=True):
+def fake_cudnn(engines, *, fuses=True, version=91900):
     """A module `cudnn` with these engines, all or none of which add a bias."""
     cudnn = SimpleNamespace(
         engines=engines,
@@ -241,7 +244,7 @@ def fake_cudnn(engines, *, fuses=True):
         knob_type=KnobType,
         create_handle=object,
         set_stream=lambda handle, stream: None,
-        backend_version=lambda: 91900,
+        backend_version=lambda: version,
     )
     cudnn.pygraph = lambda **options: Graph(cudnn)
     return cudnn

@@ -56,8 +56,8 @@ def engines_maker(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget_warnings()
 
-    def made(*engines, free=None):
-        device = EnginesDevice(list(engines), monkeypatch)
+    def made(*engines, free=None, version=91900):
+        device = EnginesDevice(list(engines), monkeypatch, version=version)
         monkeypatch.setitem(devices._resolved, "host", device)
         known, identity = shipped("host"), device.identity()
         a_result = 2 * 4 * 9 * 8  # flops, of 32 channels

@@ -66,3 +66,21 @@ def test_what_cannot_be_tuned_is_said():
             ooc.tune(model())
         with pytest.raises(TypeError, match="model must be a torch"):
             ooc.tune(len, SHAPE)
+
+
+def test_on_a_cudnn_that_nobody_searched_forward_and_backward_have_right_engines(make):
+    """A step that pauses between its halves: the block is not to be written over then."""
+    x = torch.randn(SHAPE)
+    eager = model()
+    eager(x).square().sum().backward()
+    wrong, right = FakeEngine(100, 1e-8, error=0.1), FakeEngine(101, 2e-8)
+    make(wrong, right, version=92800)
+    limited = ooc.limit(model(), "512KiB")
+    with ooc_cudnn.settings(allow_tf32=False):
+        with pytest.warns(UserWarning, match="engine eng100 of cuDNN .* computes wrong results"):
+            limited(x).square().sum().backward()
+        launched = wrong.launched
+        limited(x)
+    assert wrong.launched == launched
+    for each, expected in zip(limited.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(each.grad, expected.grad, rtol=1e-4, atol=1e-4)

@@ -12,15 +12,19 @@ or none fits, the heuristics' choice does.
 
 from __future__ import annotations
 
-import gc
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, errors_collected
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
+from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
+from ooc_cudnn.devices.cuda.judged import Judged, built_for, every
+from ooc_cudnn.devices.engine_kinds import CheckedKind
+from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict, Verdicts, said
 from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
@@ -28,7 +32,11 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
+from ooc_cudnn.operations.convolution_backward import (
+    AnyConvolution,
+    forward_of,
+    input_shapes,
+)
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.telling import warn_once
 from perfmodel.cached import cached_property
@@ -43,12 +51,21 @@ class Convolutions:
         Returns what was measured on the GPU.
     store : callable
         Stores these tables, once an engine that they have failed.
+    verdicts : callable, optional
+        Returns what was found out about engines on the GPU; by default nothing is to be.
+    store_verdicts : callable, optional
+        Stores that.
     """
 
-    def __init__(self, tables: Callable[[], Tables], store: Callable[[], object]) -> None:
-        import cudnn
-
-        self._cudnn, self._tables, self._store = cudnn, tables, store
+    def __init__(
+        self,
+        tables: Callable[[], Tables],
+        store: Callable[[], object],
+        verdicts: Callable[[], Verdicts | None] = lambda: None,
+        store_verdicts: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._cudnn, self._tables, self._store = import_frontend(), tables, store
+        self._judged, self._store_verdicts = Judged(verdicts), store_verdicts
         self._handle: Any = None
         self._lock = threading.RLock()
         # Most capable first: without a budget, then those that fit smaller and smaller ones.
@@ -60,6 +77,8 @@ class Convolutions:
         #: Engines, or names of plans, that failed at run time.
         self._failed: set[tuple[Kind, Engine | str]] = set()
         self._forced: Executable | None = None
+        #: Engines that were said to be wrong, and for what.
+        self._told: set[tuple[str, str]] = set()
 
     @property
     def handle(self) -> Any:
@@ -116,6 +135,12 @@ class Convolutions:
         """Have an operation computed by an engine meanwhile: `devices.engines.Engines`."""
         with self._lock:
             found = self._of_engine(operation, engine)
+        with self._running(found) as built:
+            yield built
+
+    @contextmanager
+    def _running(self, found: Executable | None) -> Iterator[tuple[int, str] | None]:
+        """Have a plan run whatever is asked for meanwhile."""
         if found is None:
             yield None
             return
@@ -156,8 +181,12 @@ class Convolutions:
                 self._of_engines[key] = found and found._replace(asked=engine)
             elif _is_for_cudnn(operation) and not has_failed:
                 widened = engine.form == "widened"
-                fitting = (f for f in forms(operation) if (f.name == "widened") == widened)
-                with _errors_collected():
+                fitting = (
+                    form
+                    for form in forms(operation)
+                    if (form.name == "widened") == widened and not self._judged.bars(form, engine)
+                )
+                with errors_collected():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
                     self._of_engines[key] = next(filter(None, built), None)
         return self._of_engines[key]
@@ -178,15 +207,70 @@ class Convolutions:
             return None
         kind = Kind.of(operation)
         failed = {name for of, name in self._failed if of == kind and isinstance(name, str)}
-        with _errors_collected():
+        with errors_collected():
             for form in forms(operation):
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
                     continue
-                found = self._plans.ranked_first(form, left, failed)
+                found = self._plans.ranked_first(form, left, self._judged.rank(form, failed))
                 if found is not None:
                     return found
         return None
+
+    # Checking -----------------------------------------------------------------------------------
+
+    @property
+    def known_by(self) -> Hashable:
+        """What is known of engines, and of their speed: `devices.engines.Engines`."""
+        version = self._judged.version
+        return None if version is None else (version, self._tables().version)
+
+    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> Unchecked | None:
+        """Return what would run it, if it is to be checked first: `devices.engines.Engines`."""
+        if 0 in (*operation.output_shape, *itertools.chain(*input_shapes(operation))):
+            return None
+        with self._lock:
+            found = self._choose(operation, workspace_bytes)
+            if found is not None:
+                return self._judged.unchecked(found, self._plans)
+        if isinstance(operation, FusedConvolution):
+            return self.unchecked(operation.forward, workspace_bytes)
+        return None
+
+    @contextmanager
+    def trying(
+        self, unchecked: Unchecked, problem: AnyConvolution
+    ) -> Iterator[tuple[int, str] | None]:
+        """Have a small problem computed by an unchecked engine: `devices.engines.Engines`."""
+        with self._lock, errors_collected():
+            found = built_for(self._plans, unchecked, problem)
+        with self._running(found) as built:
+            yield built
+
+    def judge(self, unchecked: Unchecked, verdict: Verdict) -> None:
+        """Take a verdict: `devices.engines.Engines`."""
+        with self._lock:
+            self._judged.take(unchecked, verdict)
+            if not verdict.is_right:
+                self._forget_choices()
+                self._tables().forget_plans()
+        told = unchecked.engine, unchecked.kind.function
+        if verdict.is_right is False and told not in self._told:
+            self._told.add(told)
+            version = cudnn_version(self._cudnn.backend_version())
+            warn_once(
+                f"engine {unchecked.engine} of cuDNN {version} computes wrong results, so for such "
+                f"problems the next one is taken: {unchecked.kind} ({said(verdict)})"
+            )
+
+    def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[Unchecked]:
+        """Every engine that may compute a small problem: `devices.engines.Engines`."""
+        with self._lock, errors_collected():
+            return every(self._plans, kind, problem)
+
+    def keep_verdicts(self) -> None:
+        """Store the verdicts: `devices.engines.Engines`."""
+        self._store_verdicts()
 
     # Running ------------------------------------------------------------------------------------
 
@@ -284,13 +368,16 @@ class Convolutions:
                 self._tables().drop(operation, found.asked)
             else:
                 self._failed.add((kind, found.engine.partition(",")[0]))
-            self._ranked.clear()
-            self._of_engines.clear()
-            self._chosen.clear()
+            self._forget_choices()
         warn_once(
             f"cuDNN's engine {found.engine} failed for {operation.name} ({kind.work}), so the next "
             f"one is taken: {error}"
         )
+
+    def _forget_choices(self) -> None:
+        self._ranked.clear()
+        self._of_engines.clear()
+        self._chosen.clear()
 
 
 def _is_for_cudnn(operation: AnyConvolution) -> bool:
@@ -298,15 +385,3 @@ def _is_for_cudnn(operation: AnyConvolution) -> bool:
     forward = forward_of(operation)
     least = min(*forward.x_shape, *forward.w_shape, *forward.output_shape)
     return least >= 1 and all(min(pair) >= 0 for pair in forward.padding)
-
-
-@contextmanager
-def _errors_collected() -> Iterator[None]:
-    """Collect the errors that the frontend keeps in cycles with its frames.
-
-    These keep ours, and the arrays of the call with them, until the cycles are collected.
-    """
-    try:
-        yield
-    finally:
-        gc.collect(1)

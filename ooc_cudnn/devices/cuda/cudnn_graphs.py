@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.operations.convolution import Convolution
@@ -103,3 +106,15 @@ def forget_frames(graph: Any) -> None:
             seen.add(id(error))
             error.__traceback__ = None
             errors += [e for e in (error.__cause__, error.__context__) if e is not None]
+
+
+@contextmanager
+def errors_collected() -> Iterator[None]:
+    """Collect the errors that the frontend keeps in cycles with its frames.
+
+    These keep ours, and the arrays of the call with them, until the cycles are collected.
+    """
+    try:
+        yield
+    finally:
+        gc.collect(1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
+from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
 from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
@@ -53,11 +54,12 @@ class Plans:
         self._declined = (*self.errors, AttributeError)
 
     def ranked_first(
-        self, form: Form, budget_bytes: int | None, failed: Collection[str]
+        self, form: Form, budget_bytes: int | None, rank: Callable[[str], int | None]
     ) -> Executable | None:
         """Return the heuristics' choice, its workspace within a budget; None if there is none.
 
-        Without those that failed, by the names of their plans.
+        `rank` says, by the names of plans, which must not be taken (None), and which are to be
+        taken only where there is no other (more than 0).
         """
         cudnn, operation = self._cudnn, form.operation
         graph = describe(cudnn, self._handle, operation)
@@ -69,10 +71,13 @@ class Plans:
             if budget_bytes is not None:
                 graph.deselect_workspace_greater_than(budget_bytes)
             graph.check_support()
+            ranks = dict[int, int]()
             for index in range(graph.get_execution_plan_count()):
                 engine = graph.get_plan_name_at_index(index)
-                if is_faulty(engine, operation) or engine in failed:
-                    continue
+                if is_cudnn_engine(engine) and not is_faulty(engine, operation):
+                    found = rank(engine)
+                    ranks |= {} if found is None else {index: found}
+            for index in sorted(ranks, key=ranks.__getitem__):
                 try:  # the best ranked that is neither deselected nor unsupported
                     graph.build_plan_at_index(index)
                 except self.errors:
@@ -109,6 +114,10 @@ class Plans:
         finally:
             forget_frames(graph)
 
+    def is_compiled(self, found: Executable) -> bool:
+        """Whether a plan is compiled at run time."""
+        return self._is_compiled(found.graph, found.plan_index)
+
     def engine_of(self, found: Executable) -> Engine | None:
         """Return the engine of a plan, as it may be asked for; None where that cannot be told."""
         try:
@@ -131,6 +140,8 @@ class Plans:
             number = graph.get_engine_count() if every else 0
             graph.create_execution_plans([modes.A, *([modes.B] if every else ()), modes.FALLBACK])
             for index in range(graph.get_execution_plan_count()):
+                if not is_cudnn_engine(graph.get_plan_name_at_index(index)):
+                    continue
                 if index and not compiled and self._is_compiled(graph, index):
                     continue
                 found.append(_to_ask_for(_engine_at(graph, index, form)))
@@ -148,6 +159,18 @@ class Plans:
         finally:
             forget_frames(graph)
         return found
+
+    def not_compiled(self, form: Form) -> list[int]:
+        """Return the numbers of engines that compute a form, but those compiled at run time."""
+        graph = describe(self._cudnn, self._handle, form.operation)
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            return self._at_once(form, graph.get_engine_count())
+        except self._declined:
+            return []
+        finally:
+            forget_frames(graph)
 
     def _at_once(self, form: Form, number: int) -> list[int]:
         """Of so many engines, those that compute a form and are not compiled at run time."""

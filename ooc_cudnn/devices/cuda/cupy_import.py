@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ooc_cudnn.devices.cuda.driver import why_no_card
+from ooc_cudnn.devices.cuda.frontend import REQUIREMENT, import_frontend
 from ooc_cudnn.errors import DeviceUnavailableError
 
 
@@ -39,14 +40,12 @@ def import_cupy(index: int) -> Any:
             remedy=f"Set device='cuda:0'{' or another below ' + str(count) if count > 1 else ''}.",
         )
     try:
-        import cudnn
-
-        cudnn.backend_version()
+        import_frontend().backend_version()
     except Exception as error:  # a broken cuDNN fails in many ways, and all mean the same
         raise DeviceUnavailableError(
             f"cuDNN cannot be used ({type(error).__name__}: {error})",
-            remedy="Run `pip install 'nvidia-cudnn-frontend>=1.16,<1.29' nvidia-cudnn-cu13` "
-            "(or -cu12), then `ooc-cudnn doctor`.",
+            remedy=f"Run `pip install '{REQUIREMENT}' nvidia-cudnn-cu13` (or -cu12), then "
+            "`ooc-cudnn doctor`.",
         ) from error
     return cupy
 

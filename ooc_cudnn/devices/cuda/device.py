@@ -16,6 +16,7 @@ from ooc_cudnn.devices.base import HostArray, Run
 from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
+from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.cuda.recorded import CudaGraph
 from ooc_cudnn.devices.cuda.run import (
     CudaRun,
@@ -25,12 +26,13 @@ from ooc_cudnn.devices.cuda.run import (
     mark_last_run,
 )
 from ooc_cudnn.devices.cuda.staging import Staging, begun
+from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
-from ooc_cudnn.devices.engines import Engines
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
+from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
@@ -85,7 +87,10 @@ class CudaDevice:
             lambda nbytes: CudaAllocation(nbytes, index), self.free_bytes, self._memory_stream
         )
         self.convolutions = Convolutions(
-            partial(tables_of, self), partial(try_to_save_tables, self)
+            partial(tables_of, self),
+            partial(try_to_save_tables, self),
+            partial(verdicts_of, self),
+            partial(try_to_save_verdicts, self),
         )
         self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None
@@ -101,13 +106,11 @@ class CudaDevice:
 
     def identity(self) -> Mapping[str, str]:
         """The GPU's name, the driver's and cuDNN's versions."""
-        import cudnn
-
         properties = self.runtime.getDeviceProperties(self.index)
         return {
             "gpu": properties["name"].decode(),
             "driver": str(self.runtime.driverGetVersion()),
-            "cudnn": str(cudnn.backend_version()),
+            "cudnn": str(import_frontend().backend_version()),
             "device_bytes": str(properties["totalGlobalMem"]),
         }
 

@@ -14,7 +14,7 @@ from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions import engine_errors, tune
-from ooc_cudnn.functions.engine_errors import Checks, Expected
+from ooc_cudnn.functions.engine_errors import Checks
 from ooc_cudnn.functions.tune_wanted import Effort
 from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution import Convolution
@@ -22,6 +22,7 @@ from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
+from ooc_cudnn.pipeline.exactness import Expected
 from ooc_cudnn.tensor import ORDERS, TensorSpec, numpy_dtype
 from tests.support.fake_cudnn import FakeEngine, Graph, KnobType, NumericalNote
 from tests.support.tuned import KIB, RESULTS, W, X, call, numbers, planned, tuned
@@ -378,10 +379,10 @@ def test_an_engine_that_is_wrong_inside_is_used_nowhere(make, monkeypatch, paddi
 
 def test_without_room_to_check_them_border_pieces_have_another_engine(make, monkeypatch):
     make(FakeEngine(100, 3e-6))
-    computed = engine_errors._computed
+    computed = engine_errors.computed
     monkeypatch.setattr(
         engine_errors,
-        "_computed",
+        "computed",
         lambda device, of, *rest: computed(device, of, *rest) if of.is_even else None,
     )
     (measured,) = tuned()
