@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ooc_cudnn
+from tests.support import searches
 from tests.support.few_plans import compare_few
 from tests.torch.idioms.judge import as_expected, by_dynamo, passes, under_an_ample, under_the_least
 from tests.torch.idioms.table import TABLE
@@ -20,6 +21,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.torch.idioms", description=__doc__)
     parser.add_argument("-k", metavar="WORD", default="", help="only names with this word")
     parser.add_argument("--dynamo", action="store_true", help="what TorchDynamo makes of them")
+    parser.add_argument("--ample", action="store_true", help="not under the least limit as well")
     parser.add_argument("-v", action="store_true", help="say it of those that pass, too")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # threads for tensors as small as these take longer
@@ -27,7 +29,9 @@ def main():
     limits = {"ample": under_an_ample, "least": under_the_least}
     taken = [idiom for idiom in TABLE if asked.k in idiom.name]
     bad = 0
-    with pytest.MonkeyPatch.context() as patch:
+    if asked.ample:
+        del limits["least"]
+    with pytest.MonkeyPatch.context() as patch, searches.shared():
         compare_few(patch)
         for idiom in taken:
             wrong = False

@@ -30,7 +30,8 @@ class Small(nn.Module):
 
     def __init__(self, channels=4):
         super().__init__()
-        self.c, self.n = nn.Conv2d(4, channels, 3), nn.BatchNorm2d(channels)
+        # without a bias, whose gradient is rounding alone: Adam would make steps of it
+        self.c, self.n = nn.Conv2d(4, channels, 3, bias=False), nn.BatchNorm2d(channels)
         self.d = nn.Conv2d(channels, 4, 3)
 
     def forward(self, x):

@@ -19,6 +19,8 @@ from torch.nn.parameter import UninitializedTensorMixin
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Below which a number of a tensor is noise: a bias's gradient before batch normalization is.
 NOISE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+#: The same of a gradient, as a share of the largest of all gradients.
+NOISE_OF_GRADIENTS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2}
 #: What every module has, and what says that it is under a limit or compiled.
 _OF_ALL_MODULES = {*vars(nn.Module()), "_compiled_call_impl"} - {"training"}
 _BY_NAME = (
@@ -160,22 +162,37 @@ def _places(tensor):
 def differences(ours, eager):
     """Say of each place where two sights differ how: sentences, none if they are the same."""
     said = []
+    largest = max(
+        (_largest(each.values) for place, each in eager.items() if _is_gradient(place, each)),
+        default=0.0,
+    )
     for place in [*eager, *(place for place in ours if place not in eager)]:
         if place not in ours:
             said.append(f"{place} is missing, and {_short(eager[place])} in eager")
         elif place not in eager:
             said.append(f"{place} is {_short(ours[place])}, and missing in eager")
-        elif why := _difference(ours[place], eager[place]):
+        elif why := _difference(
+            ours[place], eager[place], largest if place.endswith(".grad") else 0.0
+        ):
             said.append(f"{place}: {why}")
     return said
 
 
-def _difference(ours, eager):
+def _is_gradient(place, what):
+    return place.endswith(".grad") and isinstance(what, Tensor) and what.values is not None
+
+
+def _largest(values):
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _difference(ours, eager, largest_gradient):
     if isinstance(ours, Tensor) and isinstance(eager, Tensor):
         kinds = [dataclasses.replace(each, values=None) for each in (ours, eager)]
         if kinds[0] != kinds[1]:
             return f"{_short(ours)}, and {_short(eager)} in eager"
-        return None if eager.values is None else _off(ours.values, eager.values)
+        return None if eager.values is None else _off(ours.values, eager.values, largest_gradient)
     if isinstance(eager, tuple) and isinstance(eager[1], float) and isinstance(ours, tuple):
         if ours[0] == eager[0] and _is_near(ours[1], eager[1]):
             return None
@@ -189,16 +206,16 @@ def _is_near(ours, eager):
     return both_nan or math.isclose(ours, eager, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def _off(ours, eager):
+def _off(ours, eager, largest_gradient):
     if eager.numel() == 0:
         return None
     if not eager.dtype.is_floating_point:
         return None if torch.equal(ours, eager) else "other values"
     tolerance, noise = TOLERANCES.get(eager.dtype, 0.1), NOISE.get(eager.dtype, 1e-2)
+    noise = max(noise, NOISE_OF_GRADIENTS.get(eager.dtype, 5e-2) * largest_gradient)
     ours, eager = ours.double(), eager.double()
-    finite = eager.isfinite()
-    largest = float(eager[finite].abs().max()) if finite.any() else 0.0
-    near = torch.isclose(ours, eager, tolerance, max(noise, tolerance * largest), equal_nan=True)
+    off = max(noise, tolerance * _largest(eager))
+    near = torch.isclose(ours, eager, tolerance, off, equal_nan=True)
     if bool(near.all()):
         return None
     at = tuple(int(i) for i in (~near).nonzero()[0])
