@@ -17,6 +17,8 @@ from tests.torch.idioms.judge import (
     REFUSED,
     Door,
     Idiom,
+    as_expected,
+    by_dynamo,
     judge,
     passes,
     under_an_ample,
@@ -55,6 +57,16 @@ def test_the_table_is_as_long_as_promised_and_its_names_are_its_own():
 @pytest.mark.parametrize("name", NAMED)
 def test_eager_is_equal_to_eager(name):
     assert judge(NAMED[name], Door(lambda q: None)).kind == EQUAL
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(
+    torch.__version__.split(".")[:2] < ["2", "13"], reason="the table is what torch 2.13 captures"
+)
+@pytest.mark.parametrize("name", NAMED)
+def test_the_table_expects_what_torchdynamo_makes_of_it(name):
+    verdict = by_dynamo(NAMED[name])
+    assert as_expected(NAMED[name], verdict), f"{verdict.kind}: {verdict.why}"
 
 
 # What follows has the judge look at wrong doors: each does one thing that a wrong library would.
@@ -181,6 +193,20 @@ def writes_into_the_input(q, inner, x):
     return found
 
 
+def leaves_gradients_off(q, inner, x):
+    found = inner(x)
+    if len(q.losses) == 2:
+        torch.set_grad_enabled(False)
+    return found
+
+
+def leaves_a_level(q, inner, x):
+    found = inner(x)
+    if len(q.losses) == 2:
+        torch._C._functorch._grad_increment_nesting()
+    return found
+
+
 def leaves_an_attribute(q, inner, x):
     q.cache = None
     return inner(x)
@@ -237,6 +263,8 @@ WRONG = {
     "another error": (wrapped(another_error), "raised"),
     "nothing is printed": (wrapped(silent), "printed"),
     "the input is written into": (wrapped(writes_into_the_input), "input 0"),
+    "gradients are left off": (wrapped(leaves_gradients_off), "whether gradients are on"),
+    "a level of torch.func is left": (wrapped(leaves_a_level), "levels of torch.func"),
     "an attribute is left": (wrapped(leaves_an_attribute), "cache"),
     "refused late": (wrapped(refuses_late), "refused late: calls"),
     "refused after printing": (wrapped(refuses_after_printing), "something was printed"),

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from tests.torch.idioms import process
 from tests.torch.idioms.seen import Sight, differences
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused", "DIFFERENT"
@@ -190,12 +191,13 @@ class _Raised:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """All that a run left: its notes, what it printed and warned of, and how it ended."""
+    """What a run left: notes, prints, warnings, how it ended, what it changed in the process."""
 
     notes: list
     printed: str
     warned: list
     ended: BaseException | None
+    left: list
 
 
 def outcome(idiom, door=None):
@@ -206,6 +208,7 @@ def outcome(idiom, door=None):
     with (
         contextlib.redirect_stdout(printed),
         warnings.catch_warnings(record=True) as warned,
+        process.watched() as left,
     ):
         warnings.simplefilter("always")
         run = Run(idiom.make(), printed, door)
@@ -219,7 +222,7 @@ def outcome(idiom, door=None):
             refused = door is not None and isinstance(error, door.refusals)
             ended = Refused(error, []) if refused else error
     own = sorted({str(w.message) for w in warned if str(w.message).startswith(OWN_WARNING)})
-    return Outcome(run.notes, printed.getvalue(), own, ended)
+    return Outcome(run.notes, printed.getvalue(), own, ended, left)
 
 
 @functools.lru_cache(maxsize=1)
@@ -246,6 +249,8 @@ def judge(idiom, door):
     for (place, found), (_, expected) in zip(ours.notes, eager.notes, strict=False):
         if said := differences(found, expected):
             return Verdict(DIFFERENT, f"{place}: {'; '.join(said[:3])}")
+    if ours.left != eager.left:
+        return Verdict(DIFFERENT, f"left changed in the process: {', '.join(ours.left)}")
     if refused:
         return _of_refusal(ours.ended, door)
     if ours.ended is not None:
