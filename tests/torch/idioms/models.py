@@ -107,6 +107,6 @@ def changed(change, before=train, after=train):
     return steps
 
 
-def of_conv(name, f, expected=EQUAL, steps=train, though=""):
+def of_conv(name, f, expected=EQUAL, steps=train, **how):
     """An idiom on what a convolution makes of x: f(y, x)."""
-    return Idiom(name, model(lambda s, x: f(s.c(x), x), c=conv()), steps, expected, though)
+    return Idiom(name, model(lambda s, x: f(s.c(x), x), c=conv()), steps, expected, **how)

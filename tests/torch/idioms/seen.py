@@ -159,7 +159,7 @@ def _places(tensor):
     return {int(at) * width for at in taken.reshape(-1)}
 
 
-def differences(ours, eager):
+def differences(ours, eager, computed_in=None):
     """Say of each place where two sights differ how: sentences, none if they are the same."""
     said = []
     largest = max(
@@ -172,7 +172,7 @@ def differences(ours, eager):
         elif place not in eager:
             said.append(f"{place} is {_short(ours[place])}, and missing in eager")
         elif why := _difference(
-            ours[place], eager[place], largest if place.endswith(".grad") else 0.0
+            ours[place], eager[place], largest if place.endswith(".grad") else 0.0, computed_in
         ):
             said.append(f"{place}: {why}")
     return said
@@ -187,12 +187,16 @@ def _largest(values):
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _difference(ours, eager, largest_gradient):
+def _difference(ours, eager, largest_gradient, computed_in):
     if isinstance(ours, Tensor) and isinstance(eager, Tensor):
         kinds = [dataclasses.replace(each, values=None) for each in (ours, eager)]
         if kinds[0] != kinds[1]:
             return f"{_short(ours)}, and {_short(eager)} in eager"
-        return None if eager.values is None else _off(ours.values, eager.values, largest_gradient)
+        return (
+            None
+            if eager.values is None
+            else _off(ours.values, eager.values, largest_gradient, computed_in)
+        )
     if isinstance(eager, tuple) and isinstance(eager[1], float) and isinstance(ours, tuple):
         if ours[0] == eager[0] and _is_near(ours[1], eager[1]):
             return None
@@ -206,13 +210,14 @@ def _is_near(ours, eager):
     return both_nan or math.isclose(ours, eager, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def _off(ours, eager, largest_gradient):
+def _off(ours, eager, largest_gradient, computed_in):
     if eager.numel() == 0:
         return None
     if not eager.dtype.is_floating_point:
         return None if torch.equal(ours, eager) else "other values"
-    tolerance, noise = TOLERANCES.get(eager.dtype, 0.1), NOISE.get(eager.dtype, 1e-2)
-    noise = max(noise, NOISE_OF_GRADIENTS.get(eager.dtype, 5e-2) * largest_gradient)
+    dtype = computed_in or eager.dtype
+    tolerance, noise = TOLERANCES.get(dtype, 0.1), NOISE.get(dtype, 1e-2)
+    noise = max(noise, NOISE_OF_GRADIENTS.get(dtype, 5e-2) * largest_gradient)
     ours, eager = ours.double(), eager.double()
     off = max(noise, tolerance * _largest(eager))
     near = torch.isclose(ours, eager, tolerance, off, equal_nan=True)

@@ -191,18 +191,29 @@ CASES = [
     Idiom("a model in bfloat16", model(lambda s, x: s.c(x) * 0.1, c=conv()), in_(BRAIN)),
     Idiom("a model in float16", model(lambda s, x: s.c(x) * 0.1, c=conv()), in_(HALF)),
     of_conv("float64 within", lambda y, x: y.double().softmax(1).to(x.dtype)),
-    of_conv("float64 joined with float32", lambda y, x: y + torch.ones(4, 1, 1).double()),
-    Idiom(".half().float()", model(half_island, c=conv(), d=conv()), train),
+    of_conv(
+        "float64 joined with float32",
+        lambda y, x: y + torch.ones(4, 1, 1).double(),
+        computed_in=torch.float32,
+    ),
+    Idiom(".half().float()", model(half_island, c=conv(), d=conv()), train, computed_in=HALF),
     Idiom(
         "a layer in float16",
         model(half_layer, c=conv(), h=lambda: nn.Conv2d(4, 4, 1).half()),
         train,
+        computed_in=HALF,
     ),
     Idiom(
         "autocast within, an island without",
         model(autocast_within, c=conv(), d=conv(), e=conv(size=1)),
         train,
+        computed_in=BRAIN,
     ),
-    Idiom("float() behind autocast", model(float_island, c=conv()), train),
-    Idiom("autocast around", model(lambda s, x: s.d(s.c(x)), c=conv(), d=conv()), around),
+    Idiom("float() behind autocast", model(float_island, c=conv()), train, computed_in=BRAIN),
+    Idiom(
+        "autocast around",
+        model(lambda s, x: s.d(s.c(x)), c=conv(), d=conv()),
+        around,
+        computed_in=BRAIN,
+    ),
 ]
