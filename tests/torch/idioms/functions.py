@@ -1,0 +1,224 @@
+"""Idioms of torch.autograd.Function: a backward of one's own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from tests.torch.idioms.judge import Idiom
+from tests.torch.idioms.models import (
+    conv,
+    drawn,
+    held,
+    model,
+    train,
+)
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class ReverseBy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, alpha):
+        ctx.alpha = alpha
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.neg() * ctx.alpha, None
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Clipped(torch.autograd.Function):
+    """A hard step whose gradient passes where the input is small."""
+
+    @staticmethod
+    def forward(ctx, x, bound):
+        ctx.save_for_backward(x)
+        ctx.bound = bound
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * (x.abs() <= ctx.bound), None
+
+
+class Swish(torch.autograd.Function):
+    """A saved input instead of several, as EfficientNets have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        gate = torch.sigmoid(x)
+        return gradient * gate * (1 + x * (1 - gate))
+
+
+class Blend(torch.autograd.Function):
+    """Two inputs and two outputs; a backward that asks which gradients are needed."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b, a + b
+
+    @staticmethod
+    def backward(ctx, of_product, of_sum):
+        a, b = ctx.saved_tensors
+        to_a = of_product * b + of_sum if ctx.needs_input_grad[0] else None
+        to_b = of_product * a * 3 + of_sum if ctx.needs_input_grad[1] else None
+        return to_a, to_b
+
+
+class Largest(torch.autograd.Function):
+    """Values and places, of which the places have no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        values, places = x.max(1)
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        ctx.extent = x.shape[1]
+        return values, places
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (places,) = ctx.saved_tensors
+        return F.one_hot(places, ctx.extent).movedim(-1, 1) * gradient.unsqueeze(1) * 2
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return gradient * 5
+
+
+class Stops(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+class Separate(torch.autograd.Function):
+    """The newer form, with a `setup_context`."""
+
+    @staticmethod
+    def forward(x, weight):
+        return x * weight
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight * 0.5, (gradient * x).sum((0, 2, 3), keepdim=True) * 2
+
+
+def twice_applied(s, x):
+    return ReverseBy.apply(s.c(x), 0.5) + ReverseBy.apply(s.d(x), 2.0)
+
+
+def scheduled(run):
+    train(run)
+    run.model.alpha = 0.25
+    train(run)
+
+
+CASES = [
+    Idiom("Function: reversed", model(lambda s, x: Reverse.apply(s.c(x)), c=conv()), train),
+    Idiom("Function: reversed by a number", model(twice_applied, c=conv(), d=conv()), train),
+    Idiom(
+        "Function: reversed by a number that changes",
+        model(lambda s, x: ReverseBy.apply(s.c(x), s.alpha), c=conv(), alpha=held(1.0)),
+        scheduled,
+    ),
+    Idiom(
+        "Function: straight through",
+        model(lambda s, x: StraightThrough.apply(s.c(x)), c=conv()),
+        train,
+    ),
+    Idiom("Function: clipped", model(lambda s, x: Clipped.apply(s.c(x), 0.3), c=conv()), train),
+    Idiom(
+        "Function: swish that saves its input",
+        model(lambda s, x: s.d(Swish.apply(s.c(x))), c=conv(), d=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: two inputs, two outputs",
+        model(lambda s, x: Blend.apply(s.c(x), s.d(x)), c=conv(), d=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: needs_input_grad of a frozen branch",
+        model(lambda s, x: Blend.apply(s.c(x), s.d(x).detach())[0], c=conv(), d=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: one of its two outputs is used",
+        model(lambda s, x: Blend.apply(s.c(x), s.d(x))[1], c=conv(), d=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: mark_non_differentiable",
+        model(lambda s, x: Largest.apply(s.c(x)), c=conv()),
+        train,
+    ),
+    Idiom("Function: once_differentiable", model(lambda s, x: Once.apply(s.c(x)), c=conv()), train),
+    Idiom(
+        "Function: None for a gradient",
+        model(lambda s, x: Stops.apply(s.c(x)) + s.d(x), c=conv(), d=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: setup_context and a parameter",
+        model(
+            lambda s, x: Separate.apply(s.c(x), s.w),
+            c=conv(),
+            w=lambda: nn.Parameter(drawn(1, 4, 1, 1)),
+        ),
+        train,
+    ),
+    Idiom(
+        "Function: on a parameter alone",
+        model(
+            lambda s, x: F.conv2d(x, StraightThrough.apply(s.w)),
+            w=lambda: nn.Parameter(drawn(3, 4, 3, 3)),
+        ),
+        train,
+    ),
+]

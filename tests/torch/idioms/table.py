@@ -1,0 +1,30 @@
+"""All idioms, by what they are about."""
+
+from __future__ import annotations
+
+from tests.torch.idioms import (
+    attributes,
+    between,
+    changes,
+    control,
+    functions,
+    gradients,
+    layers,
+    outputs,
+    statistics,
+    values,
+)
+
+THEMES = (
+    functions,
+    gradients,
+    statistics,
+    attributes,
+    changes,
+    values,
+    outputs,
+    layers,
+    control,
+    between,
+)
+TABLE = [idiom for theme in THEMES for idiom in theme.CASES]
