@@ -36,6 +36,8 @@ class Seen:
         if type(value) in (torch.Tensor, nn.Parameter):
             self.leaves[path] = value.detach().clone()
             self.leaves[f"{path}: needs a gradient"] = value.requires_grad
+            if value.is_leaf and value.requires_grad and type(value) is torch.Tensor:
+                self.add(f"{path}: gradient", value.grad)
         elif isinstance(value, dict):
             self.leaves[path] = f"{type(value).__name__} of {list(map(str, value))}"
             for key, each in value.items():
@@ -134,7 +136,7 @@ class Judge:
             return None
         right = as_numbers(expected)
         off = gaps(right, as_numbers(found))
-        own = max(largest(expected), 1e-300)
+        own = largest(expected)
         unit = max((self.unit, expected.dtype), key=lambda kind: roughness(kind))
         if off <= AT_ONCE[unit] * roughness(unit) * own:
             return None

@@ -256,7 +256,7 @@ def draw_module(seed):
     from tests.fuzz.module_uses import program_text
 
     limits = Stream(seed, "limit")
-    limit = limits.choice(("least", "least", int(2 ** limits.uniform(10, 15)), 2**17, 2**24))
+    limit = limits.choice(("least", int(2 ** limits.uniform(10, 15)), 2**17, 2**24))
     for attempt in range(200):
         try:
             with warnings.catch_warnings():

@@ -22,7 +22,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.fuzz.compare_modules import Judge, Seen, roughness
-from tests.support.torch_state import changed_state, global_state
+from tests.support.torch_state import changed_state, global_state, mend_functorch
 
 #: Limits that are tried one after another, where several calls each have their least.
 MOST_LIMITS = 12
@@ -236,6 +236,7 @@ def run_module(program, device="host", *, eager=False):
         else:
             verdict.findings.append(f"{MOST_LIMITS} limits, each the least, were too little")
     verdict.findings += changed_state(state)
+    mend_functorch()
     return verdict
 
 

@@ -38,7 +38,7 @@ MODULES, OF_THEM = 15, 20
 
 
 @pytest.mark.parametrize("first", range(0, MODULES * OF_THEM, MODULES))
-@pytest.mark.usefixtures("few_plans")
+@pytest.mark.usefixtures("fewest_plans")
 def test_drawn_modules(first):
     """Each is equal to PyTorch under its limit, or is refused before anything has changed.
 

@@ -36,6 +36,12 @@ def global_state():
     }
 
 
+def mend_functorch():
+    """Leave transformations that were never left, so that they do not spoil what comes next."""
+    while _functorch.peek_interpreter_stack() is not None:
+        _functorch.pop_dynamic_layer_stack()
+
+
 def changed_state(before):
     """What is another than it was, a line each."""
     return [
