@@ -48,7 +48,7 @@ nightly: $(VENV)/ready-dev $(VENV)/ready-torch ## captures of 50 models of torch
 gpu-test: $(VENV)/ready-dev $(VENV)/ready-torch ## the tests that need a card, and only they
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-fuzz: $(VENV)/ready-dev $(VENV)/ready-torch ## drawn calls against float64: ARGS="--device cuda --seconds 300 --jobs 12"
+fuzz: $(VENV)/ready-dev $(VENV)/ready-torch ## drawn calls against float64: ARGS="--device cuda --seconds 300 --jobs 12"; ARGS="--modules" draws models
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 notebooks: $(VENV)/ready-dev ## run the notebooks, and store them with their outputs; on a card they measure anew

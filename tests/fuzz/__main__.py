@@ -1,4 +1,4 @@
-"""Draw calls, run them, print what is wrong: `python -m tests.fuzz --device host --count 500`."""
+"""Draw calls or modules, run them, print what is wrong: `python -m tests.fuzz --count 500`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def parse(argv):
     parser.add_argument("--seconds", type=float, help="stop after so long instead")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes; 1 is this process")
     parser.add_argument("--functions", nargs="+", choices=sorted(DRAWERS), metavar="FUNCTION")
+    parser.add_argument(
+        "--modules", action="store_true", help="draw PyTorch's modules, and compare with PyTorch"
+    )
+    parser.add_argument(
+        "--eager", action="store_true",
+        help="compare PyTorch with itself: whatever that finds is a fault of the comparison",
+    )  # fmt: skip
     parser.add_argument("--no-special", action="store_true", help="no infinities and NaN")
     parser.add_argument(
         "--rounded-twice", action="store_true",
@@ -42,6 +49,7 @@ def parse(argv):
     parser.add_argument("--seeds", help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
     chosen.no_special |= chosen.tune
+    chosen.modules |= chosen.eager
     return chosen
 
 
@@ -80,8 +88,9 @@ def draw(chosen, argv):
     if chosen.record:
         record.write(chosen.record)
     if chosen.shrink:
-        from tests.fuzz.shrinking import shrunk
+        from tests.fuzz import module_shrinking, shrinking
 
+        shrunk = module_shrinking.shrunk if chosen.modules else shrinking.shrunk
         for outcome in record.findings[:5]:
             print(f"\nsmallest form of seed {outcome.seed} that still fails:")
             print(f"  {shrunk(case_of(chosen, outcome.seed), chosen)}")
@@ -89,6 +98,10 @@ def draw(chosen, argv):
 
 
 def case_of(chosen, seed):
+    if chosen.modules:
+        from tests.fuzz.draw_module import draw_module
+
+        return draw_module(seed)
     return draw_case(seed, chosen.device, functions=chosen.functions, special=not chosen.no_special)
 
 
@@ -97,7 +110,8 @@ def worker_arguments(chosen):
     told = ["--device", chosen.device]
     if chosen.patience != 1:
         told += ["--patience", str(chosen.patience)]
-    told += [f"--{name.replace('_', '-')}" for name in ("no_special", "rounded_twice", "tune")
+    flags = ("no_special", "rounded_twice", "tune", "modules", "eager")
+    told += [f"--{name.replace('_', '-')}" for name in flags
              if getattr(chosen, name)]  # fmt: skip
     return told + (["--functions", *chosen.functions] if chosen.functions else [])
 

@@ -17,18 +17,20 @@ class Record:
         self.device, self.arguments, self.told = device, arguments, told
         self.begin = time.perf_counter()
         self.cases, self.calls = Counter(), Counter()
-        self.findings = []
+        self.findings, self.refused = [], Counter()
         self.seconds = []
 
     def add(self, outcome):
         self.cases[outcome.function] += 1
         self.calls[outcome.function] += outcome.calls
         self.seconds.append(outcome.seconds)
+        if outcome.refused:
+            self.refused[outcome.refused] += 1
         if outcome.findings:
             self.findings.append(outcome)
             print(self.repeat(outcome.seed), flush=True)
             if outcome.description:
-                print(f"  {outcome.description}")
+                print(outcome.description)
             for line in outcome.findings:
                 print(f"  {line}", flush=True)
         elif sum(self.cases.values()) % 500 == 0:
@@ -42,6 +44,7 @@ class Record:
         return (
             f"{sum(self.cases.values())} cases, {sum(self.calls.values())} calls in "
             f"{time.perf_counter() - self.begin:.0f} s, {len(self.findings)} with findings"
+            + (f", {self.refused.total()} refused" if self.refused else "")
         )
 
     def finish(self):
@@ -50,6 +53,8 @@ class Record:
             print(f"\n{'seed':>8}  {'function':<44}  what")
             for outcome in sorted(self.findings):
                 print(f"{outcome.seed:>8}  {outcome.function:<44}  {outcome.findings[0][:110]}")
+        for reason, count in self.refused.most_common():
+            print(f"{count:>8} refused: {reason}")
         print(self.line())
         return 1 if self.findings or not self.cases else 0
 
@@ -63,6 +68,7 @@ class Record:
             "calls": sum(self.calls.values()),
             "cases_by_function": dict(sorted(self.cases.items())),
             "calls_by_function": dict(sorted(self.calls.items())),
+            **({"refused": dict(self.refused.most_common())} if self.refused else {}),
             "findings": [
                 {
                     "seed": o.seed, "function": o.function, "case": o.description,

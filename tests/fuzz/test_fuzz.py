@@ -1,4 +1,7 @@
-"""A few hundred drawn calls on the host device; more: `make fuzz ARGS="--count 5000"`."""
+"""A few hundred drawn calls, and as many modules of PyTorch, on the host device.
+
+More: `make fuzz ARGS="--count 5000"`, and with `--modules`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ pytest.importorskip("ml_dtypes")
 
 from ooc_cudnn.functions.public import FUNCTIONS
 from tests.fuzz.cases import DRAWERS, draw_case
+from tests.fuzz.draw_module import draw_module
+from tests.fuzz.modules import reproduction, run_module
 from tests.fuzz.runner import run
 
 #: Cases of each test, so that all of them take less than a minute on two cores.
@@ -28,6 +33,30 @@ def test_drawn_calls(function):
     assert not wrong, "\n".join(wrong)
 
 
+#: Drawn modules: so many in each test, and tests, so that all of them take about 90 s on two cores.
+MODULES, OF_THEM = 15, 20
+
+
+@pytest.mark.parametrize("first", range(0, MODULES * OF_THEM, MODULES))
+@pytest.mark.usefixtures("fewest_plans")
+def test_drawn_modules(first):
+    """Each is equal to PyTorch under its limit, or is refused before anything has changed.
+
+    Where a module fails, ``python -m tests.fuzz --modules --shrink --seed ...`` says a shorter one.
+    """
+    wrong = []
+    for seed in range(first, first + MODULES):
+        program = draw_module(seed)
+        verdict = run_module(program)
+        if verdict.findings:
+            wrong.append(
+                "\n  ".join([f"python -m tests.fuzz --modules --seed {seed}", *verdict.findings])
+            )
+            if len(wrong) == 1:
+                wrong.append(reproduction(program, verdict))
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_function_is_drawn():
     assert set(FUNCTIONS) <= set(DRAWERS)
 
@@ -37,3 +66,6 @@ def test_a_case_is_the_same_wherever_it_is_drawn():
     said = {seed: str(draw_case(seed, "host")) for seed in range(40)}
     assert said == {seed: str(draw_case(seed, "host")) for seed in reversed(range(40))}
     assert len(set(said.values())) == len(said)
+    drawn = {seed: draw_module(seed) for seed in range(8)}
+    assert drawn == {seed: draw_module(seed) for seed in reversed(range(8))}
+    assert len({program.source for program in drawn.values()}) == len(drawn)

@@ -36,15 +36,16 @@ class Outcome(NamedTuple):
     calls: int
     findings: list[str]
     description: str = ""
+    refused: str = ""
 
 
 def run_here(seeds: Iterable[int], chosen) -> Iterator[Outcome]:
     """Run cases in this process; a hang ends it."""
     import torch
 
-    from tests.fuzz.cases import draw_case
     from tests.fuzz.leaks import Leaks
-    from tests.fuzz.runner import run
+
+    one = one_module if chosen.modules else one_call
 
     torch.set_num_threads(1)
     leaks = Leaks(chosen.device)
@@ -55,17 +56,37 @@ def run_here(seeds: Iterable[int], chosen) -> Iterator[Outcome]:
         faulthandler.dump_traceback_later(
             LONGEST_SECONDS * chosen.patience, exit=True, file=sys.__stderr__
         )
-        case = draw_case(
-            seed, chosen.device, functions=chosen.functions, special=not chosen.no_special
-        )
-        found, calls = run(case, rounded_twice=chosen.rounded_twice, tuned=chosen.tune)
+        outcome = one(seed, chosen)
         if number < FIRST_CASES:
             leaks.settle()
         elif number % CASES_BETWEEN_COUNTS == 0:
-            found += leaks.findings()
+            outcome.findings.extend(leaks.findings())
         faulthandler.cancel_dump_traceback_later()
         seconds = time.perf_counter() - begin
-        yield Outcome(seed, case.function, seconds, calls, found, str(case) if found else "")
+        yield outcome._replace(seconds=seconds)
+
+
+def one_call(seed, chosen) -> Outcome:
+    """Draw a call, and run it."""
+    from tests.fuzz.cases import draw_case
+    from tests.fuzz.runner import run
+
+    case = draw_case(seed, chosen.device, functions=chosen.functions, special=not chosen.no_special)
+    found, calls = run(case, rounded_twice=chosen.rounded_twice, tuned=chosen.tune)
+    return Outcome(seed, case.function, 0.0, calls, found, str(case) if found else "")
+
+
+def one_module(seed, chosen) -> Outcome:
+    """Draw a program of a PyTorch module, and run it."""
+    from tests.fuzz.draw_module import draw_module
+    from tests.fuzz.modules import reproduction, run_module
+
+    program = draw_module(seed)
+    verdict = run_module(program, chosen.device, eager=chosen.eager)
+    told = reproduction(program, verdict, chosen.device) if verdict.findings else ""
+    return Outcome(
+        seed, program.function, 0.0, verdict.calls, verdict.findings, told, verdict.refused
+    )
 
 
 def run_apart(seeds: range, chosen, arguments: list[str]) -> Iterator[Outcome]:
