@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -58,6 +59,14 @@ def laid_last(x):
     return (x.permute(0, 2, 3, 1).softmax(-1) @ torch.full((8, 8), 2.0, dtype=x.dtype)).permute(
         0, 3, 1, 2
     )
+
+
+def summed(x):
+    return torch.einsum("nchw,cd->ndhw", x.sin(), torch.eye(8, dtype=x.dtype))
+
+
+def quarters(x):
+    return torch.cat([x[..., ::2, 1::2], x[..., ::2, :-1:2]], 1).sin()
 
 
 #: What PyTorch computes of a block, of eight channels; and how many channels it makes.
@@ -153,7 +162,7 @@ def infer_in(monkeypatch, few_plans):
     """The result in blocks that begin at these places of each axis."""
     calls = import_module("ooc_cudnn.torch.call")
 
-    def made(model, x, cuts):
+    def made(model, x, cuts, limit=None):
         counts = []
 
         def planned(step, under):
@@ -167,8 +176,8 @@ def infer_in(monkeypatch, few_plans):
             return plan
 
         monkeypatch.setattr(calls, "planned_in_blocks", planned)
-        found = ooc.infer(model, x)
-        assert min(counts) > 2
+        found = ooc.infer(model, x, memory_limit=limit)
+        assert min(counts) > 1
         return found
 
     with ooc_cudnn.settings(device="host", machine="host", progress=False):
@@ -190,3 +199,45 @@ def test_what_needs_whole_images_is_told(name, infer_in):
     model = around(name, torch.float64)
     with pytest.raises(ValueError, match="needs whole images"):
         infer_in(model, torch.randn(1, 3, 27, 31, dtype=torch.float64), CUTS["float64"])
+
+
+@pytest.mark.parametrize("name", ["clamped", "shuffled", "reflected", "of rows that lie last"])
+def test_an_input_that_pytorch_reads_itself_comes_in_parts(name, infer_in):
+    """Its axes may be others than those of the result."""
+    function = {
+        "clamped": lambda x: x.clamp(-1, 1),
+        "shuffled": lambda x: F.pixel_unshuffle(x[..., :26, :30], 2)[:, :3],
+        "reflected": lambda x: F.pad(x, (2, 1, 2, 1), "reflect"),
+        "of rows that lie last": lambda x: x.transpose(2, 3).sin(),
+    }[name]
+    model = nn.Sequential(Of(function), nn.Conv2d(3, 2, 3)).eval().double()
+    x = torch.randn(1, 3, 27, 31, dtype=torch.float64)
+    with torch.no_grad():
+        close(infer_in(model, x, CUTS["float64"]), model(x), name, tolerance=1e-12)
+
+
+def test_what_takes_images_together_is_not_cut_along_them(infer_in):
+    model = nn.Sequential(
+        nn.Conv2d(3, 2, 3), Of(lambda x: x.sin() - x.sin().mean(0, True)), nn.Conv2d(2, 2, 1)
+    ).eval().double()  # fmt: skip
+    with pytest.raises(ValueError, match="takes images together"):
+        infer_in(model, torch.randn(3, 3, 9, 9, dtype=torch.float64), [(), ()])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_models_are_exact_in_drawn_blocks(seed, infer_in):
+    """Whatever follows what, under a limit that leaves little more than a block needs."""
+    random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    names = [name for name in CASES if CASES[name][1] == 8]
+    layers = [nn.Conv2d(2, 8, 3, padding=2)]
+    for name in random.choice(names, 2):
+        stride = int(random.integers(1, 3))
+        layers += [nn.Conv2d(8, 8, 3, stride, 1), CASES[name][0]()]
+    model = nn.Sequential(*layers, nn.Conv2d(8, 2, 1)).eval().double()
+    x = torch.randn(1, 2, *map(int, random.integers(24, 40, 2)), dtype=torch.float64)
+    with torch.no_grad():
+        expected = model(x)
+        cuts = [sorted({int(at) for at in random.integers(1, side, 2)}) for side in (9, 9)]
+        found = infer_in(model, x, cuts, "256KiB")
+    close(found, expected, "result", tolerance=1e-12)
