@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.tensors import Tensor, counted_from, extents, hull, meet, whole
+from ooc_cudnn.network.tensors import Tensor, common, counted_from, extents, hull, meet, whole
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.blocks import (
     Block,
@@ -23,6 +23,8 @@ from ooc_cudnn.operations.blocks import (
     reads_nothing,
     whole_block,
 )
+from ooc_cudnn.operations.outside import OutsideCall
+from ooc_cudnn.operations.outside_blocks import Span, WholeImagesError, block_of_outside
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Region, Splittable
@@ -61,6 +63,7 @@ class _Blocks:
     def __init__(self, step: Step, output: str, region: Region) -> None:
         self.step, self.output = step, output
         self.images = region[0]
+        self.count = step.tensors[output].shape[0]
         self.cuts_images = region[ROW_AXIS:] != whole(step.tensors[output].shape)[ROW_AXIS:]
         self.needed: dict[str, Region] = {output: region}
         self.tensors: dict[str, Tensor] = {}
@@ -105,7 +108,7 @@ class _Blocks:
             needed = self.needed.get(base)
             if needed is None or not meet(needed, place):
                 continue
-            part = _in_view(_common(needed, place), place, self.step.tensors[name].shape)
+            part = _in_view(common(needed, place), place, self.step.tensors[name].shape)
             found = part if found is None else hull(found, part)
         return found
 
@@ -114,31 +117,65 @@ class _Blocks:
         everything = whole_block(call)
         shape = call.operands[call.results[0]].shape
         sites = wanted[ROW_AXIS:]
+        if self.cuts_images and isinstance(call, OutsideCall):
+            return self._outside(phase, call, sites)
         in_blocks = is_made_in_blocks(call) and may_be_cut(call)
         if not in_blocks or len(sites) != len(everything.sites):
             if sites != whole(shape)[ROW_AXIS:]:
                 raise _of_whole_images(phase)
             if self.cuts_images and _reads_sites(call):  # every block would read all of them
                 raise _of_whole_images(phase)
-            return self._of_images(call)
+            return self._of_images(phase)
         sites = tuple(
             _with_input(call.along(axis), rows) for axis, rows in enumerate(sites, ROW_AXIS)
         )
-        made, regions = call_of_block(call, Block(self.images, everything.channels, sites))
+        block = Block(self._images_of(phase), everything.channels, sites)
+        made, regions = call_of_block(call, block)
         for result in call.results:
             self._need(phase.binds[result], regions[result])
         return made, regions
 
-    def _of_images(self, call: Splittable) -> tuple[Splittable, Mapping[str, Region]]:
+    def _outside(
+        self, phase: Phase, call: OutsideCall, sites: Region
+    ) -> tuple[Splittable, Mapping[str, Region]]:
+        """The same for some sites of what somebody else computes."""
+        if call.images != self.count:
+            raise _of_whole_images(phase)
+        cut = tuple(
+            Span(*rows, cut=extent > 1)
+            for rows, extent in zip(sites, call.y_shape[ROW_AXIS:], strict=True)
+        )
+        lasting = {name for name in call.loaded if self._is_lasting(phase.binds[name])}
+        try:
+            return block_of_outside(call, self.images, cut, lasting)
+        except WholeImagesError as error:
+            raise _of_whole_images(phase) from error
+
+    def _is_lasting(self, name: str) -> bool:
+        return self.step.tensors[self.step.base(name)].kind in LASTING
+
+    def _of_images(self, phase: Phase) -> tuple[Splittable, Mapping[str, Region]]:
         """The same for some images."""
+        call, images = phase.call, self._images_of(phase)
         regions = {name: whole(operand.shape) for name, operand in call.operands.items()}
-        count = call.extents.n
-        if self.images == (0, count) or not call.streamed:
+        if images == (0, call.extents.n):
             return call, regions
-        part = PartOf.of_images(call, self.images)
+        part = PartOf.of_images(call, images)
         for name in call.streamed:
-            regions[name] = (self.images, *regions[name][1:])
+            regions[name] = (images, *regions[name][1:])
         return part, regions
+
+    def _images_of(self, phase: Phase) -> Range:
+        """Which images of a call: those of the block, if it has no others."""
+        call = phase.call
+        count = call.extents.n
+        if count == self.count and call.streamed:
+            return self.images
+        if call.streamed and self.images != (0, self.count):
+            raise ValueError(
+                f"{phase.name} takes images together, and so cannot be made of some of them"
+            )
+        return 0, count
 
     def _need(self, name: str, region: Region) -> None:
         """Add to what is needed of the tensor that another one lies in."""
@@ -211,7 +248,3 @@ def _in_view(region: Region, place: Region, shape: Shape) -> Region:
         if last - first != 1
     )
     return tuple((0, 1) if extent == 1 else next(longer) for extent in shape)
-
-
-def _common(one: Region, other: Region) -> Region:
-    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

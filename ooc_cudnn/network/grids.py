@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise, product
 
 from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.tensors import common
 from ooc_cudnn.operations.splittable import Region
 from perfmodel.cached import cached_property
 
@@ -75,12 +77,8 @@ class Grid:
                 (each[at], each[at + 1]) for at, each in zip(index, self.cuts, strict=True)
             )
             along = [each[at] for at, each in zip(index, self._along, strict=True)]
+            # an axis of the output cuts one of the input, whichever that is, if any
             inputs = {
-                # where the output has fewer axes, the input is whole along the others
-                name: tuple(
-                    along[axis][1][name][axis] if axis < len(along) else part
-                    for axis, part in enumerate(first)
-                )
-                for name, first in along[0][1].items()
+                name: reduce(common, (each[name] for _, each in along)) for name in along[0][1]
             }
             yield GridBlock(index, region, inputs, tuple(kind for kind, _ in along))

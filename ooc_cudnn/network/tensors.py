@@ -106,6 +106,15 @@ def hull(one: Region, other: Region) -> Region:
     return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
+def common(one: Region, other: Region) -> Region:
+    """The region that two share.
+
+    >>> common(((0, 2), (1, 3)), ((1, 2), (0, 2)))
+    ((1, 2), (1, 2))
+    """
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
 def counted_from(region: Region, other: Region) -> Region:
     """A region of a tensor as one of a part of it: counted from where the part begins.
 

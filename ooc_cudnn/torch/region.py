@@ -6,7 +6,7 @@ Forward runs them. Backward runs them again under PyTorch's autograd, and keeps 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from ooc_cudnn.operations.outside import Cost, Drawn, How
+from ooc_cudnn.operations.outside_blocks import PartOfComputation, Spans
 from ooc_cudnn.torch.autocast import without_autocast
+from ooc_cudnn.torch.block_parts import part_in_block
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import MOVES, RESHAPES, ImageAxes
 
@@ -207,6 +209,11 @@ class Region(_Told):
         if (images, wanted) not in self._costs:
             self._costs[images, wanted] = self._measured(images, wanted)
         return self._costs[images, wanted]
+
+    def part(self, result: Spans, lasting: Collection[int]) -> PartOfComputation:
+        """The same for a part of the result, where its operations have rules for that."""
+        made, inputs = part_in_block(self._part, result, lasting)
+        return PartOfComputation(Region(made, self.why), inputs)
 
     def _run(
         self, tensors: Sequence[torch.Tensor], images: int, drawn: Drawn | None
