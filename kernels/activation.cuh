@@ -42,7 +42,7 @@ __device__ inline A activation(A x, A coef) {
     // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
     if constexpr (MODE == GELU)
         return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);
-    if constexpr (MODE == LEAKY_RELU) return x < zero ? coef * x : x;
+    if constexpr (MODE == LEAKY_RELU) return x > zero ? x : coef * x;
     if constexpr (MODE == HARDSIGMOID || MODE == HARDSWISH) {
         const A line = x / A(6) + A(0.5);
         const A gate = line < zero ? zero : (line > one ? one : line);

@@ -1,5 +1,8 @@
 // Gradients of activations from y, and from x where y does not tell the slope (NEEDS_X). Where relu,
 // clipped_relu, hardsigmoid and hardswish are flat dx is 0 whatever dy is: a selection, no product.
+//
+// NaN rule: that of PyTorch's CUDA kernels. Where y (or x) is NaN the slope is 1 of relu, clipped_relu,
+// elu and hardswish, coef of leaky_relu, 0 of hardsigmoid, and NaN of those that compute it.
 #pragma once
 
 #include "activation.cuh"
@@ -10,11 +13,11 @@ constexpr int PRELU = 11;  // x stands in y's place, and in x's the slopes, broa
 template <int MODE, bool NEEDS_X, typename A>
 __device__ inline A gradient(A y, A dy, A x, A coef) {
     const A zero = 0, one = 1;
-    if constexpr (MODE == RELU) return y > zero ? dy : zero;
-    if constexpr (MODE == CLIPPED_RELU) return y > zero && y < coef ? dy : zero;
+    if constexpr (MODE == RELU) return y <= zero ? zero : dy;
+    if constexpr (MODE == CLIPPED_RELU) return y <= zero || y >= coef ? zero : dy;
     if constexpr (MODE == ELU) {
-        if constexpr (NEEDS_X) return x > zero ? dy : dy * (coef * exponential(x));
-        return y > zero ? dy : dy * (y + coef);
+        if constexpr (NEEDS_X) return x <= zero ? dy * (coef * exponential(x)) : dy;
+        return y <= zero ? dy * (y + coef) : dy;
     }
     if constexpr (MODE == SIGMOID) return dy * (y * (one - y));
     if constexpr (MODE == TANH) return dy * ((one - y) * (one + y));
@@ -44,5 +47,5 @@ __device__ inline Arithmetic<T> gradient_before(
     Arithmetic<T> before, Arithmetic<T> dy, Arithmetic<T> coef) {
     if constexpr (MODE == IDENTITY) return dy;
     const Arithmetic<T> y = widen(narrow<T>(activation<MODE>(before, coef)));
-    return y != y ? y : gradient<MODE, false>(y, dy, y, coef);
+    return gradient<MODE, false>(y, dy, y, coef);
 }

@@ -9,7 +9,7 @@
 //
 //     TOTAL     sum(x)                                     -> total, rounded once
 //     WEIGHTED  sum(x * dy)                                -> the same
-//     NEGATIVE  sum(x * min(dy, 0))                        -> the same
+//     NEGATIVE  sum(dy > 0 ? 0 : x * dy)                   -> the same
 //     MOMENTS   sum(x - K), sum((x - K)^2), K: the first x  -> count, mean, sum((x - mean)^2)
 //     PRODUCTS  sum(dy), sum(dy * (x - mean))              -> both
 //
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
                     if constexpr (KIND == TOTAL) {
                         sums[0][chain] += value;
                     } else if constexpr (IS_TOTAL<KIND>) {
-                        double factor = widen(gradients[u].element[i]);
-                        if (KIND == NEGATIVE && factor > 0) factor = 0;
+                        const double factor = widen(gradients[u].element[i]);
+                        if (KIND == NEGATIVE && factor > 0) continue;  // 0, whatever the other is
                         sums[0][chain] = fma(value, factor, sums[0][chain]);
                     } else {
                         const double difference = value - center[COLUMNS ? i : 0];

@@ -81,7 +81,6 @@ __global__ void __launch_bounds__(BLOCK_THREADS) gradient_partials(
                     } else {
                         const A value = widen(values[u].element[i]);
                         made = gradient<MODE, false>(value, incoming, value, coef);
-                        if (value != value) made = value;
                         gradients[u].element[i] = narrow<T>(made);
                         made = widen(gradients[u].element[i]);
                     }

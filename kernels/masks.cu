@@ -1,7 +1,7 @@
 // Masks as bits: eight elements along the last axis share a byte, the first in the lowest bit.
 //
 //     slope_mask       bit = whether the slope of an activation at x is 1
-//     masked_gradient  dx = bit ? dy : dy * slope (0 whatever dy is, where the slope is 0)
+//     masked_gradient  dx = bit ? dy : dy * slope (or 0, whatever dy is, if it selects)
 //
 // Memory traffic: x, dy and dx are read or written once, and of a mask a bit for each element.
 // It reaches
@@ -9,7 +9,8 @@
 //
 // A thread has one byte. The walk is over the bytes; a last operand, of which nothing is read,
 // carries the byte's place along the last axis. `extent` is the elements along that axis, the steps
-// are from one of them to the next. NaN counts as a slope of 1, so that dy passes.
+// are from one of them to the next. NaN rule, as in PyTorch: a relu's and a clipped relu's slope is 1
+// there, so that dy passes, a leaky relu's is the one below 0.
 
 #include "strided.cuh"
 
@@ -34,7 +35,9 @@ __global__ void __launch_bounds__(256) slope_mask(
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 const A value = widen(pack.element[i]);
-                const bool flat = value <= A(0) || (MODE == CLIPPED_RELU && value >= coef);
+                const bool flat = MODE == LEAKY_RELU
+                                      ? !(value > A(0))
+                                      : value <= A(0) || (MODE == CLIPPED_RELU && value >= coef);
                 bits |= (flat || first + i >= left ? 0u : 1u) << (first + i);
             }
         }
@@ -45,7 +48,7 @@ __global__ void __launch_bounds__(256) slope_mask(
 template <typename I, typename T, int COUNT>
 __global__ void __launch_bounds__(256) masked_gradient(
     Walk<I, 4> walk, T *dx, const unsigned char *mask, const T *dy, long long extent,
-    long long dx_step, long long dy_step, Arithmetic<T> slope) {
+    long long dx_step, long long dy_step, long long selects, Arithmetic<T> slope) {
     using A = Arithmetic<T>;
     const long long stride = (long long)gridDim.x * blockDim.x;
     for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < walk.packs;
@@ -63,7 +66,7 @@ __global__ void __launch_bounds__(256) masked_gradient(
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 const A value = widen(packs[u].element[i]);
-                const A below = slope == A(0) ? A(0) : value * slope;
+                const A below = selects ? A(0) : value * slope;
                 const bool passes = bits >> (u * COUNT + i) & 1u;
                 packs[u].element[i] = narrow<T>(passes ? value : below);
             }

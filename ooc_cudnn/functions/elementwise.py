@@ -11,7 +11,7 @@ from ooc_cudnn.functions.arguments import (
 )
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
-from ooc_cudnn.operations.activation import Activation, check_mode
+from ooc_cudnn.operations.activation import Activation, check_mode, coef_in
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.op_tensor import check_broadcast
@@ -162,7 +162,9 @@ def activation_backward(
     Notes
     -----
     Source: cudnnActivationBackward. At a kink the slope is the left one (relu: 0 at 0); where the
-    slope is 0 by selection dx is 0 whatever dy is; NaN in y (or x) gives NaN.
+    slope is 0 by selection dx is 0 whatever dy is. Where y (or x) is NaN the slope is PyTorch's: 1
+    of relu, clipped_relu, elu, hardswish and identity, coef of leaky_relu, 0 of hardsigmoid; else
+    NaN.
 
     Examples
     --------
@@ -184,7 +186,8 @@ def activation_backward(
         for name in arrays:
             check_shape(specs, name, y.shape, "that of y")
             check_dtype(specs, "y", name)
-        return ActivationGradient(y.shape, mode, coef, y.dtype, alpha=alpha, beta=beta)
+        ceiling = coef_in(y.dtype, mode, coef)
+        return ActivationGradient(y.shape, mode, ceiling, y.dtype, alpha=alpha, beta=beta)
 
     return Description(
         build,

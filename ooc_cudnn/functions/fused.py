@@ -15,7 +15,7 @@ from ooc_cudnn.functions.arguments import (
 )
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import public
-from ooc_cudnn.operations.activation import Activation, check_mode
+from ooc_cudnn.operations.activation import Activation, check_mode, coef_in
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.chain import Chain
@@ -207,7 +207,8 @@ def convolution_add_activation_backward(
         for name in ("y", "dy"):
             check_shape(specs, name, forward.output_shape, "what x and w give with these arguments")
             check_dtype(specs, "x", name)
-        return FusedBackward(forward, mode, coef, alpha=alpha, beta=beta)
+        ceiling = coef_in(forward.dtype, mode, coef)
+        return FusedBackward(forward, mode, ceiling, alpha=alpha, beta=beta)
 
     parameters = (geometry, mode, coef, alpha, beta)
     return Description(

@@ -34,8 +34,8 @@ class Activated(Protocol):
 
 def _elu(y: Array, x: Array, coef: float) -> Array:
     if coef < 0:  # it folds back
-        return np.where(x > 0, y.dtype.type(1), coef * np.exp(np.minimum(x, 0)))
-    return np.where(y > 0, y.dtype.type(1), y + coef)
+        return np.where(x <= 0, coef * np.exp(np.minimum(x, 0)), y.dtype.type(1))
+    return np.where(y <= 0, y + coef, y.dtype.type(1))
 
 
 def _swish(y: Array, x: Array, coef: float) -> Array:
@@ -57,9 +57,10 @@ def _hardswish(y: Array, x: Array, coef: float) -> Array:
 EXPONENTIALS = {"swish": 1, "gelu": 3}
 
 #: mode -> slope from (y, x, coef), in the type of y; x is y itself where the mode does not need x.
+#: Of NaN it is what the comparisons of PyTorch's CUDA kernels make of it.
 SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "relu": lambda y, x, coef: (y > 0).astype(y.dtype),
-    "clipped_relu": lambda y, x, coef: ((y > 0) & (y < coef)).astype(y.dtype),
+    "relu": lambda y, x, coef: (~(y <= 0)).astype(y.dtype),
+    "clipped_relu": lambda y, x, coef: (~((y <= 0) | (y >= coef))).astype(y.dtype),
     "elu": _elu,
     "sigmoid": lambda y, x, coef: y * (1 - y),
     "tanh": lambda y, x, coef: (1 - y) * (1 + y),
@@ -92,11 +93,16 @@ class ActivationBackward(OneShape):
 
     Where the slope is 0 by selection (`SELECTING`: relu below 0, clipped_relu outside), dx is 0
     whatever dy is, as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN
-    gives NaN. NaN in y (or x) gives NaN. At the kink itself the slope is the left one: 0 for relu
+    gives NaN. At the kink itself the slope is the left one: 0 for relu
     and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0, and so has
     hardsigmoid at 1; hardswish at 3 has 1, the right one, as in PyTorch.
 
-    Source: cudnnActivationBackward.
+    Where y (or x) is NaN the slope is that of PyTorch on a card: 1 of relu, clipped_relu, elu,
+    hardswish and identity, `coef` of leaky_relu, 0 of hardsigmoid, and NaN of the others, which
+    compute it. (PyTorch's CPU kernels have two answers for clipped_relu, elu and hardswish: this
+    one for single elements, another one for vectors of them.)
+
+    Source: cudnnActivationBackward; aten/src/ATen/native/cuda/Activation*Kernel.cu.
     """
 
     shape: Shape
@@ -123,15 +129,14 @@ class ActivationBackward(OneShape):
         found = SLOPES[self.mode](y, x, self.coef)
         if self.mode in SELECTING:
             dy = np.where(found == 0, 0.0, dy)
-        dx = dy * found
-        return np.where(np.isnan(y) | np.isnan(x), np.nan, dx)
+        return np.asarray(dy * found)
 
 
 @dataclass(frozen=True)
 class PreluBackward(OneShape):
     """dx = dy where x > 0, else dy * w, from (x, dy, w): w holds one slope, or one per channel.
 
-    NaN in x gives NaN. `OpTensor` with op "prelu" is the forward operation.
+    NaN in x counts as below 0, as in PyTorch. `OpTensor` with op "prelu" is the forward operation.
     """
 
     shape: Shape
@@ -146,5 +151,4 @@ class PreluBackward(OneShape):
 
     def reference(self, *inputs: Array) -> Array:
         x, dy, w = (array.astype(np.float64) for array in inputs)
-        slope = np.where(x > 0, 1.0, w.reshape(wide_shape(w.shape, x.ndim)))
-        return np.where(np.isnan(x), np.nan, dy * slope)
+        return np.asarray(dy * np.where(x > 0, 1.0, w.reshape(wide_shape(w.shape, x.ndim))))

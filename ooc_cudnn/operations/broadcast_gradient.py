@@ -23,16 +23,16 @@ from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
 from perfmodel import Work
 from perfmodel.cached import cached_property
 
-#: What dy is multiplied by before it is summed, from x: of a factor, and of a PReLU's slope.
-FACTORS: dict[str, Callable[[Array], Array]] = {
-    "x": lambda x: x,
-    "negative_x": lambda x: np.minimum(x, 0),
+#: What is summed of (dy, x): of a factor, and of a PReLU's slope, where x > 0 selects 0.
+TERMS: dict[str, Callable[[Array, Array], Array]] = {
+    "x": lambda dy, x: dy * x,
+    "negative_x": lambda dy, x: np.where(x > 0, 0.0, dy * x),
 }
 
 
 @dataclass(frozen=True)
 class BroadcastSum(OneShape):
-    """db from (dy,), or with a factor from (dy, x): the sum of dy, or of dy * factor(x).
+    """db from (dy,), or with a factor from (dy, x): the sum of dy, or of what is made of both.
 
     Summed in float64 over all that b was broadcast along, rounded once to `result_dtype`.
 
@@ -45,7 +45,7 @@ class BroadcastSum(OneShape):
     b_shape : tuple of int
         Of db: as many axes with extents of dy's or 1, the spatial ones all 1; or (c,), or (1,).
     factor : str
-        "", or one of `FACTORS`.
+        "", or one of `TERMS`.
     """
 
     shape: Shape
@@ -83,7 +83,7 @@ class BroadcastSum(OneShape):
     def reference(self, *inputs: Array) -> Array:
         terms = inputs[0].astype(np.float64)
         if self.factor:
-            terms = terms * FACTORS[self.factor](inputs[1].astype(np.float64))
+            terms = TERMS[self.factor](terms, inputs[1].astype(np.float64))
         axes = tuple(axis for axis, extent in enumerate(self.wide) if extent == 1)
         return np.asarray(terms.sum(axis=axes)).reshape(self.b_shape)
 
@@ -142,9 +142,9 @@ class BroadcastGradient(PerSite):
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """The size is that of the same sum of absolute values."""
         dy, *x = inputs
-        size = np.abs(FACTORS[self.factor](x[0])) if self.factor else np.ones(1)
+        sizes = np.abs(TERMS[self.factor](dy, x[0]) if self.factor else dy)
         plain = BroadcastSum(dy.shape, operation.b_shape, self.dtype, "float64")  # type: ignore[attr-defined]
-        return operation.reference(*inputs), plain.reference(np.abs(dy) * size)  # type: ignore[attr-defined]
+        return operation.reference(*inputs), plain.reference(sizes)  # type: ignore[attr-defined]
 
     def rounding(self) -> Rounding:
         """Sums are made in float64 and rounded once a piece."""

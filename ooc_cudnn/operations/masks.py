@@ -36,18 +36,18 @@ from perfmodel.cached import cached_property
 
 BITS = 8
 
-#: mode -> whether an element's slope is 1, from (x, coef); elsewhere it is `slope_below`. NaN
-#: counts as 1, so that dy passes, as in PyTorch.
+#: mode -> whether an element's slope is 1, from (x, coef); elsewhere it is `slope_below`. Of NaN,
+#: as `SLOPES` has it.
 PASSES: dict[str, Callable[[Array, float], Array]] = {
     "relu": lambda x, coef: ~(x <= 0),
     "clipped_relu": lambda x, coef: ~((x <= 0) | (x >= coef)),
-    "leaky_relu": lambda x, coef: ~(x <= 0),
+    "leaky_relu": lambda x, coef: x > 0,
 }
 
 
-def slope_below(mode: str, coef: float) -> float:
-    """The slope where the bit is 0."""
-    return coef if mode == "leaky_relu" else 0.0
+def slope_below(mode: str, coef: float) -> float | None:
+    """The slope where the bit is 0; None where dx is 0 there, whatever dy is."""
+    return coef if mode == "leaky_relu" else None
 
 
 def mask_shape(shape: Shape) -> Shape:
@@ -90,10 +90,10 @@ class SlopeMask(OneShape):
 
 @dataclass(frozen=True)
 class MaskedGradient(OneShape):
-    """dx = dy where the bit is 1, else dy * slope, from (mask, dy); a slope of 0 selects 0."""
+    """dx = dy where the bit is 1, else dy * slope, from (mask, dy); without a slope 0, selected."""
 
     shape: Shape
-    slope: float
+    slope: float | None
     dtype: str
 
     name = "masked_gradient"
@@ -115,7 +115,7 @@ class MaskedGradient(OneShape):
             mask.astype(np.uint8), axis=-1, count=self.shape[-1], bitorder="little"
         )
         dy = dy.astype(np.float64)
-        return np.where(bits == 1, dy, dy * self.slope if self.slope else 0.0)
+        return np.where(bits == 1, dy, 0.0 if self.slope is None else dy * self.slope)
 
 
 class Bitwise(OfOneShape):

@@ -252,6 +252,8 @@ class Lowering:
             If a layer would be left to PyTorch, which knows no limit.
         """
         if value not in self.fallbacks:
+            if value in self._held and value.kind == "made":
+                self._remake(value)
             return
         held = None if self.fallbacks.moves_alone(value) else self.fallbacks.make(value, whole=True)
         if held is not None:
@@ -261,6 +263,17 @@ class Lowering:
         layered = any(read in self.differentiable for read in operation.reads)
         if layered or operation.name in LAYERS or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)
+        if operation not in self.after:
+            self.after.append(operation)
+            for read in operation.reads:
+                self._settle(read)
+
+    def _remake(self, value: Value) -> None:
+        """Have PyTorch make behind the network what shows an input as it is given: no node does."""
+        if self._held[value].tensor.name in self.net.graph.nodes:
+            return
+        operation = next(each for each in self.graph.operations if value in each.results)
+        del self._held[value]
         if operation not in self.after:
             self.after.append(operation)
             for read in operation.reads:

@@ -246,6 +246,8 @@ class Region(_Told):
         leaves = [tensor.detach().requires_grad_(at in wanted) for at, tensor in enumerate(tensors)]
         with torch.enable_grad(), kept_as_they_are():
             y = self._run(leaves, self._images(dy), drawn)
+        if not y.requires_grad:  # of several results, this one depends on none of them
+            return [None for _ in wanted]
         return torch.autograd.grad(
             y, [leaves[at] for at in wanted], dy.to(y.dtype), allow_unused=True
         )

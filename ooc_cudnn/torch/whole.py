@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +13,36 @@ from ooc_cudnn.torch.limit import limit
 
 
 class WithLoss(torch.nn.Module):
-    """A model whose forward returns a loss: its last argument is the target."""
+    """A model whose forward returns a loss: its last arguments are the targets."""
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.targets = model, loss, targets_of(loss)
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss of what the model makes of all arguments but the last one, and that."""
-        *inputs, target = args
-        found: torch.Tensor = self.loss(self.model(*inputs, **kwargs), target)
+        """The loss of what the model makes of all arguments but the targets, and these."""
+        inputs, targets = args[: -self.targets], args[-self.targets :]
+        found: torch.Tensor = self.loss(self.model(*inputs, **kwargs), *targets)
         return found
+
+
+def targets_of(loss: Callable[..., Any]) -> int:
+    """How many arguments a loss takes behind the model's output: those that it cannot do without.
+
+    >>> targets_of(torch.nn.MSELoss()), targets_of(torch.nn.GaussianNLLLoss())
+    (1, 2)
+    """
+    try:
+        taken = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
+    except (TypeError, ValueError):  # one written in C says nothing
+        return 1
+    needed = [
+        each
+        for each in taken
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    return max(1, len(needed) - 1)
 
 
 def with_loss(
@@ -35,15 +55,17 @@ def with_loss(
     model : torch.nn.Module
         It stays as it is; its parameters are those that gradients are made of.
     loss : callable
-        Takes the model's output and a target, and returns one number.
-        ``torch.nn.CrossEntropyLoss`` and ``torch.nn.MSELoss`` are computed by the library.
+        Takes the model's output and a target, or as many as it has parameters without a default
+        (``torch.nn.GaussianNLLLoss`` takes a target and variances). What it returns is what the
+        module returns. Cross entropies and ``torch.nn.MSELoss`` are computed by the library,
+        others by PyTorch.
     memory_limit : int, float or str, optional
         As for `limit`.
 
     Returns
     -------
     Module
-        It is called with the model's arguments and the target. A target on the host that has a
+        It is called with the model's arguments and the target or targets. A target on the host that has a
         label that is no class is an IndexError; of one on the card the loss is NaN.
 
     Examples

@@ -63,7 +63,7 @@ def activation(x, dtype, mode, coef):
 
 
 def activation_backward(y, dy, x, dtype, mode, coef):
-    """dx of exact operands; NaN in y (or x) gives NaN, a slope of 0 by selection gives 0.
+    """dx of exact operands; a slope of 0 by selection gives 0.
 
     A slope that is computed, and is 0, makes NaN of an infinite gradient.
     """
@@ -71,5 +71,4 @@ def activation_backward(y, dy, x, dtype, mode, coef):
     if mode not in gradients.SELECTING:
         lost = (made.value == 0) & ~np.isfinite(dy.astype("f8"))
         made = made._replace(value=np.where(lost, np.nan, made.value))
-    read = x if needs_x(mode, coef) else y
-    return made._replace(value=np.where(np.isnan(read.astype("f8")), np.nan, made.value))
+    return made

@@ -103,6 +103,12 @@ MODES = {
     "hardsigmoid": lambda x, coef: F.relu6(x + 3) / 6,  # PyTorch's own slope is rounded
     "hardswish": lambda x, coef: F.hardswish(x),
 }
+#: Where PyTorch's own function does something else at NaN.
+AT_NAN = {
+    "elu": lambda x, coef: F.elu(x, coef),
+    "leaky_relu": lambda x, coef: F.leaky_relu(x, coef),
+    "hardsigmoid": lambda x, coef: F.hardsigmoid(x),
+}
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
 #: Gradients here are the difference of numbers of size 1.
 CANCELLING = {"sigmoid": 1.0, "tanh": 2.0, "swish": 4.0, "gelu": 4.0}
@@ -175,7 +181,10 @@ def test_nan_and_infinity(mode, dtype):
     operation = ActivationBackward(shape, mode, coef, dtype)
     activation_backward(operation, Call((y.view, dy.view, x.view), dx.view))
     result = dx.result().astype("f8").ravel()
-    assert np.isnan(result[[0, 6]]).all()
+    for at in (0, 6):  # as PyTorch has it, of an element by itself
+        t = torch.tensor([np.nan], dtype=torch.float64, requires_grad=True)
+        AT_NAN.get(mode, MODES[mode])(t, coef).backward(torch.tensor([gradient.flat[at]]))
+        np.testing.assert_allclose(result[at], t.grad[0], rtol=4 * EPSILON[dtype])
     if mode in ("relu", "clipped_relu"):
         assert (result[[1, 2, 5]] == 0).all()  # flat: whatever dy is
         assert np.isnan(result[3])

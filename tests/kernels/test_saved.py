@@ -12,7 +12,7 @@ from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
 from ooc_cudnn.devices.kernels.pooling_indices import _loaded, pooling_indices
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask, mask_shape
+from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask, mask_shape, slope_below
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import PoolingIndices
 from ooc_cudnn.tensor import packed_strides
@@ -49,18 +49,22 @@ def test_masks(shape, dtype, layout):
     data = random(shape, 1)
     data.ravel()[:2] = 0, np.nan
     x = Operand(shape, dtype, layout, data=data)
-    dy = Operand(shape, dtype, layout, data=random(shape, 2))
-    for mode, coef in (("relu", 0.0), ("clipped_relu", 0.5), ("leaky_relu", -0.25)):
+    gradients = random(shape, 2)
+    gradients.ravel()[1:4] = np.inf, np.nan, -np.inf
+    dy = Operand(shape, dtype, layout, data=gradients)
+    modes = {"relu": (0.0,), "clipped_relu": (0.5,), "leaky_relu": (-0.25, 0.0)}
+    for mode, coef in ((mode, coef) for mode, coefs in modes.items() for coef in coefs):
         for mask_layout in ("first", "last"):
             mask = Bytes(mask_shape(shape), mask_layout)
             operation = SlopeMask(shape, mode, coef, dtype)
             slope_mask(operation, Call((x.view,), mask.view))
             np.testing.assert_array_equal(mask.result(), operation.reference(x.array))
-            slope = coef if mode == "leaky_relu" else 0.0
-            gradient = MaskedGradient(shape, slope, dtype)
+            gradient = MaskedGradient(shape, slope_below(mode, coef), dtype)
             dx = Operand(shape, dtype, layout)
             masked_gradient(gradient, Call((mask.view, dy.view), dx.view))
-            assert_close(dx.result(), gradient.reference(mask.result(), dy.array), dtype)
+            with np.errstate(invalid="ignore"):
+                expected = gradient.reference(mask.result(), dy.array)
+            assert_close(dx.result(), expected, dtype)
 
 
 def test_masks_with_indices_of_64_bits(monkeypatch):
@@ -91,7 +95,7 @@ def test_masks_of_every_other_element():
     slope_mask(operation, Call((apart,), mask.view))
     np.testing.assert_array_equal(mask.result(), operation.reference(wide.array[..., ::2]))
     dx = Operand(shape, "float32")
-    gradient = MaskedGradient(shape, 0.0, "float32")
+    gradient = MaskedGradient(shape, None, "float32")
     masked_gradient(gradient, Call((mask.view, apart), dx.view))
     assert_close(dx.result(), gradient.reference(mask.result(), wide.array[..., ::2]), "float32")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.operations.activation import MODES as FORWARD
-from ooc_cudnn.operations.activation import check_mode
+from ooc_cudnn.operations.activation import check_mode, coef_in
 from ooc_cudnn.operations.activation_backward import SLOPES, ActivationBackward, needs_x
 
 torch = pytest.importorskip("torch")
@@ -90,9 +90,33 @@ def test_elsewhere_a_slope_of_zero_is_multiplied():
         assert np.isnan(dx).all()
 
 
-@pytest.mark.parametrize("mode", PYTORCH)
-def test_nan_propagates(mode):
-    mode, coef = check_mode(mode, None)
-    nan = np.array([np.nan])
-    assert np.isnan(found(mode, coef, nan, np.ones(1), nan)).all()
-    assert np.isnan(found(mode, coef, nan, np.zeros(1), nan)).all()
+@pytest.mark.parametrize("gradient", [2.0, -0.5, 0.0, np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("mode", "coef"), [(mode, c) for mode in PYTORCH for c in COEFFICIENTS.get(mode, (0.0,))]
+)
+def test_at_nan_infinity_and_zero_as_in_pytorch(mode, coef, gradient):
+    """Element by element: PyTorch's loops over vectors of a CPU have other answers at NaN."""
+    function = {**PYTORCH, "hardsigmoid": lambda x, coef: F.hardsigmoid(x)}[mode]
+    if (mode, coef) == ("swish", 1.0):
+        function = lambda x, coef: F.silu(x)  # noqa: E731
+    for value in (np.nan, -np.inf, np.inf, -0.0, 0.0, -3.0, 3.0, 6.0, 1e200, -1e200):
+        t = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+        y = function(t, coef)
+        y.backward(torch.tensor([gradient], dtype=torch.float64))
+        with np.errstate(all="ignore"):
+            dx = found(mode, coef, y.detach().numpy(), np.array([gradient]), t.detach().numpy())
+        np.testing.assert_allclose(dx, t.grad.numpy(), rtol=1e-7, err_msg=f"at {value}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("ceiling", [0.1, 0.3, 1 / 3, 6.0, 70000.0])
+def test_a_ceiling_that_no_element_has_is_flat_where_it_is_reached(dtype, ceiling):
+    """0.1 is more than what float16 makes of it: y, which is that, is at the ceiling."""
+    x = torch.tensor([ceiling / 2, ceiling * 1.5], dtype=torch.float64)
+    x = x.to(getattr(torch, dtype)).requires_grad_()
+    y = F.hardtanh(x, 0.0, ceiling)
+    y.sum().backward()
+    coef = coef_in(dtype, "clipped_relu", ceiling)
+    values = y.detach().double().numpy()
+    dx = ActivationBackward((2,), "clipped_relu", coef, dtype).reference(values, np.ones(2))
+    assert dx.tolist() == x.grad.tolist() == [1, 0]

@@ -14,6 +14,7 @@ from ooc_cudnn.operations.per_site import PreluGradient
 from tests.support.every_split import check_every_split, rounded
 
 torch = pytest.importorskip("torch")
+F = torch.nn.functional
 pytest.importorskip("ml_dtypes")
 
 #: Shapes of x, and of what it meets.
@@ -102,11 +103,20 @@ def test_prelu_and_its_gradients(random, alone, shape):
                           sizes={"db": size}, old={"db": old_w} if beta else None)  # fmt: skip
 
 
-def test_nan_is_not_hidden(random):
-    x = np.array([[[np.nan, -1.0, 2.0]]])
-    call = PreluGradient((1, 1, 3), (1,), "float64")
-    arrays = {"x": x, "dy": np.ones((1, 1, 3)), "w": np.array([0.5])}
-    check_every_split(call, arrays, {"dx": np.array([[[np.nan, 0.5, 1.0]]])})
+@pytest.mark.parametrize("gradient", [1.0, 0.0, np.nan, np.inf])
+def test_a_prelu_at_nan_infinity_and_zero_is_pytorchs(gradient):
+    x = np.array([np.nan, -1.0, 2.0, 0.0, np.inf, -np.inf])
+    for value in x:  # one by one, and so each term of the sum over them
+        t = torch.tensor([[[value]]], dtype=torch.float64, requires_grad=True)
+        w = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
+        dy = np.full((1, 1, 1), gradient)
+        F.prelu(t, w).backward(torch.from_numpy(dy))
+        arrays = {"x": t.detach().numpy(), "dy": dy}
+        with np.errstate(all="ignore"):
+            of_x = PreluGradient((1, 1, 1), (1,), "float64")
+            check_every_split(of_x, {**arrays, "w": np.array([0.5])}, {"dx": t.grad.numpy()})
+            of_w = BroadcastGradient((1, 1, 1), "float64", (1,), "negative_x")
+            check_every_split(of_w, arrays, {"db": w.grad.numpy()}, sizes={"db": np.ones(1)})
 
 
 def test_what_has_no_gradient_here_is_refused():

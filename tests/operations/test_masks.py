@@ -55,6 +55,22 @@ def test_forward_and_backward(random, mode, shape):
                           old={"dx": old} if beta else None)  # fmt: skip
 
 
+@pytest.mark.parametrize("gradient", [1.0, np.nan, np.inf])
+@pytest.mark.parametrize("coef", [0.25, 0.0, -0.25])
+def test_a_leaky_relu_at_nan_and_infinity_is_pytorchs(coef, gradient):
+    x = np.array([[[np.nan, -np.inf, np.inf, -1.0, -0.0, 0.0, 1.0]]])
+    t = torch.from_numpy(x).requires_grad_()
+    y = F.leaky_relu(t, coef)
+    dy = np.full(x.shape, gradient)
+    y.backward(torch.from_numpy(dy))
+    mask = np.array([[[0b1000100]]], np.uint8)
+    with np.errstate(invalid="ignore"):
+        forward = MaskedActivation(x.shape, "leaky_relu", coef, "float64")
+        check_every_split(forward, {"x": x}, {"y": y.detach().numpy(), "mask": mask})
+        backward = MaskedActivationGradient(x.shape, "leaky_relu", coef, "float64")
+        check_every_split(backward, {"mask": mask, "dy": dy}, {"dx": t.grad.numpy()})
+
+
 def test_nan_and_infinity_as_in_pytorch():
     x = np.array([[[np.nan, -np.inf, np.inf, -1.0, 0.0]]])
     dy = np.array([[[1.0, np.nan, np.inf, np.inf, np.nan]]])

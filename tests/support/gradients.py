@@ -95,22 +95,24 @@ def activation_backward(y, dy, x, dtype, mode, coef=None):
     x = y if x is None else x.astype("f8")
     gate = reference.ACTIVATIONS["sigmoid"](coef * x, 0)
     slopes = {
-        "relu": (y > 0) * 1.0,
-        "clipped_relu": ((y > 0) & (y < coef)) * 1.0,
-        "elu": np.where(y > 0, 1.0, y + coef)
+        # Of NaN as PyTorch's CUDA kernels have it.
+        "relu": ~(y <= 0) * 1.0,
+        "clipped_relu": ~((y <= 0) | (y >= coef)) * 1.0,
+        "elu": np.where(y <= 0, y + coef, 1.0)
         if coef >= 0
-        else np.where(x > 0, 1.0, coef * np.exp(np.minimum(x, 0))),
+        else np.where(x <= 0, coef * np.exp(np.minimum(x, 0)), 1.0),
         "sigmoid": y * (1 - y),
         "tanh": 1 - y * y,
         "swish": gate + coef * x * gate * (1 - gate),
         "gelu": gelu_slope(x),
         "leaky_relu": np.where((x if coef < 0 else y) > 0, 1.0, coef),
         "hardsigmoid": ((y > 0) & (y < 1)) / 6,
-        "hardswish": np.where(x > -3, np.where(x < 3, (2 * x + 3) / 6, 1), 0),
+        "hardswish": np.where(x <= -3, 0, np.where(x < 3, (2 * x + 3) / 6, 1)),
         "identity": np.ones_like(y),
     }
     slope = slopes[mode]
-    size = np.abs(dy) * (1 + np.abs(slope) + np.abs(x)) * max(1.0, abs(coef))
+    reach = np.where(np.isnan(x), 0, np.abs(x))
+    size = np.abs(dy) * (1 + np.abs(slope) + reach) * max(1.0, abs(coef))
     with np.errstate(invalid="ignore"):
         value = dy * slope  # an infinite dy by a slope of 0 is NaN, as in PyTorch
     if mode in SELECTING:

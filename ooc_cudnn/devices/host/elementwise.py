@@ -93,7 +93,7 @@ def op_tensor(operation: OpTensor, inputs: Inputs, output: Array, workspace: Arr
 def activation_backward(
     operation: ActivationBackward, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
-    """dx = dy * f'(x); relu and clipped_relu select, NaN where y or x is."""
+    """dx = dy * f'(x); relu and clipped_relu select."""
     y, dy, *rest = inputs
     x = rest[0] if rest and needs_x(operation.mode, operation.coef) else None
     dtype = arithmetic_dtype(operation.dtype)
@@ -110,10 +110,6 @@ def times_slope(operation: Activated, y: Array, x: Array, dy: Array) -> Array:
     result = slope * dy
     if operation.mode in SELECTING:
         result = kept_where(slope != 0, result)  # whatever dy is
-    for source in (y,) if x is y else (y, x):
-        absent = np.isnan(source)
-        if absent.any():
-            np.copyto(result, np.nan, where=absent)
     return result
 
 
@@ -142,9 +138,6 @@ def prelu_backward(
     for box in chunks(output):
         value, result = x[box], dy[box].astype(dtype)
         result = np.where(value > 0, result, result * of_channels(w, box))
-        absent = np.isnan(value)
-        if absent.any():
-            np.copyto(result, np.nan, where=absent)
         np.copyto(output[box], result, casting="unsafe")
 
 

@@ -31,17 +31,17 @@ def slope_mask(operation: SlopeMask, inputs: Inputs, output: Array, workspace: A
 def masked_gradient(
     operation: MaskedGradient, inputs: Inputs, output: Array, workspace: Array
 ) -> None:
-    """dx = dy where the bit is 1, else dy * slope."""
+    """dx = dy where the bit is 1, else dy * slope, or 0."""
     mask, dy = inputs
     dtype = arithmetic_dtype(operation.dtype)
     for box in chunks(mask, _most()):
         place = _elements(box, dy)
         gradient = dy[place].astype(dtype)
         bits = np.unpackbits(mask[box], axis=-1, count=gradient.shape[-1], bitorder="little")
-        if operation.slope:
-            result = np.where(bits == 1, gradient, gradient * dtype.type(operation.slope))
-        else:
+        if operation.slope is None:
             result = kept_where(bits == 1, gradient)
+        else:
+            result = np.where(bits == 1, gradient, gradient * dtype.type(operation.slope))
         np.copyto(output[place], result, casting="unsafe")
 
 

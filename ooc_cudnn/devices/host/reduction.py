@@ -28,7 +28,7 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.broadcast_gradient import FACTORS, BroadcastSum
+from ooc_cudnn.operations.broadcast_gradient import TERMS, BroadcastSum
 from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
 
@@ -42,7 +42,7 @@ def broadcast_sum(operation: BroadcastSum, inputs: Inputs, output: Array, worksp
     for box in chunks(dy):
         terms = dy[box]
         if operation.factor:
-            terms = terms * FACTORS[operation.factor](rest[0][box].astype(np.float64))
+            terms = TERMS[operation.factor](terms, rest[0][box].astype(np.float64))
         own = tuple(slice(0, 1) if e == 1 else part for part, e in zip(box, wide, strict=True))
         total[own] += terms.sum(axis=axes, dtype=np.float64, keepdims=True)
     np.copyto(output, total.reshape(operation.b_shape), casting="unsafe")

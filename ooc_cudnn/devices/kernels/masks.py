@@ -89,8 +89,8 @@ def masked_gradient(operation: MaskedGradient, call: Call) -> None:
         (dx, mask, dy),
         lambda: _plan("masked_gradient", (CUDA_TYPES[operation.dtype],), mask, dx, mask, dy),
         (
-            dx.shape[-1], dx.strides[-1], dy.strides[-1],
-            real_type(operation.dtype)(operation.slope),
+            dx.shape[-1], dx.strides[-1], dy.strides[-1], int(operation.slope is None),
+            real_type(operation.dtype)(operation.slope or 0.0),
         ),
         call.stream,
     )  # fmt: skip

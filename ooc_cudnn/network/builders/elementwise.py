@@ -22,7 +22,7 @@ from ooc_cudnn.network.nodes.prelu import PRelu
 from ooc_cudnn.network.nodes.softmax import Softmax
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations import softmax
-from ooc_cudnn.operations.activation import check_mode
+from ooc_cudnn.operations.activation import check_mode, coef_in
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.channel_argmax import ArgmaxCall
 from ooc_cudnn.operations.images import STORED
@@ -39,6 +39,7 @@ class ElementwiseBuilders(Builders):
         """Apply an activation to every element, as `activation_forward`."""
         x = self._own(x)
         mode, coef = check_mode(mode, coef)
+        coef = coef_in(x.dtype, mode, coef)
         return self._add(Activation(name, self._result(name, x.shape, x.dtype), x, mode, coef))
 
     @builder
