@@ -23,7 +23,8 @@ _INCIDENTAL = ("device_bytes", "note")
 #: Shipped profiles of cards that were measured. The first stands in for all other cards.
 MEASURED = ("h200", "h100")
 
-_loaded: dict[tuple[str, int], MachineModel] = {}
+#: By path: the model of a file, and which file that was.
+_loaded: dict[str, tuple[tuple[int, ...], MachineModel]] = {}
 #: Models that were asked for and devices they were compared with.
 _compared: set[tuple[str, str, str]] = set()
 
@@ -82,12 +83,17 @@ def named_machine(setting: MachineModel | str | os.PathLike[str]) -> MachineMode
     name = os.fspath(setting)
     if name in shipped_names():
         return shipped(name)
-    if os.path.isdir(name):
-        raise ValueError(f"machine={name!r} is a folder; give the file in it that holds the model")
-    if os.path.exists(name):
-        return _load_once(Path(name))
-    if os.path.dirname(name) or name.endswith(".json"):
-        raise ValueError(f"machine={name!r}: there is no such file")
+    if os.path.lexists(name) or os.path.dirname(name) or name.endswith(".json"):
+        try:
+            return _load_once(Path(name))
+        except FileNotFoundError:
+            raise ValueError(f"machine={name!r}: there is no such file") from None
+        except IsADirectoryError:
+            raise ValueError(
+                f"machine={name!r} is a folder; give the file in it that holds the model"
+            ) from None
+        except OSError as error:
+            raise ValueError(f"machine={name!r} cannot be read: {error}") from error
     return shipped(name)  # raises, and suggests the nearest
 
 
@@ -154,10 +160,12 @@ def shipped_for(device: Device) -> str:
 
 def _load_once(path: Path) -> MachineModel:
     """Load a file, once for each time it is written."""
-    key = (str(path), path.stat().st_mtime_ns)
-    model = _loaded.get(key)
-    if model is None:
-        model = _loaded[key] = MachineModel.load(path)
+    found = path.stat()
+    which = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    before, model = _loaded.get(str(path), ((), None))
+    if model is None or before != which:
+        model = MachineModel.load(path)
+        _loaded[str(path)] = which, model
     return model
 
 
