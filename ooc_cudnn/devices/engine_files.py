@@ -74,7 +74,8 @@ def tables_of(device: Device, *, tells_of_others: bool = True) -> Tables:
     """
     found = _tables.get(device)
     if found is None:
-        found = _tables[device] = Tables(_stored(device, tells_of_others))
+        # threads that ask at once share one: what is measured is added to it
+        found = _tables.setdefault(device, Tables(_stored(device, tells_of_others)))
     return found
 
 

@@ -17,9 +17,11 @@ def limit_bytes(device: Source, setting: float | int | None) -> int:
     if isinstance(setting, int):
         return setting
     key = (device.name, setting)
-    if key not in _resolved:
-        _resolved[key] = resolve_limit(setting, device.free_bytes() + device.arena.held_bytes)
-    return _resolved[key]
+    found = _resolved.get(key)
+    if found is None:  # two threads are given the same, and none what another forgets meanwhile
+        measured = resolve_limit(setting, device.free_bytes() + device.arena.held_bytes)
+        found = _resolved.setdefault(key, measured)
+    return found
 
 
 def forget_limits() -> None:
