@@ -86,7 +86,8 @@ def _parse_machine(value: object, name: str) -> MachineModel | str | None:
             raise ValueError(f"{name}={value!r} is empty; {choices}")
         # Only those who pass one need it loaded. What cannot be used is said here, not in the midst
         # of a call; and a call finds the same file from another folder.
-        from perfmodel.named import is_file_name, named_machine, shipped_names
+        from perfmodel import shipped_names
+        from perfmodel.named import is_file_name, named_machine
 
         named_machine(text, name=name)
         is_file = text not in shipped_names() and is_file_name(text)

@@ -124,13 +124,13 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
 
 def _fill(array: np.ndarray[Any, Any], stream: IO[bytes]) -> None:
     """Read the elements of a flat array."""
-    into = memoryview(array.view(np.uint8))
+    into = array.view(np.uint8)
     start = 0
     while start < len(into):
         content = stream.read(min(_CHUNK_BYTES, len(into) - start))
         if not content:
             raise EOFError("an array is cut off")
-        into[start : start + len(content)] = content
+        into[start : start + len(content)] = np.frombuffer(content, np.uint8)
         start += len(content)
     if stream.read(1):
         raise ValueError("an array is longer than it says")

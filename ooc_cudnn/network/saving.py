@@ -129,8 +129,8 @@ def _held(
 def _checked(found: Any) -> dict[str, Any]:
     """What a file says of itself, if it says that in the form in which it is written."""
 
-    def are(kind: type, values: Any, container: type = list) -> bool:
-        return isinstance(values, container) and all(type(each) is kind for each in values)
+    def are(kind: type, values: Any) -> bool:
+        return isinstance(values, list) and all(type(each) is kind for each in values)
 
     if not isinstance(found, dict) or not are(list, found.get("nodes")):
         raise ValueError("it does not list its nodes")
@@ -138,12 +138,12 @@ def _checked(found: Any) -> dict[str, Any]:
         if len(node) != 3 or not are(str, node[:2]) or not are(str, node[2]):
             raise ValueError("a node is not its name, its kind and what it reads")
     arrays, entries = found.get("arrays"), found.get("entries", {})  # older files have none
-    if not are(str, arrays, dict) or not are(list, list(arrays.values())):
+    if not isinstance(arrays, dict) or not are(list, list(arrays.values())):
         raise ValueError("it does not say which arrays it holds")
     for array in arrays.values():
         if len(array) != 2 or not are(int, array[0]) or not isinstance(array[1], str):
             raise ValueError("an array is not its shape and its dtype")
-    if not are(str, entries, dict) or not are(str, list(entries.values())):
+    if not isinstance(entries, dict) or not are(str, list(entries.values())):
         raise ValueError("it does not say where its arrays are")
     return {"nodes": found["nodes"], "arrays": arrays, "entries": entries}
 
