@@ -84,8 +84,15 @@ def _parse_machine(value: object, name: str) -> MachineModel | str | None:
             raise TypeError(f"{name}={value!r} is a path of bytes; {choices}")
         if not text.strip():
             raise ValueError(f"{name}={value!r} is empty; {choices}")
-        return text
-    from perfmodel.machine import MachineModel  # only those who pass one need it loaded
+        # Only those who pass one need it loaded. What cannot be used is said here, not in the midst
+        # of a call; and a call finds the same file from another folder.
+        from perfmodel import shipped_names
+        from perfmodel.named import is_file_name, named_machine
+
+        named_machine(text, name=name)
+        is_file = text not in shipped_names() and is_file_name(text)
+        return os.path.abspath(text) if is_file else text
+    from perfmodel.machine import MachineModel
 
     if not isinstance(value, MachineModel):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {choices}")
@@ -190,7 +197,8 @@ SETTINGS: Final = (
         None,
         _parse_machine,
         "The performance model that plans are made with: a MachineModel, the path of a saved one, "
-        "or the name of a shipped profile. None is the one fitted on this machine.",
+        "or the name of a shipped profile. None is the one fitted on this machine. A file that is "
+        "not there or is no machine model is an error when it is set.",
         "Another machine's model gives correct results from slower plans; use it to plan for that "
         "machine.",
     ),

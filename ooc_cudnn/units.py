@@ -45,6 +45,10 @@ _LONGEST_TEXT: Final = 64
 DEFAULT_LIMIT_FRACTION: Final = 0.9
 """The share of the free device memory that the library takes when no limit is set."""
 
+MOST_BYTES: Final = 2**60
+"""No memory has as many. A limit above it (2**63, for none) counts as this: plans count in 64 bits,
+and sums and differences of so much fit those."""
+
 
 def parse_bytes(value: object, *, name: str = "value") -> int:
     """Read a size in bytes.

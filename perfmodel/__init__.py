@@ -12,6 +12,8 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 - `split`: the paper's piece sizes.
 - `closed_form`: seconds of whole calls, by the paper's formula.
 - `replay`: the same, step by step on a virtual clock.
+- `named`: the model that a name or a path means.
+- `files`: reading within bounds what may be anything, and writing whole files or none.
 """
 
 from .closed_form import Stages, binding_stage, closed_form

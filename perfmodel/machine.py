@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +24,7 @@ import numpy as np
 
 from .cached import cached_property
 from .compute import ComputeModel
+from .files import read_file, replace_file
 from .linear import Line
 from .record import Record, Table, mapping, number, text
 from .samples import Samples
@@ -35,6 +35,9 @@ FORMAT = "ooc_cudnn machine model"
 FORMAT_VERSION = 4
 
 LINE_LENGTH = 100
+
+LARGEST_BYTES = 2**26
+"""Larger files were not written here."""
 
 _UNKNOWN_IN_SOME = ("staged_step_seconds", "operand_seconds")
 SECONDS = ("call_seconds", "launch_seconds", "step_seconds", *_UNKNOWN_IN_SOME)
@@ -313,9 +316,13 @@ class MachineModel(Record):
         MachineFileError
             If the file is empty, cut off, of another kind, or from a newer version.
         OSError
-            If there is no such file or it cannot be read.
+            If there is no such file or it cannot be read: a folder, a pipe or a device, too.
         """
-        return cls._parse(Path(path).read_bytes(), str(path))
+        try:
+            content = read_file(path, LARGEST_BYTES)
+        except ValueError as error:
+            raise MachineFileError(f"machine file {path}: {error}; {REMEDY}") from error
+        return cls._parse(content, str(path))
 
     @classmethod
     def _parse(cls, content: bytes, path: str) -> MachineModel:
@@ -331,19 +338,6 @@ class MachineModel(Record):
             return cls.from_json(data)
         except (TypeError, ValueError) as error:
             raise MachineFileError(f"machine file {path}: {error}; {REMEDY}") from error
-
-
-def replace_file(target: Path, content: str) -> None:
-    """Write a file whole; whoever reads it sees the old content or the new one."""
-    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with open(unfinished, "x", encoding="utf-8") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _laid_out(value: Any, indent: str = "") -> str:

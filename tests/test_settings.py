@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import os
 import pickle
 import sys
 import threading
@@ -100,6 +101,7 @@ TEXTS: list[tuple[str, str, object]] = [
     ("machine", "h200", "h200"),
     ("progress", "AUTO", "auto"),
 ]
+SHIPPED = Path(perfmodel.__file__).parent / "machines"
 VALUES: list[tuple[str, object, object]] = [
     ("memory_limit", None, None),
     ("memory_limit", 2**30, 2**30),
@@ -113,7 +115,8 @@ VALUES: list[tuple[str, object, object]] = [
     ("verify", 3, 3),
     ("verify", np.int32(3), 3),
     ("machine", None, None),
-    ("machine", Path("folder/machine.json"), str(Path("folder/machine.json"))),
+    ("machine", SHIPPED / "h200.json", str(SHIPPED / "h200.json")),
+    ("machine", os.path.relpath(SHIPPED / "h200.json"), str(SHIPPED / "h200.json")),
     ("machine", perfmodel.shipped("host"), perfmodel.shipped("host")),
     ("progress", True, True),
     ("progress", print, print),
@@ -165,6 +168,12 @@ BAD: list[tuple[str, object, type[Exception], str]] = [
     ("verify", 1.0, TypeError, "float"),
     ("machine", "", ValueError, "empty"),
     ("machine", 3, TypeError, "MachineModel"),
+    ("machine", "h20", ValueError, "did you mean 'h200'"),
+    ("machine", "my.json", ValueError, "there is no such file"),
+    ("machine", "/nowhere/machine", ValueError, "there is no such file"),
+    ("machine", "/", ValueError, "is a folder"),
+    ("machine", "/dev/zero", ValueError, "a device, not a file"),
+    ("machine", __file__, ValueError, "not JSON"),
     ("progress", "sometimes", ValueError, "callable"),
     ("progress", 1, TypeError, "callable"),
     ("progress", None, TypeError, "callable"),
@@ -196,6 +205,23 @@ def test_bad_environment_variable_is_named(
             current()
     monkeypatch.delenv(variable)
     assert dataclasses.asdict(current()) == DEFAULTS  # mended without a restart
+
+
+def test_a_file_that_is_set_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked for at the next call, in the folder that was current then."""
+    perfmodel.shipped("h200").save(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    with settings(machine="mine"):
+        monkeypatch.chdir("/")
+        machine = current().machine
+        assert isinstance(machine, str)
+        assert perfmodel.MachineModel.load(machine) == perfmodel.shipped("h200")
+    (tmp_path / "h200").write_text("a shipped profile's name stays that")
+    monkeypatch.chdir(tmp_path)
+    with settings(machine="h200"):
+        assert current().machine == "h200"
 
 
 def test_environment_is_read_once_and_empty_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,11 @@ def unlock_dropped() -> None:
     """Unlock the pages of those that are gone."""
     while _dropped:
         with interrupts.deferred():
-            unlock(_dropped.popleft())
+            try:
+                dropped = _dropped.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            unlock(dropped)
 
 
 def _leave_gpus_to_the_parent() -> None:

@@ -7,10 +7,12 @@ sets the pages of a file aside one by one, so that one thread writes it many tim
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.devices.measuring import Bench, HostMemory
 from ooc_cudnn.memory.files import reserve_file
+from perfmodel.files import ABANDONED_SECONDS, open_file, try_lock
 from perfmodel.staging import SLAB_BYTES, SLABS
 
 MIB = 2**20
@@ -34,6 +37,8 @@ MOST_PARTS = 16
 FILE_BYTES = 192 * MIB
 #: Single copies in a row: the first one finds a file that nobody has used yet.
 SINGLES = 3
+#: What the names of its folders begin with, and the file in them that is locked.
+PREFIX, LOCK = "calibrate-", "lock"
 
 
 def sizes_of(session: Session) -> tuple[int, ...]:
@@ -88,13 +93,36 @@ def _of_file(
     return {way: each, "alone": alone}
 
 
-def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for a while: in the cache directory, else where temporary files go."""
-    cache = cache_directory()
+@contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    """Make a folder for a while: in the cache directory, else where temporary files go.
+
+    There it removes those of calibrations that were killed: each has a file that is locked as long
+    as its process lives.
+    """
+    made, cache = None, cache_directory()
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix="calibrate-", dir=cache)
-    return tempfile.TemporaryDirectory(prefix="ooc_cudnn-calibrate-")
+        _remove_abandoned(cache)
+        made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=cache)
+    made = made or tempfile.TemporaryDirectory(prefix=f"ooc_cudnn-{PREFIX}")
+    with made as folder, open(Path(folder, LOCK), "xb") as held:
+        try_lock(held)
+        yield Path(folder)
+
+
+def _remove_abandoned(cache: Path) -> None:
+    for folder in cache.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another process may remove it, too
+            if time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
+                continue
+            try:
+                with open_file(folder / LOCK, "r+b") as held:
+                    is_abandoned = try_lock(held)
+            except FileNotFoundError:
+                is_abandoned = True
+            if is_abandoned:
+                shutil.rmtree(folder)
 
 
 def _cold(path: Path) -> np.memmap[Any, Any]:

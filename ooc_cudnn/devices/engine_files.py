@@ -30,7 +30,7 @@ from ooc_cudnn.operations.convolution_backward import (
 from ooc_cudnn.operations.fused_convolution import EPILOGUES, FusedConvolution
 from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import DTYPES, ORDERS
-from perfmodel.machine import replace_file
+from perfmodel.files import at_once, read_file, replace_file
 from perfmodel.record import mapping, members, number
 
 try:
@@ -74,7 +74,8 @@ def tables_of(device: Device, *, tells_of_others: bool = True) -> Tables:
     """
     found = _tables.get(device)
     if found is None:
-        found = _tables[device] = Tables(_stored(device, tells_of_others))
+        # threads that ask at once share one: what is measured is added to it
+        found = _tables.setdefault(device, Tables(_stored(device, tells_of_others)))
     return found
 
 
@@ -132,7 +133,7 @@ def alone_with(path: Path) -> Iterator[None]:
 
     Not where files cannot be locked; what one of two processes stores at once may be lost there.
     """
-    with open(path.with_name(f".{path.name}.lock"), "w", encoding="utf-8") as held:
+    with open(path.with_name(f".{path.name}.lock"), "ab", opener=at_once) as held:
         until = time.monotonic() + MOST_WAITING_SECONDS
         while fcntl is not None and time.monotonic() < until:
             try:
@@ -157,9 +158,7 @@ def _stored(device: Device, tells_of_others: bool) -> Iterable[Measured]:
         return ()
     path = engines_path(device)
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
-        return _read(path.read_bytes(), _holds_for(device))
+        return _read(read_file(path, LARGEST_BYTES), _holds_for(device))
     except FileNotFoundError:
         if tells_of_others:
             _say_what_others_have(path)

@@ -190,7 +190,8 @@ def _key(measured: Measured) -> _Key:
 class Tables:
     """What was measured on a device, in this process or an earlier one.
 
-    `version` changes with what is known of engines; no other table ever has the same.
+    `version` changes with what is known of engines; no other table ever has the same. One thread
+    adds at a time, while others read: they go through what was there when they began.
     """
 
     def __init__(self, stored: Iterable[Measured] = ()) -> None:
@@ -213,16 +214,17 @@ class Tables:
         """Take what was measured; it replaces what was known of the same launch."""
         key = _key(measured)
         size, kind = key
-        self._corrected.clear()
         self._known[key] = measured
         self._unstored.add(key)
         if kind is not None:
             self._by_kind.setdefault(kind, {})[size] = measured
             self.version = next(_versions)
+        self._corrected = {}  # who corrects by what was known before keeps that to itself
 
     def unstored(self) -> Iterator[Measured]:
         """What is not as it was read from a file."""
-        return (measured for key, measured in self._known.items() if key in self._unstored)
+        known = tuple(self._known.items())
+        return (measured for key, measured in known if key in self._unstored)
 
     def add_unless_worse(self, measured: Measured) -> None:
         """The same, but what tried every engine stays where this one did not."""
@@ -250,7 +252,7 @@ class Tables:
     def sizes(self, operation: AnyConvolution) -> list[Measured]:
         """Return what was measured of a convolution's kind and may be run: each size once."""
         of_kind = self._by_kind.get(Kind.of(operation), {}) if self._by_kind else {}
-        return [each for each in of_kind.values() if each.options]  # all may have failed
+        return [each for each in tuple(of_kind.values()) if each.options]  # all may have failed
 
     def options(self, operation: AnyConvolution, sparing: int = 0) -> tuple[Option, ...]:
         """Return the engines to run a convolution with, by the nearest size that was measured.
@@ -287,10 +289,11 @@ class Tables:
         Those of the fastest engines, without the `sparing` ones that take most workspace. In a
         memory order in which a problem was not measured it is no faster than in the other one.
         """
-        before, after = self._corrected.get(sparing, (None, None))
+        corrected = self._corrected
+        before, after = corrected.get(sparing, (None, None))
         if after is None or before is not machine:
             after = self._with_factors(machine, sparing)
-            self._corrected[sparing] = machine, after
+            corrected[sparing] = machine, after
         return after
 
     def _with_factors(self, machine: MachineModel, sparing: int) -> MachineModel:
@@ -325,7 +328,7 @@ class Tables:
         return replace(machine, compute=machine.compute.corrected(families, launching, sizes))
 
     def _counting(self) -> Iterator[Measured]:
-        return (each for each in self._known.values() if not each.is_deterministic)
+        return (each for each in self if not each.is_deterministic)
 
 
 def _in_other_orders(operation: AnyConvolution | None) -> Iterator[Work]:

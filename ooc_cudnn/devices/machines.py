@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.telling import warn_once
-from perfmodel import MachineFileError, MachineModel, shipped, shipped_names
+from perfmodel import MachineFileError, MachineModel, shipped
 from perfmodel.machine import REMEDY
+from perfmodel.named import load_once, named_machine
 
 #: Entries of an identity that do not tell one machine from another.
 _INCIDENTAL = ("device_bytes", "note")
@@ -23,7 +24,6 @@ _INCIDENTAL = ("device_bytes", "note")
 #: Shipped profiles of cards that were measured. The first stands in for all other cards.
 MEASURED = ("h200", "h100")
 
-_loaded: dict[tuple[str, int], MachineModel] = {}
 #: Models that were asked for and devices they were compared with.
 _compared: set[tuple[str, str, str]] = set()
 
@@ -62,33 +62,6 @@ def is_writable(folder: Path) -> bool:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)
-
-
-def named_machine(setting: MachineModel | str | os.PathLike[str]) -> MachineModel:
-    """Return the model that is meant: itself, a file, or a shipped profile.
-
-    Raises
-    ------
-    ValueError
-        If there is neither such a file nor such a profile, or the file cannot be used.
-
-    Examples
-    --------
-    >>> named_machine("h200").name
-    'h200'
-    """
-    if isinstance(setting, MachineModel):
-        return setting
-    name = os.fspath(setting)
-    if name in shipped_names():
-        return shipped(name)
-    if os.path.isdir(name):
-        raise ValueError(f"machine={name!r} is a folder; give the file in it that holds the model")
-    if os.path.exists(name):
-        return _load_once(Path(name))
-    if os.path.dirname(name) or name.endswith(".json"):
-        raise ValueError(f"machine={name!r}: there is no such file")
-    return shipped(name)  # raises, and suggests the nearest
 
 
 def machine_for(
@@ -152,20 +125,11 @@ def shipped_for(device: Device) -> str:
     return next((name for name in MEASURED if name in gpu), MEASURED[0])
 
 
-def _load_once(path: Path) -> MachineModel:
-    """Load a file, once for each time it is written."""
-    key = (str(path), path.stat().st_mtime_ns)
-    model = _loaded.get(key)
-    if model is None:
-        model = _loaded[key] = MachineModel.load(path)
-    return model
-
-
 def _fitted_here(device: Device) -> MachineModel:
     """What `calibrate` fitted on this machine; MachineFileError if that cannot be used."""
     path = machine_path(device.identity())
     try:
-        model = _load_once(path)
+        model = load_once(path)
     except FileNotFoundError:
         raise
     except OSError as error:

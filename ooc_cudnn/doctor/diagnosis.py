@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.machines import cache_directory, is_writable, machine_path, named_machine
+from ooc_cudnn.devices.machines import cache_directory, is_writable, machine_path
 from ooc_cudnn.doctor.probe import convolution_error, libraries
 from ooc_cudnn.settings import SettingRow, describe
 from perfmodel import MachineModel
+from perfmodel.named import named_machine
 
 #: Packages that are named; CuPy and cuDNN come under a name for each major version of CUDA.
 PACKAGES = re.compile(

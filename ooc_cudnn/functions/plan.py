@@ -10,7 +10,6 @@ from typing import Any
 
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.machines import named_machine
 from ooc_cudnn.functions.arguments import check_scaling
 from ooc_cudnn.functions.bound import Bound, bind
 from ooc_cudnn.functions.description import Description
@@ -22,8 +21,9 @@ from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS, TensorSpec
-from ooc_cudnn.units import parse_limit, resolve_limit
+from ooc_cudnn.units import MOST_BYTES, parse_limit, resolve_limit
 from perfmodel import MachineModel
+from perfmodel.named import named_machine
 
 
 def plan(
@@ -170,7 +170,7 @@ def _spec_or_array(operand: Any, device: None, *, name: str, written: bool = Fal
 def limit_of(machine: MachineModel, limit: int | float | None) -> int:
     """Resolve a memory limit on a machine that is not at hand."""
     if isinstance(limit, int):
-        return limit
+        return min(limit, MOST_BYTES)
     if machine.device_bytes is None:
         raise ValueError(
             f"the machine model {machine.name!r} does not say how much memory its device has; "

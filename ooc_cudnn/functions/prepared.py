@@ -55,16 +55,17 @@ _lock = forks.lock()
 
 def remembered(key: Hashable, device: Device, settings: Settings) -> Prepared | None:
     """Return a call that was prepared before, if its plan still suits the memory there is."""
-    prepared = _prepared.get(key)
-    if prepared is None:
-        return None
+    with _lock:
+        prepared = _prepared.get(key)
+        if prepared is None:
+            return None
+        _prepared.move_to_end(key)
     room = limit_bytes(device, settings.memory_limit) - device.arena.array_bytes
     available = room - prepared.result_bytes
     if prepared.plan.device_bytes > available:
         return None
     if available > prepared.available_bytes * ROOM_WORTH_REPLANNING and not prepared.plan.in_core:
         return None
-    _prepared.move_to_end(key)
     return prepared
 
 

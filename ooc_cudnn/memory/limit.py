@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ooc_cudnn.memory.source import Source
-from ooc_cudnn.units import resolve_limit
+from ooc_cudnn.units import MOST_BYTES, resolve_limit
 
 _resolved: dict[tuple[str, float | int | None], int] = {}
 
@@ -15,11 +15,13 @@ def limit_bytes(device: Source, setting: float | int | None) -> int:
     same from call to call; after the driver ran out of memory it is measured anew.
     """
     if isinstance(setting, int):
-        return setting
+        return min(setting, MOST_BYTES)
     key = (device.name, setting)
-    if key not in _resolved:
-        _resolved[key] = resolve_limit(setting, device.free_bytes() + device.arena.held_bytes)
-    return _resolved[key]
+    found = _resolved.get(key)
+    if found is None:  # two threads are given the same, and none what another forgets meanwhile
+        measured = resolve_limit(setting, device.free_bytes() + device.arena.held_bytes)
+        found = _resolved.setdefault(key, measured)
+    return found
 
 
 def forget_limits() -> None:

@@ -55,7 +55,7 @@ def _planned(request: Request, target: Target) -> Plan:
     ask_workspace = target.ask_workspace
     key = _kind(request), ask_workspace
     with _lock:
-        candidates = _known.get(key, [])
+        candidates = tuple(_known.get(key, ()))
     for plan, signature in candidates:
         if _signature(request.chain, plan) == signature:
             return plan

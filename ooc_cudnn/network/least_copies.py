@@ -42,6 +42,8 @@ def least_copied(
     pieces : array
         Bytes that each phase takes for its pieces, beside tensors on the device.
     """
+    if room_bytes <= 0:  # arrays that are there take all of it: there is nothing to share out
+        return dict(stays)
     room = room_bytes - np.minimum(pieces, MOST_FOR_PIECES * room_bytes)
     held = np.zeros(len(step.phases))
     for base, (stay,) in stays.items():

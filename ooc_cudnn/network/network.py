@@ -179,7 +179,18 @@ class Network(
         return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and running statistics to an ``.npz`` file; it is whole or not there."""
+        """Write parameters and running statistics to an ``.npz`` file; it is whole or not there.
+
+        `numpy.load` finds what it holds by name. A name that is none of letters, digits, dots,
+        dashes and underscores has an entry of another name; `load` knows which.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter has changed its shape or dtype; the file is as it was then.
+        OSError
+            If it cannot be written; the same.
+        """
         saving.save(path, self.graph, self.parameters, self.running)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -188,7 +199,10 @@ class Network(
         Raises
         ------
         ValueError
-            If it is the file of another network; nothing is changed then.
+            If it is the file of another network, or none that `save` wrote, whatever it holds;
+            nothing is changed then.
+        OSError
+            If there is no such file, or it cannot be read.
         """
         saving.load(path, self.graph, self.parameters, self.running)
 

@@ -27,7 +27,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import bounded, check_asked, plan_again, plan_step
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import warn_once
-from perfmodel.machine import replace_file
+from perfmodel.files import read_file, remove_abandoned, replace_file
 from perfmodel.record import members, number, text, whole
 
 FORMAT, FORMAT_VERSION = "ooc_cudnn plan of a network", 1
@@ -131,10 +131,8 @@ def _read(path: Path) -> tuple[NetworkPlan, int | None]:
     OSError, ValueError, TypeError
         If there is none, or it was not written here, or is no longer what was written.
     """
-    if path.stat().st_size > LARGEST_BYTES:
-        raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
     names = ("format", "version", "host_bytes", "digest", "plan")
-    held = members("the file", json.loads(path.read_bytes()), names)
+    held = members("the file", json.loads(read_file(path, LARGEST_BYTES)), names)
     for name, expected in (("format", FORMAT), ("version", FORMAT_VERSION)):
         if held[name] != expected:
             raise ValueError(f"its {name} is {held[name]!r}, not {expected!r}")
@@ -177,7 +175,7 @@ def _keep(path: Path, plan: NetworkPlan, host_bytes: int | None) -> None:
 
 
 def _forget_oldest(folder: Path) -> None:
-    """Remove all files but the latest; another process may do the same at the same time."""
+    """Remove all files but the latest, and what was never finished; others may do the same."""
 
     def written(path: Path) -> float:
         with contextlib.suppress(FileNotFoundError):
@@ -187,3 +185,4 @@ def _forget_oldest(folder: Path) -> None:
     files = sorted(folder.glob("*.json"), key=written)
     for path in files[: max(len(files) - MOST_FILES, 0)]:
         path.unlink(missing_ok=True)
+    remove_abandoned(folder)

@@ -79,7 +79,8 @@ class Prepared(ABC, Generic[R]):
     @property
     def program(self) -> Program | None:
         """What the last call ran; None before the first."""
-        return None if self._last_ready is None else self._last_ready[1].program
+        last = self._last_ready
+        return None if last is None else last[1].program
 
     def planned_for(
         self,
@@ -132,10 +133,10 @@ class Prepared(ABC, Generic[R]):
     @property
     def changed(self) -> tuple[str, ...]:
         """What is handed in and changed: running statistics, by name."""
-        step = self._step
-        if self._changed is None or self._changed[0] is not step:
-            self._changed = step, changed_by(step)
-        return self._changed[1]
+        step, changed = self._step, self._changed
+        if changed is None or changed[0] is not step:
+            changed = self._changed = step, changed_by(step)
+        return changed[1]
 
     @property
     def _step(self) -> Step:
@@ -170,8 +171,9 @@ class Prepared(ABC, Generic[R]):
         given = as_held(given, (name for name in self.changed if name not in changing))
         specs = tuple((name, each.spec) for name, each in given.items())
         key = current(), device.name, specs, misaligned_of(given)
-        if self._last_ready is not None and self._last_ready[0] == key:
-            ready: R | None = self._last_ready[1]
+        last = self._last_ready  # another thread may forget it
+        if last is not None and last[0] == key:
+            ready: R | None = last[1]
         else:
             ready = self._ready.get(key)
         with device.arena.lock:

@@ -10,7 +10,6 @@ from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
-from ooc_cudnn.devices.machines import named_machine
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.functions.plan import limit_of
 from ooc_cudnn.functions.target import Target
@@ -24,6 +23,7 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import parse_limit
 from perfmodel import MachineModel
+from perfmodel.named import named_machine
 
 Limit = int | float | str | None
 

@@ -1,6 +1,10 @@
 """Copies of files."""
 
+import os
+import time
 from types import SimpleNamespace
+
+import pytest
 
 from ooc_cudnn.calibration import files
 from ooc_cudnn.calibration.session import Sample, Session
@@ -29,3 +33,31 @@ def test_copies_of_files_that_seem_to_take_no_time_are_left_out(monkeypatch, tmp
     assert list(session.measured) == ["copy_out/disk", "alone/copy_out/disk"]
     for held in session.measured.values():
         assert held == [Sample(2**13, Timing(1.0, 0.0))]
+
+
+def scratch(cache):
+    return sorted(cache.glob(f"{files.PREFIX}*"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_what_a_killed_calibration_left_goes_and_that_of_a_running_one_stays(monkeypatch, tmp_path):
+    """192 MiB of files stayed for good each time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "ooc_cudnn"
+    with files._scratch_directory() as running:
+        child = os.fork()
+        if child == 0:
+            with files._scratch_directory() as folder:
+                (folder / "copy_in").touch()
+                os._exit(0)
+        os.waitpid(child, 0)
+        (cache / f"{files.PREFIX}0").mkdir()  # killed before it had a lock
+        assert len(scratch(cache)) == 3
+        with files._scratch_directory():
+            assert len(scratch(cache)) == 4  # all may be about to be locked
+        for folder in cache.iterdir():
+            os.utime(folder, (0, time.time() - 100))
+        with files._scratch_directory() as third:
+            assert scratch(cache) == sorted([running, third])
+    assert scratch(cache) == []

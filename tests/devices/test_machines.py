@@ -101,6 +101,41 @@ def test_a_file_that_cannot_be_read_is_said_and_not_used(device):
     assert calibrated_before(device) is None
 
 
+NO_FILES = {
+    "pipe": os.mkfifo,
+    "device": lambda path: os.symlink("/dev/zero", path),
+    "folder": os.mkdir,
+    "such file": lambda path: os.symlink("nowhere", path),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_is_said_and_not_used(device, tmp_path, kind):
+    """Reading a pipe waited for ever, a link to /dev/zero took all memory."""
+    path = machine_path(device.identity())
+    path.parent.mkdir(parents=True)
+    NO_FILES[kind](path)
+    if kind != "such file":  # that is as good as none
+        with pytest.warns(UserWarning, match=f"{re.escape(str(path))} cannot be read.*calibrate'"):
+            assert machine_for(device, None) == H200
+    NO_FILES[kind](tmp_path / "mine.json")
+    with pytest.raises(ValueError, match=rf"machine=.*mine\.json.* {kind}"):
+        machine_for(device, str(tmp_path / "mine.json"))
+
+
+def test_a_model_is_read_again_when_another_file_takes_its_place(device, tmp_path):
+    """Two files written in one tick of the file system's clock are two."""
+    path = tmp_path / "mine.json"
+    fitted(device).save(path)
+    assert machine_for(device, str(path)) == fitted(device)
+    other = fitted(device, step_seconds=1e-4)
+    stamp = path.stat().st_mtime_ns
+    other.save(path)
+    os.utime(path, ns=(stamp, stamp))
+    assert machine_for(device, str(path)) == other
+
+
 def test_a_file_from_elsewhere_is_refused(device):
     path = machine_path(device.identity())
     elsewhere = {**device.identity(), "gpu": "NVIDIA A100"}

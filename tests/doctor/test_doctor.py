@@ -26,6 +26,7 @@ from ooc_cudnn.doctor.diagnosis import (
 from ooc_cudnn.doctor.report import report
 from ooc_cudnn.doctor.rules import extra, is_broken, judge
 from ooc_cudnn.settings import describe
+from perfmodel import shipped
 
 H200 = Gpu("NVIDIA H200", 150 * 2**30, "9.0")
 CUDNN = Library("/env/nvidia/cudnn/lib/libcudnn.so.9", 91900)
@@ -563,8 +564,11 @@ def test_a_bad_setting_is_all_that_is_wrong(monkeypatch):
     assert any("numpy scipy" in finding.remedy for finding in judge(both))
 
 
-def test_a_machine_that_cannot_be_used_is_a_bad_setting(surroundings):
-    with ooc_cudnn.settings(machine="nosuch"):
+def test_a_machine_that_cannot_be_used_is_a_bad_setting(surroundings, tmp_path):
+    path = tmp_path / "nosuch.json"
+    shipped("h200").save(path)
+    with ooc_cudnn.settings(machine=path):
+        path.unlink()
         facts = diagnose()
     assert "nosuch" in facts.settings_failure
     assert is_broken(facts)

@@ -300,6 +300,31 @@ def test_a_folder_in_the_place_of_a_file_is_ignored():
     assert "cannot be kept" in str(told[1].message)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_ignored_and_replaced(what):
+    """Reading a pipe waited for ever, a link to /dev/zero took all memory."""
+    first = planned(policy="keep")
+    (path,) = files()
+    path.unlink()
+    what(path)
+    with pytest.warns(UserWarning, match="a kept plan is ignored.*this is a") as told:
+        assert planned(policy="keep") == first
+    assert str(path) in str(told[0].message)
+    assert not path.is_symlink()
+    assert path.is_file()
+
+
+def test_plans_that_were_never_finished_are_removed(monkeypatch):
+    planned(policy="keep")
+    (path,) = files()
+    left = path.with_name(f".another.json.{'0' * 32}")
+    left.touch()
+    os.utime(left, (0, 0))
+    planned(policy="offload")
+    assert not left.exists()
+
+
 def forged(path, plan):
     """Write a plan as if it had been written there."""
     content = json.dumps(plan)

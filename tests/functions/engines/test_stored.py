@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import warnings
 from contextlib import contextmanager
 from threading import Thread
@@ -216,6 +217,37 @@ def test_a_file_that_cannot_be_used_is_ignored_and_said_once(make, what):
             assert not list(tables_of(device))
     (only,) = said
     assert "stored engines of fake are ignored" in str(only.message)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_ignored_and_said_once(make, what):
+    """Reading a pipe waited for ever."""
+    device = make(FakeEngine(100, 3e-6))
+    path = stored(device)
+    path.unlink()
+    what(path)
+    forget_tables()
+    with pytest.warns(UserWarning, match="stored engines of fake are ignored") as said:
+        assert not list(tables_of(device))
+    assert str(path) in str(said[0].message)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_the_lock_is_no_reason_to_wait(make):
+    device = make(FakeEngine(100, 3e-6))
+    path = stored(device)
+    lock = path.with_name(f".{path.name}.lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(OSError, match="lock"):
+        save_tables(device)
+    lock.unlink()
+    precious = path.with_name("precious")
+    precious.write_text("content")
+    lock.symlink_to(precious)
+    save_tables(device)
+    assert precious.read_text() == "content"
 
 
 def test_calls_do_without_a_file_that_cannot_be_used_and_tuning_mends_it(make):
