@@ -14,7 +14,6 @@ from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
-from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
@@ -53,7 +52,7 @@ def infer(
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation, usually: ``model.eval()``. Of one in training a warning says so.
+        In evaluation: ``model.eval()``.
     *inputs : Tensor or array
         NumPy arrays, memmaps and pinned memory are read piece by piece.
     out : array, optional
@@ -77,7 +76,7 @@ def infer(
         If `out` has not the result's shape or dtype, or is given for several results; if there are
         more classes than labels have numbers; if `scale` is no finite number.
     UnsupportedModelError, PlanInfeasibleError
-        As for `limit`.
+        As for `limit`; and if the model is in training mode, and that changes what it does.
 
     Examples
     --------
@@ -101,11 +100,7 @@ def infer(
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fake_like(inputs, device_of(model))
         ready = _ready(model, forward, fakes, memory_limit, reduce, asked, scale)
-        if ready.training and within_ddp(model).training:
-            warn_once(
-                f"{type(model).__name__} is in training mode: what it makes depends on the other "
-                "images or on chance, and running statistics change; call model.eval() first"
-            )
+        check_evaluation(model, ready)
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
         if out is not None:
             if not one:
@@ -159,7 +154,7 @@ def plan_infer(
     TypeError
         If the model makes several results.
     UnsupportedModelError, PlanInfeasibleError
-        As for `limit`.
+        As for `infer`.
 
     Examples
     --------
@@ -172,12 +167,34 @@ def plan_infer(
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fakes_for(model, shapes)
         ready = _ready(model, forward, fakes, memory_limit, reduce, "uint8", scale)
+        check_evaluation(model, ready)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
         specs = specs_of(ready, placement, where_held(machine))
         given = {name: Wrapped(None, spec, 0) for name, spec in specs.items()}
         step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
         return planned_in_blocks(step, Under(memory_limit, given, machine))
+
+
+def check_reduction(reduce: str | None) -> None:
+    """Raise ValueError if it is none of `REDUCTIONS`, nor None."""
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
+
+
+def check_evaluation(model: torch.nn.Module, ready: ReadyModel) -> None:
+    """Refuse a model in training mode, where that changes what it computes or what it keeps.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With what to call.
+    """
+    if ready.training and within_ddp(model).training:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is in training mode: what it makes depends on the other "
+            "images or on chance, and its running statistics would change; call model.eval() first"
+        )
 
 
 def _ready(
@@ -189,8 +206,7 @@ def _ready(
     labels: str,
     scale: float | None,
 ) -> ReadyModel:
-    if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
+    check_reduction(reduce)
     check_scale(scale)
     labels = labels if reduce else ""
 
