@@ -210,12 +210,16 @@ class ReadyModel:
         return made
 
     def lasting(self) -> dict[str, Any]:
-        """Parameters and buffers as the network takes them, by its names for them."""
+        """What the network is given that depends on no argument, by its names for it."""
         known = self._known([None] * len(self.graph.inputs))
+        arguments = {value for value, tensor in known.items() if tensor is None}
+        before = [each for each in self.lowered.before if arguments.isdisjoint(each.reads)]
         with without_autocast():
-            found = run_before(self.graph, self.lowered.before, known)
-        given = {**self.lowered.parameters, **self.lowered.running}
-        return self._arrays(found, given)
+            found = run_before(self.graph, before, known)
+        given = self.lowered.given.items()
+        return self._arrays(
+            found, {name: each for name, each in given if found.get(each.value) is not None}
+        )
 
     def _arrays(self, found: Mapping[Value, Any], wanted: Mapping[str, Given]) -> dict[str, Any]:
         """What is given, in the shapes and dtypes in which the network takes it."""
