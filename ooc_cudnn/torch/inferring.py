@@ -62,7 +62,7 @@ def infer(
     reduce : str, optional
         "argmax": labels in place of scores, as ``scores.argmax(1)``; the axis of classes may be
         kept in `out`. Scores never leave the card.
-        Labels are of `out`'s dtype: uint8, uint16, int32 or int64; uint8 where it is left out.
+        Labels are of `out`'s dtype, of 8 bits to int64; uint8 where it is left out.
     scale : float, optional
         As for `limit`.
 

@@ -33,7 +33,7 @@ def check_scale(scale: float | None) -> None:
 def of_stored(
     model: torch.nn.Module, forward: Callable[..., Any], scale: float | None
 ) -> Callable[..., Any]:
-    """A forward of a model that takes tensors of uint8 and uint16, scaled; none: as it is.
+    """A forward of a model that takes tensors of `STORED` types, scaled; none: as it is.
 
     They are widened to the dtype of the model's parameters, but scaled in float32 at the least: a
     uint16 can be more than a float16.

@@ -107,7 +107,7 @@ def test_labels_in_place_of_scores(classes, dtype, searches_are_shared):
         np.testing.assert_array_equal(made.compute(), model(image).argmax(1).numpy())
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 def test_chunks_of_integers_are_scaled_where_the_model_runs(dtype, searches_are_shared):
     torch.manual_seed(0)
     model = torch.nn.Conv2d(3, 2, 3).eval()

@@ -132,13 +132,22 @@ def test_stored_images_cross_as_integers():
 
 
 @pytest.mark.parametrize(
-    ("stored", "own"), [("uint8", "float32"), ("uint16", "float16"), ("uint16", "float64")]
+    ("stored", "own"),
+    [
+        ("uint8", "float32"),
+        ("uint16", "float16"),
+        ("uint16", "float64"),
+        ("int16", "float32"),
+        ("int16", "float16"),
+        ("int8", "float64"),
+    ],
 )
 def test_stored_images_are_scaled_on_the_card_for_a_model_of_floats(stored, own):
     torch.manual_seed(0)
     model = nn.Conv2d(2, 3, 3).to(getattr(torch, own))
     most = np.iinfo(stored).max
-    image = np.random.default_rng(0).integers(most // 2, most + 1, (2, 2, 9, 9)).astype(stored)
+    least = np.iinfo(stored).min or most // 2
+    image = np.random.default_rng(0).integers(least, most + 1, (2, 2, 9, 9)).astype(stored)
     image[0, 0, 0, 0] = most  # more than a float16 can be
     plain = torch.from_numpy((image / most).astype(own))
     scale, tolerance = 1 / most, {"float16": 4e-3, "float32": 1e-5, "float64": 1e-11}[own]
