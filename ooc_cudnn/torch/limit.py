@@ -57,9 +57,9 @@ def limit(
         "global", of those of all. Then every rank must run the same steps. torch.nn.SyncBatchNorm
         takes them over its process group in any case.
     scale : float, optional
-        Takes images as they are stored: every argument of uint8, int8, uint16 or int16 crosses
-        the link as it is, and is brought to the dtype of the model's parameters and multiplied by this on the
-        card (1 / 255), before the model reads it.
+        Takes images as they are stored: every argument of uint8, int8, uint16 or int16 crosses the
+        link as it is, and is brought to the dtype of the model's parameters and multiplied by this
+        on the card (1 / 255), before the model reads it.
 
     Returns
     -------
