@@ -120,7 +120,7 @@ def test_what_eager_refuses_is_refused():
         model = nn.Sequential(conv(), layer).eval()
         with pytest.raises((RuntimeError, ValueError)):
             model(x)
-        with pytest.raises(ValueError, match="^Sequential does not take this input"):
+        with pytest.raises(ValueError, match=r"^Sequential does not take this input"):
             ooc.infer(model, x)
 
 
