@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.stores import wrap_regional
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.given import check_given
 from ooc_cudnn.network.in_blocks import InBlocks, Under, planned_in_blocks
@@ -265,10 +266,10 @@ class ReadyModel:
             for own in (to.network.parameters, to.network.running):  # constants of operations
                 lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
             given = {
-                name: each if isinstance(each, Wrapped) else wrap(each, device, name=name)
+                name: each if isinstance(each, Wrapped) else wrap_regional(each, device, name=name)
                 for name, each in {**inputs, **lasting}.items()
             }
-            result = wrap(out, device, name="out", written=True)
+            result = wrap_regional(out, device, name="out", written=True)
             check_given(to.outputs[0], result)
             blocks = self._blocks(step, given, result)
             if blocks is not None:

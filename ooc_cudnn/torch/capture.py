@@ -85,7 +85,7 @@ def fake_like(tensors: Sequence[Any], device: Any) -> list[torch.Tensor]:
 def fakes_for(
     model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Fake arguments of a model: of shapes, in the dtype of its parameters; or like tensors."""
+    """Fake arguments of a model: of shapes, in the dtype of its parameters; or like arrays."""
     for at, each in enumerate(shapes):
         if isinstance(each, torch.Tensor):
             check_tensor(f"argument {at}", each)
@@ -93,7 +93,7 @@ def fakes_for(
     dtype = torch.get_default_dtype() if first is None else first.dtype
     asked = [
         each
-        if isinstance(each, torch.Tensor)
+        if hasattr(each, "shape") and hasattr(each, "dtype")
         else torch.empty(tuple(each), dtype=dtype, device="meta")
         for each in shapes
     ]
@@ -114,7 +114,7 @@ def torch_dtype(array: Any) -> torch.dtype:
     """
     if isinstance(array, torch.Tensor):
         return array.dtype
-    return torch.from_numpy(np.empty(1, array.dtype)).dtype
+    return torch.from_numpy(np.empty(1, np.dtype(array.dtype).newbyteorder("="))).dtype
 
 
 class _Reading:

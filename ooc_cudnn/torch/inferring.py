@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import Located, Wrapped, check_writable
+from ooc_cudnn.arrays.stores import Store, regional, room_for, whole
+from ooc_cudnn.arrays.tensors import is_tensor
 from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
@@ -54,9 +57,11 @@ def infer(
     model : torch.nn.Module
         In evaluation: ``model.eval()``.
     *inputs : Tensor or array
-        NumPy arrays, memmaps and pinned memory are read piece by piece.
+        NumPy arrays, memmaps and pinned memory are read piece by piece; arrays of Zarr and HDF5,
+        and of other byte orders (">f4": FITS, TIFF), block by block, or whole where there is one.
     out : array, optional
-        Where to write the result: any placement, of `output_shape` and the result's dtype.
+        Where to write the result: any placement, of `output_shape` and the result's dtype; an
+        array of Zarr or HDF5; or the path of a ``.npy`` file, which is made (or made anew).
     memory_limit : int, float or str, optional
         As for `limit`.
     reduce : str, optional
@@ -68,7 +73,7 @@ def infer(
 
     Returns
     -------
-    Tensor, tree of tensors, or `out`
+    Tensor, tree of tensors, or `out`; of a path, the `numpy.memmap` of the file
 
     Raises
     ------
@@ -95,8 +100,10 @@ def infer(
             raise TypeError(
                 f"argument {at} must be a tensor or an array, not {type(each).__name__}"
             )
+    inputs, out = tuple(map(regional, inputs)), _as_target(out)
     check_arguments(model, inputs)
-    asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
+    is_path = isinstance(out, Path)
+    asked = "uint8" if out is None or is_path else str(out.dtype).removeprefix("torch.")
     with torch.no_grad(), own_forward(model) as forward:
         fakes = fake_like(inputs, device_of(model))
         ready = _ready(model, forward, fakes, memory_limit, reduce, asked, scale)
@@ -105,25 +112,32 @@ def infer(
         if out is not None:
             if not one:
                 raise TypeError("out is given, but the model makes several results")
+            out = _file(out, ready, reduce) if is_path else out
             _check_out(out, ready, reduce)
         with_classes = out
         if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
-            with_classes = out[:, None]
+            with_classes = out.with_axis(1) if isinstance(out, Store) else out[:, None]
         if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
-            tensor_of(out).copy_(pytree.tree_leaves(ready(inputs))[0])
-            return out
+            (made,) = pytree.tree_leaves(ready([whole(each) for each in inputs]))
+            _put(made, out)
+            return _given_back(out)
         made = _empty(ready) if one and out is None else with_classes
         if not one or not ready.in_blocks(inputs, made):
-            made = ready(inputs, with_classes)
+            room = with_classes
+            if isinstance(with_classes, Store):
+                room = room_for(with_classes, (slice(None),) * with_classes.ndim)
+            made = ready([whole(each) for each in inputs], room)
+            if isinstance(with_classes, Store):
+                _put(room, with_classes)
         if out is not None:
-            return out
+            return _given_back(out)
         made = tensor_of(made) if one else made
         return made if reduce is None else made[:, 0]
 
 
 def plan_infer(
     model: torch.nn.Module,
-    *shapes: Sequence[int] | torch.Tensor,
+    *shapes: Any,
     memory_limit: Limit = None,
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "disk",
@@ -136,9 +150,9 @@ def plan_infer(
     ----------
     model, memory_limit, reduce, scale
         As for `infer`.
-    *shapes : tuple of int or Tensor
-        Of its arguments, in the dtype of its parameters; or a tensor, fake ones included, for
-        another dtype.
+    *shapes : tuple of int, Tensor or array
+        Of its arguments, in the dtype of its parameters; or a tensor, fake ones included, or an
+        array, for its dtype.
     machine : MachineModel or str, optional
         The machine to predict for ("h200"); the one at hand when left out.
     placement : str
@@ -174,6 +188,43 @@ def plan_infer(
         given = {name: Wrapped(None, spec, 0) for name, spec in specs.items()}
         step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
         return planned_in_blocks(step, Under(memory_limit, given, machine))
+
+
+def _as_target(out: Any) -> Any:
+    """What `infer` was given to write to: an array, a `Store`, or a path of a NumPy file."""
+    if isinstance(out, str | os.PathLike):
+        if not os.fspath(out).endswith(".npy"):
+            raise ValueError(
+                f"out must be an array, or the path of a .npy file, not {os.fspath(out)!r}: of "
+                "Zarr and HDF5 give the array, opened to be written"
+            )
+        return Path(out)
+    if out is None or (hasattr(out, "dtype") and hasattr(out, "shape")):
+        return regional(out)
+    raise TypeError(f"out must be an array, or the path of a .npy file, not {type(out).__name__}")
+
+
+def _file(path: Path, ready: ReadyModel, reduce: str | None) -> Any:
+    """A new file for the one result, of scores or of labels."""
+    (scores,) = ready.graph.outputs
+    shape, dtype = tuple(scores.shape), str(scores.dtype).removeprefix("torch.")
+    if reduce:
+        shape, dtype = (shape[0], *shape[2:]), "uint8"
+    if dtype == "bfloat16":
+        raise TypeError(f"out: files of NumPy cannot hold bfloat16, which {path.name} would be of")
+    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+
+
+def _put(made: Any, out: Any) -> None:
+    """Write all of a result."""
+    if isinstance(out, Store):
+        out[(slice(None),) * out.ndim] = made.numpy(force=True) if is_tensor(made) else made
+    else:
+        tensor_of(out).copy_(made)
+
+
+def _given_back(out: Any) -> Any:
+    return out.array if isinstance(out, Store) else out
 
 
 def check_reduction(reduce: str | None) -> None:
@@ -246,6 +297,10 @@ def _check_out(out: Any, ready: ReadyModel, reduce: str | None) -> None:
     dtype, own = (str(each.dtype).removeprefix("torch.") for each in (scores, out))
     if not reduce and own != dtype:
         raise TypeError(f"out must be {dtype}, not {own}")
+    if isinstance(out, Store):
+        out.check_writable("out")
+    elif isinstance(out, np.ndarray):
+        check_writable(Located(out, "", 0), name="out")
 
 
 def _empty(ready: ReadyModel) -> Any:
@@ -257,7 +312,7 @@ def _empty(ready: ReadyModel) -> Any:
 
 
 def output_shape(
-    model: torch.nn.Module, *shapes: Sequence[int]
+    model: torch.nn.Module, *shapes: Any
 ) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
     """The shape that a model makes of arguments of some shapes (of each, where there are several).
 

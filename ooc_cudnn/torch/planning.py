@@ -25,7 +25,7 @@ from perfmodel import MachineModel
 
 def plan(
     model: torch.nn.Module,
-    *shapes: Sequence[int] | torch.Tensor,
+    *shapes: Any,
     memory_limit: Limit = None,
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "pinned",
@@ -38,9 +38,9 @@ def plan(
     ----------
     model : torch.nn.Module
         On any device, "meta" included; in training or evaluation, as it is.
-    *shapes : tuple of int or Tensor
+    *shapes : tuple of int, Tensor or array
         Of its arguments, (n, c, spatial...), in the dtype of its parameters; or a tensor, fake ones
-        included, for another dtype.
+        included, or an array, for its dtype.
     memory_limit : int, float or str, optional
         As for `limit`.
     machine : MachineModel or str, optional
@@ -81,7 +81,7 @@ def plan(
 
 def tune(
     model: torch.nn.Module,
-    *shapes: Sequence[int] | torch.Tensor,
+    *shapes: Any,
     memory_limit: Limit = None,
     placement: str = "pinned",
     with_gradients: bool = True,
@@ -146,7 +146,7 @@ def _is_module(model: Any) -> bool:
 
 def _captured(
     model: torch.nn.Module,
-    shapes: Sequence[Sequence[int] | torch.Tensor],
+    shapes: Sequence[Any],
     memory_limit: Limit,
     *,
     with_gradients: bool,
