@@ -10,8 +10,10 @@ import numpy as np
 
 from ooc_cudnn.dask.chunks import as_dask
 from ooc_cudnn.dask.networks import lazily_forward
+from ooc_cudnn.keywords import explaining
 
 
+@explaining
 def infer(
     model: Any, *inputs: Any, reduce: str | None = None, scale: float | None = None
 ) -> da.Array:

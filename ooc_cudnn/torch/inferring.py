@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.arrays.operands import Located, Wrapped, check_writable
 from ooc_cudnn.arrays.stores import Store, regional, room_for, whole
 from ooc_cudnn.arrays.tensors import is_tensor
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
@@ -37,6 +38,7 @@ from perfmodel import MachineModel
 REDUCTIONS = ("argmax",)
 
 
+@explaining
 def infer(
     model: torch.nn.Module,
     *inputs: Any,
@@ -98,7 +100,8 @@ def infer(
     for at, each in enumerate(inputs):
         if not isinstance(each, torch.Tensor) and getattr(each, "dtype", None) is None:
             raise TypeError(
-                f"argument {at} must be a tensor or an array, not {type(each).__name__}"
+                f"argument {at} must be a tensor or an array, not {type(each).__name__}: give "
+                "torch.as_tensor(...) of it, or numpy.asarray(...), in the model's dtype"
             )
     inputs, out = tuple(map(regional, inputs)), _as_target(out)
     check_arguments(model, inputs)
@@ -135,6 +138,7 @@ def infer(
         return made if reduce is None else made[:, 0]
 
 
+@explaining
 def plan_infer(
     model: torch.nn.Module,
     *shapes: Any,

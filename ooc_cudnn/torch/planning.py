@@ -10,6 +10,7 @@ import torch
 
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec
@@ -23,6 +24,7 @@ from ooc_cudnn.torch.stored import check_scale, of_stored
 from perfmodel import MachineModel
 
 
+@explaining
 def plan(
     model: torch.nn.Module,
     *shapes: Any,
@@ -79,6 +81,7 @@ def plan(
     return ready.noted(ready.step.planned_for(specs, machine))
 
 
+@explaining
 def tune(
     model: torch.nn.Module,
     *shapes: Any,
