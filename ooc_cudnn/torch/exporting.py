@@ -15,9 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.hints import hint, is_of_dtypes
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import hooks_that_compute, users_line
-from ooc_cudnn.torch.stored import STORED_DTYPES
 
 #: Whose lines are not the user's.
 NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
@@ -25,12 +25,6 @@ NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__
 _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 #: In what PyTorch says of tensors without data: a tensor with data might do.
 _WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla")
-
-#: What to do with images of integers.
-_SCALE = (
-    ". For images as they are stored give scale=1 / 255 (uint16: 1 / 65535) to limit, infer or plan"
-    ": they are made floats on the card"
-)
 
 
 class _Plain(torch.nn.Module):
@@ -123,13 +117,10 @@ def _not_taken(model: torch.nn.Module, error: Exception, given: Any) -> Exceptio
     tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
     said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
     why = _first_line(error)
-    of_dtypes = re.search(r"\bd?types?\b", why) is not None
-    hint = ""
-    if of_dtypes and any(each.dtype in STORED_DTYPES for each in tensors):
-        hint = ". Labels are int64: take target.long()" if "index" in why else _SCALE
-    kind = TypeError if isinstance(error, TypeError) or of_dtypes else ValueError
+    kind = TypeError if isinstance(error, TypeError) or is_of_dtypes(why) else ValueError
     return kind(
-        f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}{hint}"
+        f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}"
+        f"{hint(model, why, tensors)}"
         f"{_line_of(error)}"
     )
 

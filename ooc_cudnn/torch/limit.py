@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.call import ReadyModel
@@ -25,6 +26,7 @@ from ooc_cudnn.units import parse_limit
 M = TypeVar("M", bound=torch.nn.Module)
 
 
+@explaining
 def limit(
     model: M,
     memory_limit: Limit = None,
@@ -156,7 +158,10 @@ class Limited:
         ]
         tensors = [leaves[at] for at in places]
         if not places:
-            raise UnsupportedModelError(f"{type(self.model).__name__} was called without a tensor")
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} was called without a tensor: give "
+                "tensors or NumPy arrays, torch.as_tensor(...) of lists, say"
+            )
         check_arguments(self.model, tensors)
         with_gradients = torch.is_grad_enabled()
         asked = frozenset(
