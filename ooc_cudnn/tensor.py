@@ -25,7 +25,7 @@ ORDERS = ("channels_first", "channels_last")
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 #: The same of images and labels, which are read and never computed in.
-INTEGERS = {"uint8": 1, "uint16": 2, "int32": 4, "int64": 8}
+INTEGERS = {"uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "int32": 4, "int64": 8}
 
 #: Of everything that is copied.
 ITEM_BYTES = {**DTYPES, **INTEGERS}
@@ -170,8 +170,8 @@ class TensorSpec(Record):
     shape : tuple of int
         Logical shape; N, C, then one to three spatial axes for feature maps.
     dtype : str
-        "float16", "bfloat16", "float32" or "float64"; of images and labels also "uint8", "uint16",
-        "int32" or "int64".
+        "float16", "bfloat16", "float32" or "float64"; of images and labels also one of
+        `INTEGERS`.
     placement : str
         "device", "pinned", "pageable" or "disk".
     strides : tuple of int, optional

@@ -21,8 +21,8 @@ INSTALLED = ("ooc_cudnn", "perfmodel")
 ROOMS = (
     ("perfmodel",),
     tuple(f"ooc_cudnn.{name}" for name in (
-        "errors", "figures", "forks", "interrupts", "progress", "settings", "settings_table",
-        "telling", "tensor", "types", "units",
+        "errors", "extras", "figures", "forks", "interrupts", "keywords", "progress", "settings",
+        "settings_table", "telling", "tensor", "types", "units",
     )),
     ("ooc_cudnn.operations",),
     ("ooc_cudnn.memory",),

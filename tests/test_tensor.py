@@ -67,7 +67,7 @@ def test_dtypes():
         assert dtype_name(name) == name
         assert TensorSpec((2, 3), name).nbytes == 6 * numpy_dtype(name).itemsize
     assert dtype_name(np.float32) == dtype_name("f4") == "float32"
-    for name in ("uint8", "uint16", "int32", "int64"):
+    for name in ("uint8", "int8", "uint16", "int16", "int32", "int64"):
         assert dtype_name(np.dtype(name), integers=True) == name
         assert TensorSpec((2, 3), name).nbytes == 6 * np.dtype(name).itemsize
     for bad in ("int8", np.int32, "nonsense", 3, None.__class__):

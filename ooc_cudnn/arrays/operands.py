@@ -238,8 +238,8 @@ def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:
     """Raise ValueError if an array cannot be written to."""
     if isinstance(wrapped.array, np.ndarray) and not wrapped.array.flags.writeable:
         mapped = isinstance(wrapped.array, np.memmap)
-        hint = " (open the memmap with mode 'r+')" if mapped else ""
-        raise ValueError(f"{name} is read-only{hint}")
+        hint = "open the memmap with mode 'r+'" if mapped else "give an array that can be written"
+        raise ValueError(f"{name} is read-only ({hint})")
     array = wrapped.plain if isinstance(wrapped, Wrapped) else wrapped.array
     if any(s == 0 and e > 1 for e, s in zip(array.shape, array.strides, strict=True)):
         raise ValueError(f"{name} is a broadcast view: several of its elements share memory")

@@ -9,33 +9,36 @@ its chunk and the halo around it, and runs as a call of the plain library on its
 if it is larger than the worker's memory limit. Needs the extra ``dask``.
 """
 
-from ooc_cudnn.dask.functions import (
-    activation_backward,
-    activation_forward,
-    add_tensor,
-    batch_normalization_forward_inference,
-    chain_forward,
-    convolution_add_activation_backward,
-    convolution_add_activation_forward,
-    convolution_add_activation_pooling_forward,
-    convolution_backward_bias,
-    convolution_backward_data,
-    convolution_backward_filter,
-    convolution_forward,
-    pooling_backward,
-    pooling_forward,
-    softmax_backward,
-    softmax_forward,
-)
-from ooc_cudnn.dask.models import infer
-from ooc_cudnn.dask.networks import forward
-from ooc_cudnn.dask.normalization import (
-    batch_normalization_backward,
-    batch_normalization_forward_training,
-)
-from ooc_cudnn.dask.planning import ClusterPlan, plan
-from ooc_cudnn.dask.storing import to_zarr
-from ooc_cudnn.dask.workers import Worker, cluster, workers
+from ooc_cudnn.extras import brought_by
+
+with brought_by("dask", "dask", "distributed", "zarr"):
+    from ooc_cudnn.dask.functions import (
+        activation_backward,
+        activation_forward,
+        add_tensor,
+        batch_normalization_forward_inference,
+        chain_forward,
+        convolution_add_activation_backward,
+        convolution_add_activation_forward,
+        convolution_add_activation_pooling_forward,
+        convolution_backward_bias,
+        convolution_backward_data,
+        convolution_backward_filter,
+        convolution_forward,
+        pooling_backward,
+        pooling_forward,
+        softmax_backward,
+        softmax_forward,
+    )
+    from ooc_cudnn.dask.models import infer
+    from ooc_cudnn.dask.networks import forward
+    from ooc_cudnn.dask.normalization import (
+        batch_normalization_backward,
+        batch_normalization_forward_training,
+    )
+    from ooc_cudnn.dask.planning import ClusterPlan, plan
+    from ooc_cudnn.dask.storing import to_zarr
+    from ooc_cudnn.dask.workers import Worker, cluster, workers
 
 __all__ = [
     "ClusterPlan",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dask.array as da
+import numpy as np
 
 from ooc_cudnn.dask.chunks import as_dask
 from ooc_cudnn.dask.networks import lazily_forward
+from ooc_cudnn.keywords import explaining
 
 
-def infer(model: Any, *inputs: Any) -> da.Array:
+@explaining
+def infer(
+    model: Any, *inputs: Any, reduce: str | None = None, scale: float | None = None
+) -> da.Array:
     """Run a PyTorch model forward on dask arrays, lazily: `ooc_cudnn.torch.infer` in blocks.
 
     Parameters
@@ -19,6 +25,12 @@ def infer(model: Any, *inputs: Any) -> da.Array:
         In evaluation: ``model.eval()``. Its parameters are taken as they are now.
     *inputs : dask array
         Chunked along images and any spatial axis, in the model's dtype.
+    reduce : str, optional
+        "argmax": labels in place of scores, as ``scores.argmax(1)``, of the first of uint8, uint16
+        and int32 that has a number for every class.
+    scale : float, optional
+        As for `ooc_cudnn.torch.limit`: chunks of integers are multiplied by it where the model
+        runs. They travel as they are stored.
 
     Returns
     -------
@@ -30,8 +42,9 @@ def infer(model: Any, *inputs: Any) -> da.Array:
     UnsupportedModelError
         As `ooc_cudnn.torch.infer`; if the model makes several results, or what PyTorch itself must
         run on them.
-    ValueError
-        If chunks cut images that a layer needs whole; it is named.
+    TypeError, ValueError
+        If `reduce` or `scale` is none of what they may be; if the model does not take the inputs;
+        if chunks cut images that a layer needs whole: it is named.
 
     Examples
     --------
@@ -39,27 +52,25 @@ def infer(model: Any, *inputs: Any) -> da.Array:
     >>> slide = da.zeros((1, 3, 64, 64), chunks=(1, 3, 32, 32), dtype="float32")
     >>> ooc.infer(torch.nn.Conv2d(3, 2, 3).eval(), slide).shape
     (1, 2, 62, 62)
+    >>> ooc.infer(torch.nn.Conv2d(3, 2, 3).eval(), slide, reduce="argmax").dtype
+    dtype('uint8')
     """
     import torch
 
-    from ooc_cudnn.torch.call import ReadyModel
-    from ooc_cudnn.torch.capture import device_of, fake_like
+    from ooc_cudnn.torch.call import labelled
     from ooc_cudnn.torch.errors import UnsupportedModelError
-    from ooc_cudnn.torch.limit import own_forward
+    from ooc_cudnn.torch.inferring import captured, check_evaluation
     from ooc_cudnn.torch.lower import LoweredValue
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]
-    with torch.no_grad(), own_forward(model) as forward:
-        ready = ReadyModel(
-            model,
-            forward,
-            fake_like(arrays, device_of(model)),
-            {},
-            None,
-            frozenset(),
-            with_gradients=False,
-        )
-        lowered, lasting = ready.lowered, ready.lasting()
+    with torch.no_grad():
+        captures, call = captured(model, arrays, None, reduce, "", scale)
+        ready, tensors = captures.find(call)
+        check_evaluation(model, ready)
+        lowered = ready.lowered
+        if reduce:
+            lowered = labelled(lowered, _labels(lowered.outputs[0].shape[1]))
+        held = ready.lasting(tensors)
     name = type(model).__name__
     results = lowered.results
     if len(results) != 1 or not isinstance(results[0], LoweredValue) or lowered.after:
@@ -68,7 +79,48 @@ def infer(model: Any, *inputs: Any) -> da.Array:
         )
     if not results[0].is_plain:
         raise UnsupportedModelError(f"{name} permutes the axes of its result: do that with dask's")
-    values = dict(zip(ready.graph.inputs, arrays, strict=True))
-    chunked = {each: values[given.value] for each, given in lowered.inputs.items()}
-    plain = {each: tensor.detach().cpu().numpy().copy() for each, tensor in lasting.items()}
-    return lazily_forward(lowered.network.forward_phases(results[0].tensor), chunked, plain)
+    values = {value: arrays[int(value.source)] for value in ready.graph.inputs}
+    values |= _cast(lowered.before, values)
+    chunked = {
+        each: values[given.value].reshape(given.shape)
+        for each, given in lowered.inputs.items()
+        if given.value in values
+    }
+    plain = {each: tensor.detach().cpu().numpy().copy() for each, tensor in held.items()}
+    # What is the model's own and meets its maps: one chunk each. The maps come first, for blocks
+    # of the result follow the chunks of the first.
+    chunked |= {each: as_dask(plain.pop(each), each) for each in lowered.inputs if each in plain}
+    step = lowered.network.forward_phases(results[0].tensor)
+    for own in (lowered.network.parameters, lowered.network.running):  # constants of operations
+        plain |= {
+            each: np.array(own[each]) for each in own if each in step.touched and each not in plain
+        }
+    made = lazily_forward(step, chunked, plain)
+    return made[:, 0] if reduce else made
+
+
+def _labels(classes: int) -> str:
+    """The least type that has a number for each class.
+
+    >>> _labels(256), _labels(257)
+    ('uint8', 'uint16')
+    """
+    return next(each for each in ("uint8", "uint16", "int32") if classes <= np.iinfo(each).max + 1)
+
+
+def _cast(before: Sequence[Any], values: Mapping[Any, da.Array]) -> dict[Any, da.Array]:
+    """Inputs in types that the network has, where theirs are none: chunk by chunk."""
+    return {
+        made: values[operation.reads[0]].map_blocks(
+            _by_pytorch, operation.function, dtype=str(made.dtype).removeprefix("torch.")
+        )
+        for operation in before
+        for made in operation.results
+        if operation.reads[0] in values
+    }
+
+
+def _by_pytorch(chunk: Any, function: Any) -> Any:
+    import torch
+
+    return function(torch.from_numpy(np.ascontiguousarray(chunk))).numpy()

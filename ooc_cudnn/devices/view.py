@@ -21,8 +21,8 @@ class DeviceView:
     pointer : int
         Device address of the first element.
     dtype : str
-        "float16", "bfloat16", "float32" or "float64"; of images and labels also "uint8", "uint16",
-        "int32" or "int64". "uint8" for bytes that are only copied, too.
+        "float16", "bfloat16", "float32" or "float64"; of images and labels also one of
+        `INTEGERS`. "uint8" for bytes that are only copied, too.
     shape : tuple of int
         Sizes in logical order: n, c, then the spatial axes. (Filters: k, c, spatial. Channel
         vectors: one axis.)

@@ -19,6 +19,7 @@ from ooc_cudnn.functions.bound import bind
 from ooc_cudnn.functions.description import Description
 from ooc_cudnn.functions.prepared import prepare, remembered
 from ooc_cudnn.functions.run import run
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.memory.limit import forget_limits
 from ooc_cudnn.settings import current
 
@@ -53,10 +54,12 @@ def public(describe: Callable[P, Description]) -> Callable[P, Any]:
     if text and "Raises\n" not in text:  # none under python -OO
         describe.__doc__ = text.replace("Notes\n-----", f"{RAISES}Notes\n-----")
 
+    described = explaining(describe)
+
     @wraps(describe)
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         check_scaling(kwargs)
-        return call(describe.__name__, describe(*args, **kwargs))
+        return call(describe.__name__, described(*args, **kwargs))
 
     # A user gets the results, not the description of the call.
     describe.__annotations__["return"] = called.__annotations__["return"] = Any

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.stores import Store, room_for
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.files import bases
 from ooc_cudnn.network.blocks import block_of_step
@@ -149,7 +150,7 @@ class InBlocks:
         inputs, lasting : mapping
             Arrays by name.
         out : array
-            Of the output's shape and dtype.
+            Of the output's shape and dtype; a `Store` as well, as inputs may be.
         """
 
         def taken(place: GridBlock) -> tuple[GridBlock, dict[str, Any]]:
@@ -163,8 +164,11 @@ class InBlocks:
                     ahead.append(pool.submit(taken, next_place))
                 if len(ahead) == 2 or (next_place is None and ahead):
                     place, parts = ahead.popleft().result()
-                    into = {self.grid.output: out[_slices(place.region)]}
-                    self._ready_for(place).run(parts, into, lasting, making)
+                    region = _slices(place.region)
+                    made = room_for(out, region)
+                    self._ready_for(place).run(parts, {self.grid.output: made}, lasting, making)
+                    if isinstance(out, Store):
+                        out[region] = made
 
     @property
     def plan(self) -> NetworkPlan | None:

@@ -16,7 +16,7 @@ from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
 from perfmodel import Work, pass_work
 
 #: Types that images are stored in.
-STORED = ("uint8", "uint16")
+STORED = ("uint8", "int8", "uint16", "int16")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CastScale(PerElement):
 
     def __post_init__(self) -> None:
         if self.stored not in STORED:
-            raise TypeError(f"images must be {' or '.join(STORED)}, not {self.stored}")
+            raise TypeError(f"images must be one of {', '.join(STORED)}, not {self.stored}")
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

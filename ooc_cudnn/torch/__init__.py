@@ -8,11 +8,14 @@ replaced. It is captured by torch.export at its first call of a shape, lowered t
 planned as a whole.
 """
 
-from ooc_cudnn.torch.errors import RanksError, UnsupportedModelError, UnsupportedOperationError
-from ooc_cudnn.torch.inferring import infer, output_shape, plan_infer
-from ooc_cudnn.torch.limit import limit, release
-from ooc_cudnn.torch.planning import plan, tune
-from ooc_cudnn.torch.whole import with_loss
+from ooc_cudnn.extras import brought_by
+
+with brought_by("torch", "torch"):
+    from ooc_cudnn.torch.errors import RanksError, UnsupportedModelError, UnsupportedOperationError
+    from ooc_cudnn.torch.inferring import infer, output_shape, plan_infer
+    from ooc_cudnn.torch.limit import limit, release
+    from ooc_cudnn.torch.planning import plan, tune
+    from ooc_cudnn.torch.whole import with_loss
 
 __all__ = [
     "RanksError",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.stores import wrap_regional
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.given import check_given
 from ooc_cudnn.network.in_blocks import InBlocks, Under, planned_in_blocks
@@ -182,6 +183,22 @@ class ReadyModel:
             leave(self.graph.writes, found)
         return results
 
+    def lasting(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """What the network is given that depends on no argument, by its names for it.
+
+        Parameters
+        ----------
+        tensors : sequence
+            As of a call; what is there for arguments is not read.
+        """
+        arguments = set(self.graph.inputs)
+        known = {v: each for v, each in self._known(tensors).items() if v not in arguments}
+        before = [each for each in self.lowered.before if arguments.isdisjoint(each.reads)]
+        with without_autocast():
+            found = run_before(self.graph, before, known)
+        given = self.lowered.given.items()
+        return self._arrays(found, {name: each for name, each in given if each.value in found})
+
     def _arrays(self, found: Mapping[Value, Any], wanted: Mapping[str, Given]) -> dict[str, Any]:
         """What is given, in the shapes and dtypes in which the network takes it."""
         arrays = {name: _as_given(found, given) for name, given in wanted.items()}
@@ -227,10 +244,10 @@ class ReadyModel:
             for own in (to.network.parameters, to.network.running):  # constants of operations
                 lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
             given = {
-                name: each if isinstance(each, Wrapped) else wrap(each, device, name=name)
+                name: each if isinstance(each, Wrapped) else wrap_regional(each, device, name=name)
                 for name, each in {**inputs, **lasting}.items()
             }
-            result = wrap(out, device, name="out", written=True)
+            result = wrap_regional(out, device, name="out", written=True)
             check_given(to.outputs[0], result)
             blocks = self._blocks(step, given, result)
             if blocks is not None:

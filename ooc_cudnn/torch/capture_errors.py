@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.hints import hint, is_of_dtypes
 from ooc_cudnn.torch.places import NOT_THE_USERS
 from ooc_cudnn.torch.refusals import users_line
-from ooc_cudnn.torch.stored import STORED_DTYPES
 
 #: What PyTorch and models raise of an argument that they do not take.
 _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError)
@@ -23,12 +23,6 @@ _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, K
 _WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla")
 _OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
-
-#: What to do with images of integers.
-_SCALE = (
-    ". For images as they are stored give scale=1 / 255 (uint16: 1 / 65535) to limit, infer or plan"
-    ": they are made floats on the card"
-)
 
 
 def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call: Any) -> Exception:
@@ -120,15 +114,11 @@ def _not_taken(model: torch.nn.Module, error: Exception, given: Any) -> Exceptio
     tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
     said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
     why = _first_line(error)
-    of_dtypes = re.search(r"\bd?types?\b", why) is not None
-    hint = ""
-    if of_dtypes and any(each.dtype in STORED_DTYPES for each in tensors):
-        hint = ". Labels are int64: take target.long()" if "index" in why else _SCALE
-    kind = TypeError if isinstance(error, TypeError) or of_dtypes else ValueError
+    kind = TypeError if isinstance(error, TypeError) or is_of_dtypes(why) else ValueError
     line = users_line(error, NOT_THE_USERS)
     return kind(
-        f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}{hint}"
-        + (f"\n  {line}" if line else "")
+        f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}"
+        f"{hint(model, why, tensors)}" + (f"\n  {line}" if line else "")
     )
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ooc_cudnn.network.network import Network
@@ -311,9 +312,15 @@ def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.uint8 if dtype == torch.bool else torch.int64
 
 
-def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Booleans and short integers, as the network holds them."""
-    return tensor.to(_stored_dtype(tensor.dtype))
+def _stored(array: Any) -> torch.Tensor:
+    """Booleans, and integers that the network has not, as it holds them; NumPy's arrays, too.
+
+    >>> _stored(np.array([True])), _stored(torch.tensor([3], dtype=torch.uint32))
+    (tensor([1], dtype=torch.uint8), tensor([3]))
+    """
+    if isinstance(array, np.ndarray):
+        array = torch.from_numpy(array.copy())  # which may be read-only
+    return array.view(torch.uint8) if array.dtype == torch.bool else array.to(torch.int64)
 
 
 def draws(operation: Operation) -> bool:

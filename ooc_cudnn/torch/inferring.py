@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import Located, Wrapped, check_writable
+from ooc_cudnn.arrays.stores import Store, regional, room_for, whole
+from ooc_cudnn.arrays.tensors import is_tensor
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.terms import Limit
-from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
@@ -34,6 +37,7 @@ from perfmodel import MachineModel
 REDUCTIONS = ("argmax",)
 
 
+@explaining
 def infer(
     model: torch.nn.Module,
     *inputs: Any,
@@ -52,23 +56,25 @@ def infer(
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation, usually: ``model.eval()``. Of one in training a warning says so.
+        In evaluation: ``model.eval()``.
     *inputs : Tensor or array
-        NumPy arrays, memmaps and pinned memory are read piece by piece.
+        NumPy arrays, memmaps and pinned memory are read piece by piece; arrays of Zarr and HDF5,
+        and of other byte orders (">f4": FITS, TIFF), block by block, or whole where there is one.
     out : array, optional
-        Where to write the result: any placement, of `output_shape` and the result's dtype.
+        Where to write the result: any placement, of `output_shape` and the result's dtype; an
+        array of Zarr or HDF5; or the path of a ``.npy`` file, which is made (or made anew).
     memory_limit : int, float or str, optional
         As for `limit`.
     reduce : str, optional
         "argmax": labels in place of scores, as ``scores.argmax(1)``; the axis of classes may be
         kept in `out`. Scores never leave the card.
-        Labels are of `out`'s dtype: uint8, uint16, int32 or int64; uint8 where it is left out.
+        Labels are of `out`'s dtype, of 8 bits to int64; uint8 where it is left out.
     scale : float, optional
         As for `limit`.
 
     Returns
     -------
-    Tensor, tree of tensors, or `out`
+    Tensor, tree of tensors, or `out`; of a path, the `numpy.memmap` of the file
 
     Raises
     ------
@@ -76,7 +82,7 @@ def infer(
         If `out` has not the result's shape or dtype, or is given for several results; if there are
         more classes than labels have numbers; if `scale` is no finite number.
     UnsupportedModelError, PlanInfeasibleError
-        As for `limit`.
+        As for `limit`; and if the model is in training mode, and that changes what it does.
 
     Examples
     --------
@@ -93,15 +99,18 @@ def infer(
     for at, each in enumerate(inputs):
         if not isinstance(each, torch.Tensor) and getattr(each, "dtype", None) is None:
             raise TypeError(
-                f"argument {at} must be a tensor or an array, not {type(each).__name__}"
+                f"argument {at} must be a tensor or an array, not {type(each).__name__}: give "
+                "torch.as_tensor(...) of it, or numpy.asarray(...), in the model's dtype"
             )
-    asked = "uint8" if out is None else str(out.dtype).removeprefix("torch.")
+    inputs, out = tuple(map(regional, inputs)), _as_target(out)
+    is_path = isinstance(out, Path)
+    asked = "uint8" if out is None or is_path else str(out.dtype).removeprefix("torch.")
     run = _Inference(model, out, reduce)
     with torch.no_grad():
-        captures, call = _captures(model, inputs, memory_limit, reduce, asked, scale)
+        captures, call = captured(model, inputs, memory_limit, reduce, asked, scale)
         made = captures(call, run)
     if out is not None:
-        return out
+        return _given_back(run.out)
     return made if run.made is None else run.made
 
 
@@ -110,38 +119,42 @@ class _Inference:
 
     Attributes
     ----------
+    out
+        What was given to write to; of a path, the file.
     made : Tensor, optional
         Where the model makes one result, that, or its labels.
     """
 
     def __init__(self, model: torch.nn.Module, out: Any, reduce: str | None) -> None:
-        self._model, self._out, self._reduce = within_ddp(model), out, reduce
+        self._model, self.out, self._reduce = model, out, reduce
         self.made: torch.Tensor | None = None
 
     def __call__(self, ready: ReadyModel, tensors: Sequence[Any]) -> list[Any]:
         """Run it; return what the captured graph returns."""
-        if ready.training and self._model.training:
-            warn_once(
-                f"{type(self._model).__name__} is in training mode: what it makes depends on the "
-                "other images or on chance, and running statistics change; call model.eval() first"
-            )
+        check_evaluation(self._model, ready)
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
-        out, reduce = self._out, self._reduce
+        out, reduce = self.out, self._reduce
         if not one:
             if out is not None:
                 raise TypeError("out is given, but the model makes several results")
-            return ready(tensors)
-        with_classes = out
+            return ready([whole(each) for each in tensors])
         if out is not None:
+            out = self.out = _file(out, ready, reduce) if isinstance(out, Path) else out
             _check_out(out, ready, reduce)
-            if reduce and out.ndim < len(ready.lowered.outputs[0].shape):
-                with_classes = out[:, None]
-            if not _is_the_networks(ready):  # what PyTorch makes of it
-                tensor_of(out).copy_(ready(tensors)[0])
-                return [out]
+        with_classes = out
+        if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
+            with_classes = out.with_axis(1) if isinstance(out, Store) else out[:, None]
+        if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
+            _put(ready([whole(each) for each in tensors])[0], out)
+            return [out]
         made = _empty(ready) if out is None else with_classes
         if not ready.in_blocks(tensors, made):
-            (made,) = ready(tensors, with_classes)
+            room = with_classes
+            if isinstance(with_classes, Store):
+                room = room_for(with_classes, (slice(None),) * with_classes.ndim)
+            (made,) = ready([whole(each) for each in tensors], room)
+            if isinstance(with_classes, Store):
+                _put(room, with_classes)
         if out is not None:
             return [out]
         made = tensor_of(made)
@@ -149,9 +162,10 @@ class _Inference:
         return [self.made]
 
 
+@explaining
 def plan_infer(
     model: torch.nn.Module,
-    *shapes: Sequence[int] | torch.Tensor,
+    *shapes: Any,
     memory_limit: Limit = None,
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "disk",
@@ -164,9 +178,9 @@ def plan_infer(
     ----------
     model, memory_limit, reduce, scale
         As for `infer`.
-    *shapes : tuple of int or Tensor
-        Of its arguments, in the dtype of its parameters; or a tensor, fake ones included, for
-        another dtype.
+    *shapes : tuple of int, Tensor or array
+        Of its arguments, in the dtype of its parameters; or a tensor, fake ones included, or an
+        array, for its dtype.
     machine : MachineModel or str, optional
         The machine to predict for ("h200"); the one at hand when left out.
     placement : str
@@ -182,7 +196,7 @@ def plan_infer(
     TypeError
         If the model makes several results.
     UnsupportedModelError, PlanInfeasibleError
-        As for `limit`.
+        As for `infer`.
 
     Examples
     --------
@@ -194,8 +208,9 @@ def plan_infer(
     """
     with torch.no_grad():
         fakes = fakes_for(model, shapes)
-        captures, call = _captures(model, fakes, memory_limit, reduce, "uint8", scale)
+        captures, call = captured(model, fakes, memory_limit, reduce, "uint8", scale)
         ready, _ = captures.find(call)
+        check_evaluation(model, ready)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
         specs = specs_of(ready, placement, where_held(machine))
@@ -204,7 +219,65 @@ def plan_infer(
         return planned_in_blocks(step, Under(memory_limit, given, machine))
 
 
-def _captures(
+def _as_target(out: Any) -> Any:
+    """What `infer` was given to write to: an array, a `Store`, or a path of a NumPy file."""
+    if isinstance(out, str | os.PathLike):
+        if not os.fspath(out).endswith(".npy"):
+            raise ValueError(
+                f"out must be an array, or the path of a .npy file, not {os.fspath(out)!r}: of "
+                "Zarr and HDF5 give the array, opened to be written"
+            )
+        return Path(out)
+    if out is None or (hasattr(out, "dtype") and hasattr(out, "shape")):
+        return regional(out)
+    raise TypeError(f"out must be an array, or the path of a .npy file, not {type(out).__name__}")
+
+
+def _file(path: Path, ready: ReadyModel, reduce: str | None) -> Any:
+    """A new file for the one result, of scores or of labels."""
+    (scores,) = ready.graph.outputs
+    shape, dtype = tuple(scores.shape), str(scores.dtype).removeprefix("torch.")
+    if reduce:
+        shape, dtype = (shape[0], *shape[2:]), "uint8"
+    if dtype == "bfloat16":
+        raise TypeError(f"out: files of NumPy cannot hold bfloat16, which {path.name} would be of")
+    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+
+
+def _put(made: Any, out: Any) -> None:
+    """Write all of a result."""
+    if isinstance(out, Store):
+        out[(slice(None),) * out.ndim] = made.numpy(force=True) if is_tensor(made) else made
+    else:
+        tensor_of(out).copy_(made)
+
+
+def _given_back(out: Any) -> Any:
+    return out.array if isinstance(out, Store) else out
+
+
+def check_reduction(reduce: str | None) -> None:
+    """Raise ValueError if it is none of `REDUCTIONS`, nor None."""
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
+
+
+def check_evaluation(model: torch.nn.Module, ready: ReadyModel) -> None:
+    """Refuse a model in training mode, where that changes what it computes or what it keeps.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With what to call.
+    """
+    if ready.training and within_ddp(model).training:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is in training mode: what it makes depends on the other "
+            "images or on chance, and its running statistics would change; call model.eval() first"
+        )
+
+
+def captured(
     model: torch.nn.Module,
     inputs: Sequence[Any],
     memory_limit: Limit,
@@ -212,9 +285,14 @@ def _captures(
     labels: str,
     scale: float | None,
 ) -> tuple[Captures, Call]:
-    """What runs a model on inputs, and the call."""
-    if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"reduce must be None or {', '.join(REDUCTIONS)}, not {reduce!r}")
+    """What runs a model on inputs, and the call.
+
+    Parameters
+    ----------
+    labels : str
+        The dtype of labels, where the result is to be reduced to them.
+    """
+    check_reduction(reduce)
     check_scale(scale)
     options = Options(memory_limit, scale=scale, labels=labels if reduce else "")
     kind, call = called(model, own_forward(model), tuple(inputs), {}, options)
@@ -240,6 +318,10 @@ def _check_out(out: Any, ready: ReadyModel, reduce: str | None) -> None:
     dtype, own = (str(each.dtype).removeprefix("torch.") for each in (scores, out))
     if not reduce and own != dtype:
         raise TypeError(f"out must be {dtype}, not {own}")
+    if isinstance(out, Store):
+        out.check_writable("out")
+    elif isinstance(out, np.ndarray):
+        check_writable(Located(out, "", 0), name="out")
 
 
 def _empty(ready: ReadyModel) -> Any:
@@ -251,7 +333,7 @@ def _empty(ready: ReadyModel) -> Any:
 
 
 def output_shape(
-    model: torch.nn.Module, *shapes: Sequence[int]
+    model: torch.nn.Module, *shapes: Any
 ) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
     """The shape that a model makes of arguments of some shapes (of each, where there are several).
 
@@ -264,7 +346,7 @@ def output_shape(
     (1, 8, 65534, 65534)
     """
     with torch.no_grad():
-        captures, call = _captures(model, fakes_for(model, shapes), None, None, "", None)
+        captures, call = captured(model, fakes_for(model, shapes), None, None, "", None)
         ready, _ = captures.find(call)
     found = tuple(each.shape for each in ready.graph.outputs if isinstance(each, Value))
     if not found:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.call import ReadyModel
@@ -18,13 +18,14 @@ from ooc_cudnn.torch.capture import Call, Options, is_captured_by_us
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
-from ooc_cudnn.torch.stand_ins import StandIns, torch_dtype
+from ooc_cudnn.torch.stand_ins import StandIns, is_array, torch_dtype
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
+@explaining
 def limit(
     model: M,
     memory_limit: Limit = None,
@@ -57,9 +58,9 @@ def limit(
         "global", of those of all. Then every rank must run the same steps. torch.nn.SyncBatchNorm
         takes them over its process group in any case.
     scale : float, optional
-        Takes images as they are stored: every argument of uint8 or uint16 crosses the link as it
-        is, and is brought to the dtype of the model's parameters and multiplied by this on the
-        card (1 / 255), before the model reads it.
+        Takes images as they are stored: every argument of uint8, int8, uint16 or int16 crosses the
+        link as it is, and is brought to the dtype of the model's parameters and multiplied by this
+        on the card (1 / 255), before the model reads it.
 
     Returns
     -------
@@ -186,9 +187,12 @@ def called(
     Arrays, tensors that are not where the model is, and images as they are stored have stand-ins.
     """
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
-    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor | np.ndarray)]
+    places = [at for at, leaf in enumerate(leaves) if is_array(leaf)]
     if not places:
-        raise UnsupportedModelError(f"{type(model).__name__} was called without a tensor")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} was called without a tensor: give tensors or NumPy arrays, "
+            "torch.as_tensor(...) of lists, say"
+        )
     check_arguments(model, [leaves[at] for at in places])
     standing = StandIns(model, options.scale)
     filled = [standing(leaf) if at in places else leaf for at, leaf in enumerate(leaves)]

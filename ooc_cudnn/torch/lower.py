@@ -21,6 +21,7 @@ from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
 from ooc_cudnn.torch.lowered_value import LoweredValue
+from ooc_cudnn.torch.unbatched import batched
 
 R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., LoweredValue | tuple[LoweredValue | None, ...]]] = {}
@@ -146,6 +147,7 @@ def lowered(
         On an operation that there is no rule for, with the user's line, if `strict`; or if layers
         follow it.
     """
+    graph = batched(graph)
     made = Lowering(graph, differentiable, training=training, strict=strict, over_ranks=over_ranks)
     return made.lowered()
 

@@ -10,6 +10,7 @@ import torch
 
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
+from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec
@@ -24,9 +25,10 @@ from ooc_cudnn.torch.stored import check_scale
 from perfmodel import MachineModel
 
 
+@explaining
 def plan(
     model: torch.nn.Module,
-    *shapes: Sequence[int] | torch.Tensor,
+    *shapes: Any,
     memory_limit: Limit = None,
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "pinned",
@@ -39,9 +41,9 @@ def plan(
     ----------
     model : torch.nn.Module
         On any device, "meta" included; in training or evaluation, as it is.
-    *shapes : tuple of int or Tensor
+    *shapes : tuple of int, Tensor or array
         Of its arguments, (n, c, spatial...), in the dtype of its parameters; or a tensor, fake ones
-        included, for another dtype.
+        included, or an array, for its dtype.
     memory_limit : int, float or str, optional
         As for `limit`.
     machine : MachineModel or str, optional
@@ -80,9 +82,10 @@ def plan(
     return ready.noted(ready.step.planned_for(specs, machine))
 
 
+@explaining
 def tune(
     model: torch.nn.Module,
-    *shapes: Sequence[int] | torch.Tensor,
+    *shapes: Any,
     memory_limit: Limit = None,
     placement: str = "pinned",
     with_gradients: bool = True,
@@ -147,7 +150,7 @@ def _is_module(model: Any) -> bool:
 
 def _captured(
     model: torch.nn.Module,
-    shapes: Sequence[Sequence[int] | torch.Tensor],
+    shapes: Sequence[Any],
     memory_limit: Limit,
     *,
     with_gradients: bool,

@@ -97,12 +97,19 @@ def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
     UnsupportedModelError
         If one is refused as by `check_tensor`, or stands for several, or for derivatives
         (torch.func, forward mode); with what to do.
+    TypeError
+        If an array is of another byte order than this machine's.
     """
     for at, each in enumerate(arguments):
         if isinstance(each, torch.Tensor):
             check_tensor(f"argument {at}", each)
         elif each.dtype.kind == "c":
             raise _complex(f"argument {at}", each.dtype)
+        elif not each.dtype.isnative:
+            raise TypeError(
+                f"argument {at} is of {each.dtype.str}, another byte order than this machine's: "
+                'give array.astype(array.dtype.newbyteorder("="))'
+            )
     _check_transforms(model, arguments)
 
 

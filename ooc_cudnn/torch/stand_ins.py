@@ -75,16 +75,14 @@ def _asks(array: Any) -> bool:
 def fakes_for(
     model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Fake arguments of a model: of shapes, in the dtype of its parameters; or like tensors."""
+    """Fake arguments of a model: of shapes, in the dtype of its parameters; or like arrays."""
     for at, each in enumerate(shapes):
         if isinstance(each, torch.Tensor):
             check_tensor(f"argument {at}", each)
     first = next(model.parameters(), None)
     dtype = torch.get_default_dtype() if first is None else first.dtype
     asked = [
-        each
-        if isinstance(each, torch.Tensor)
-        else torch.empty(tuple(each), dtype=dtype, device="meta")
+        each if is_array(each) else torch.empty(tuple(each), dtype=dtype, device="meta")
         for each in shapes
     ]
     return fake_like(asked, device_of(model))
@@ -104,4 +102,13 @@ def torch_dtype(array: Any) -> torch.dtype:
     """
     if isinstance(array, torch.Tensor):
         return array.dtype
-    return torch.from_numpy(np.empty(1, array.dtype)).dtype
+    return torch.from_numpy(np.empty(1, np.dtype(array.dtype).newbyteorder("="))).dtype
+
+
+def is_array(each: Any) -> bool:
+    """Whether it is a tensor, or what has a shape and a dtype as arrays have.
+
+    >>> is_array(np.zeros(1)), is_array((1, 3))
+    (True, False)
+    """
+    return hasattr(each, "shape") and hasattr(each, "dtype")

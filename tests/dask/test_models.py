@@ -38,3 +38,99 @@ def test_a_model_that_does_not_end_in_a_map_is_refused():
 
     with pytest.raises(TypeError, match="Two does not end in one map"):
         ooc.infer(Two(1, 1, 3).eval(), image)
+
+
+class With(torch.nn.Module):
+    """A convolution, and what a function makes of its maps and of what the model has."""
+
+    def __init__(self, function, norm=None):
+        super().__init__()
+        self.conv, self.norm, self.function = torch.nn.Conv2d(3, 4, 3, padding=1), norm, function
+        self.gamma = torch.nn.Parameter(torch.rand(4, 1, 1))
+        self.single = torch.nn.Parameter(torch.rand(()))
+        self.register_buffer("mean", torch.rand(1, 4, 1, 1))
+        self.register_buffer("first", torch.rand(3, 1, 1))
+        self.register_buffer("places", torch.rand(1, 4, 16, 20))
+
+    def forward(self, x):
+        """Apply the function."""
+        return self.function(self, x)
+
+
+ORDINARY = {
+    "batch normalization, not affine": lambda: (
+        lambda m, x: m.norm(m.conv(x)), torch.nn.BatchNorm2d(4, affine=False)
+    ),
+    "instance normalization": lambda: (lambda m, x: m.norm(m.conv(x)), torch.nn.InstanceNorm2d(4)),
+    "group normalization, not affine": lambda: (
+        lambda m, x: m.norm(m.conv(x)), torch.nn.GroupNorm(2, 4, affine=False)
+    ),
+    "layer normalization, not affine": lambda: (
+        lambda m, x: m.norm(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+        torch.nn.LayerNorm(4, elementwise_affine=False),
+    ),
+    "numbers": lambda: (lambda m, x: 3 - (m.conv(x) * 2.0 + 1),),
+    "layer scale": lambda: (lambda m, x: m.gamma * m.conv(x),),
+    "one number": lambda: (lambda m, x: m.conv(x) * m.single,),
+    "a buffer": lambda: (lambda m, x: m.conv(x) - m.mean,),
+    "a buffer before all layers": lambda: (lambda m, x: m.conv((x - m.first) / 0.25),),
+    "a map of its own": lambda: (lambda m, x: m.places + m.conv(x),),
+    "a constant": lambda: (lambda m, x: m.conv(x) + torch.arange(4.0).view(4, 1, 1).to(x),),
+    "weights made of others": lambda: (
+        lambda m, x: m.norm(m.conv(x)),
+        torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv2d(4, 4, 3)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_what_a_model_has_itself_meets_its_maps(name, searches_are_shared):
+    torch.manual_seed(0)
+    model = With(*ORDINARY[name]()).double().eval()
+    image = torch.randn(1, 3, 16, 20, dtype=torch.float64)
+    chunked = da.from_array(image.numpy(), chunks=(1, 3, 8, 10))
+    with torch.no_grad(), dask.config.set(scheduler="synchronous"):
+        expected = model(image).numpy()
+        made = ooc.infer(model, chunked)
+        assert made.numblocks == (1, 1, 2, 2)
+        np.testing.assert_allclose(made.compute(), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(5, "uint8"), (256, "uint8"), (257, "uint16")])
+def test_labels_in_place_of_scores(classes, dtype, searches_are_shared):
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(3, classes, 3, padding=1).double().eval()
+    image = torch.randn(1, 3, 16, 12, dtype=torch.float64)
+    made = ooc.infer(model, da.from_array(image.numpy(), chunks=(1, 3, 8, 12)), reduce="argmax")
+    assert (made.shape, made.chunks[1], made.dtype) == ((1, 16, 12), (8, 8), dtype)
+    with torch.no_grad(), dask.config.set(scheduler="synchronous"):
+        np.testing.assert_array_equal(made.compute(), model(image).argmax(1).numpy())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_chunks_of_integers_are_scaled_where_the_model_runs(dtype, searches_are_shared):
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(3, 2, 3).eval()
+    top = np.iinfo(dtype)
+    image = np.random.default_rng(0).integers(top.min, top.max, (1, 3, 16, 12), dtype, True)
+    chunked = da.from_array(image, chunks=(1, 3, 8, 12))
+    made = ooc.infer(model, chunked, scale=1 / top.max)
+    with torch.no_grad(), dask.config.set(scheduler="synchronous"):
+        expected = model.double()(torch.from_numpy(image.astype("float64") / top.max)).numpy()
+        np.testing.assert_allclose(made.compute(), expected, rtol=0, atol=1e-5)
+    with pytest.raises(TypeError, match="does not take this input"):
+        ooc.infer(model.float(), chunked)
+
+
+def test_what_infer_refuses_is_refused_here():
+    image = da.zeros((1, 3, 8, 8), chunks=(1, 3, 4, 8), dtype="float32")
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    before = model[1].running_mean.clone()
+    with pytest.raises(TypeError, match=r"^Sequential is in training mode.*model\.eval\(\) first"):
+        ooc.infer(model, image)
+    assert torch.equal(model[1].running_mean, before)
+    model.eval()
+    with pytest.raises(ValueError, match=r"^reduce must be None or argmax, not 'max'$"):
+        ooc.infer(model, image, reduce="max")
+    with pytest.raises(ValueError, match=r"^scale must be finite, not inf$"):
+        ooc.infer(model, image, scale=float("inf"))

@@ -36,7 +36,7 @@ def check(read, content):
     np.testing.assert_array_equal(y.compute(), expected)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
 def test_a_data_set_of_hdf5(tmp_path, dtype):
     h5py = pytest.importorskip("h5py")
     content = image(dtype)

@@ -15,12 +15,13 @@ from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close,
 
 
 @pytest.mark.parametrize("layout", ["first", "last", "first_rows"])
-@pytest.mark.parametrize("stored", ["uint8", "uint16"])
+@pytest.mark.parametrize("stored", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("shape", [(2, 3, 8, 16), (3, 3, 7, 7), (1, 2, 3, 2, 9), (3, 5)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cast_scale(dtype, shape, stored, layout):
     draw = np.random.default_rng(0)
-    x = draw.integers(0, np.iinfo(stored).max, shape, stored, endpoint=True)
+    most = np.iinfo(stored)
+    x = draw.integers(most.min, most.max, shape, stored, endpoint=True)
     memory = cupy.asarray(x)
     view = DeviceView(memory.data.ptr, stored, shape, packed_strides(shape))
     real = ACCUMULATOR[dtype]

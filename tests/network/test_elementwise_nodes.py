@@ -106,13 +106,15 @@ def test_what_does_not_fit_is_named(b_shape):
         net.add(x, net.input("b", b_shape, "float64"))
 
 
-@pytest.mark.parametrize("stored", ["uint8", "uint16"])
+@pytest.mark.parametrize("stored", ["uint8", "int8", "uint16", "int16"])
 def test_images(stored):
     net = ooc_cudnn.Network()
     x = net.input("x", SHAPE, stored)
     h = net.image(x, mean=[10, 20, 30], scale=1 / 16, dtype="float64")
     y = net.convolution(h, 4, window=3)
-    given = np.random.default_rng(0).integers(0, 200, SHAPE).astype(stored)
+    most = np.iinfo(stored)
+    random = np.random.default_rng(0)
+    given = random.integers(max(most.min, -200), min(most.max, 200), SHAPE, stored)
 
     def twin(t):
         mean, scale = t["image_1.mean"].reshape(3, 1, 1), t["image_1.scale"]
@@ -122,7 +124,7 @@ def test_images(stored):
     check_network(net, y, twin, inputs={"x": given})
     # inference makes no map of floats
     assert [len(phase.call.operations) for phase in fused(net.forward_phases(y)).phases] == [3]
-    with pytest.raises(TypeError, match="image_2: x must be uint8 or uint16"):
+    with pytest.raises(TypeError, match="image_2: x must be one of uint8, int8, uint16, int16"):
         net.image(h)
     with pytest.raises(ValueError, match="one per channel"):
         net.image(x, mean=[1, 2])

@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -349,3 +350,28 @@ def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypa
     ((at_once, most, planned),) = found
     assert at_once < 8
     assert most == planned
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("of", ["numpy", "pytorch"])
+def test_arrays_of_integers_meet_maps(dtype, of, few_plans):
+    """Those of types that the network has not are brought to one before the call."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x, mask):
+            return self.conv(x) * mask
+
+    torch.manual_seed(0)
+    model, x = Masked().double(), torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    mask = np.random.default_rng(0).integers(0, 2, (2, 1, 8, 9)).astype(dtype)
+    mask.flags.writeable = of == "pytorch"
+    expected = model(x, torch.from_numpy(mask.copy()))
+    given = mask if of == "numpy" else torch.from_numpy(mask)
+    with ooc_cudnn.settings(device="host", machine="host"):
+        with torch.no_grad():
+            close(ooc.infer(model, x, given, memory_limit="256KiB"), expected, "inferred")
+        close(ooc.limit(model, "256KiB")(x, given), expected, "result")

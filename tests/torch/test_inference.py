@@ -13,7 +13,6 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.telling import forget_warnings
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet, residual
 
@@ -133,13 +132,22 @@ def test_stored_images_cross_as_integers():
 
 
 @pytest.mark.parametrize(
-    ("stored", "own"), [("uint8", "float32"), ("uint16", "float16"), ("uint16", "float64")]
+    ("stored", "own"),
+    [
+        ("uint8", "float32"),
+        ("uint16", "float16"),
+        ("uint16", "float64"),
+        ("int16", "float32"),
+        ("int16", "float16"),
+        ("int8", "float64"),
+    ],
 )
 def test_stored_images_are_scaled_on_the_card_for_a_model_of_floats(stored, own):
     torch.manual_seed(0)
     model = nn.Conv2d(2, 3, 3).to(getattr(torch, own))
     most = np.iinfo(stored).max
-    image = np.random.default_rng(0).integers(most // 2, most + 1, (2, 2, 9, 9)).astype(stored)
+    least = np.iinfo(stored).min or most // 2
+    image = np.random.default_rng(0).integers(least, most + 1, (2, 2, 9, 9)).astype(stored)
     image[0, 0, 0, 0] = most  # more than a float16 can be
     plain = torch.from_numpy((image / most).astype(own))
     scale, tolerance = 1 / most, {"float16": 4e-3, "float32": 1e-5, "float64": 1e-11}[own]
@@ -232,23 +240,23 @@ def test_what_is_made_of_the_networks_output_is_what_out_gets(model, name):
             ooc.infer(made, x, out=expected.permute(0, 3, 1, 2).contiguous())
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_of_a_model_in_training_a_warning_says_so_once(model, training, recwarn):
-    forget_warnings()
+def test_a_model_in_training_is_refused_and_stays_as_it_is(model):
     x, before = torch.randn(1, 2, 16, 16, dtype=torch.float64), copy.deepcopy(model.state_dict())
-    model.train(training)
-    for _ in range(2):
-        ooc.infer(model, x, memory_limit=LIMIT)
-    said = [each for each in recwarn if "is in training mode" in str(each.message)]
-    assert len(said) == training
-    for each in said:
-        assert "UNet" in str(each.message)
-        assert "call model.eval() first" in str(each.message)
-        assert each.filename == __file__
-    after = model.state_dict()  # it is done all the same
-    assert training != all(torch.equal(after[name], each) for name, each in before.items())
-    ooc.infer(nn.Conv2d(2, 3, 1).train(), x.float())  # which is no other in evaluation
-    assert len([each for each in recwarn if "Conv2d" in str(each.message)]) == 0
+    model.train()
+    for run in (
+        lambda: ooc.infer(model, x, memory_limit=LIMIT),
+        lambda: ooc.infer(model, x, memory_limit=LIMIT),  # when it is known
+        lambda: ooc.plan_infer(model, x, memory_limit=LIMIT),
+    ):
+        with pytest.raises(ooc.UnsupportedModelError, match=r"^UNet is in training mode.*eval\(\)"):
+            run()
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    ooc.infer(model.eval(), x, memory_limit=LIMIT)
+    with torch.no_grad():  # which are no others in evaluation, or draw there, too
+        conv = nn.Conv2d(2, 3, 1).double().train()
+        close(ooc.infer(conv, x), conv(x), "a convolution")
+        drawn = Of(conv, lambda y: nn.functional.dropout(y, 0.5)).eval()
+        assert (ooc.infer(drawn, x) == 0).any()
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,33 @@ def test_dropout_drops_as_many_as_it_should_and_scales_the_rest():
     kept = y[y > 0]
     assert torch.allclose(kept, torch.tensor(4 / 3))
     assert abs(len(kept) / y.numel() - 0.75) < 0.01
+
+
+class Shifted(nn.Module):
+    """Parameters and buffers that are taken from maps, and maps from them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.mean = nn.Parameter(torch.rand(3, 1, 1))
+        self.shift = nn.Parameter(torch.rand(4, 1, 1))
+        self.register_buffer("kept", torch.rand(1, 4, 1, 1))
+
+    def forward(self, x):
+        """Subtract everything."""
+        y = self.conv(x - self.mean)
+        return self.kept - torch.sub(torch.add(y, self.shift, alpha=3.0), self.shift, alpha=0.5)
+
+
+def test_what_is_subtracted_from_maps_is_in_the_network(few_plans):
+    """Nothing of it is left to PyTorch, and gradients go through."""
+    torch.manual_seed(0)
+    model, x = Shifted().double(), torch.randn(2, 3, 10, 9, dtype=torch.float64)
+    check(model, x, shares=())
+    with ooc_cudnn.settings(device="host", machine="host"):
+        strict = ooc.limit(copy.deepcopy(model), "1MiB", strict=True)
+        close(strict(x), model(x), "with strict")
+    whole = nn.Conv2d(3, 4, 1)
+    whole.register_buffer("number", torch.tensor([3]))
+    whole.forward = lambda x: nn.functional.conv2d(x, whole.weight) - whole.number
+    check(whole, torch.randn(1, 3, 4, 4), shares=(), tolerance=1e-6)

@@ -32,7 +32,9 @@ CUDA_TYPES = {
 }
 CUDA_INTEGERS = {
     "uint8": "unsigned char",
+    "int8": "signed char",
     "uint16": "unsigned short",
+    "int16": "short",
     "int32": "int",
     "int64": "long long",
 }

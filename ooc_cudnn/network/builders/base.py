@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ooc_cudnn.keywords import explained
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.initial import Initial
 from ooc_cudnn.network.nodes.base import Node
@@ -35,7 +36,8 @@ def builder(
             made = method(self, *args, **{**kwargs, "name": name})  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             self._forget(self._known() - known)
-            raise type(error)(f"{name}: {error}") from error
+            said = explained(method, kwargs) or error
+            raise type(error)(f"{name}: {said}") from error
         self._calls.append((method.__name__, args, {**kwargs, "name": name}))
         return made
 

@@ -148,7 +148,7 @@ class ElementwiseBuilders(Builders):
         Parameters
         ----------
         x : Tensor, shape (n, c, up to 3 spatial axes)
-            An input of uint8 or uint16.
+            An input of uint8, int8, uint16 or int16.
         mean, scale : float, or one per channel
         dtype : str
             Of the result.
@@ -165,7 +165,7 @@ class ElementwiseBuilders(Builders):
             )
             vectors.append(given)
         if x.dtype not in STORED:
-            raise TypeError(f"x must be {' or '.join(STORED)}, but {x.name} is {x.dtype}")
+            raise TypeError(f"x must be one of {', '.join(STORED)}, but {x.name} is {x.dtype}")
         return self._add(Images(name, self._result(name, x.shape, dtype), x, *vectors))
 
     @builder
@@ -176,7 +176,8 @@ class ElementwiseBuilders(Builders):
         ----------
         x : Tensor, shape (n, c, up to 3 spatial axes)
         dtype : str
-            Of the result, of shape (n, 1, spatial...): "uint8", "uint16", "int32" or "int64".
+            Of the result, of shape (n, 1, spatial...): "uint8", "int8", "uint16", "int16",
+            "int32" or "int64".
         """
         x = self._own(x)
         ArgmaxCall(x.shape, x.dtype, dtype)  # refuses what it cannot hold

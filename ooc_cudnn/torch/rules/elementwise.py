@@ -190,11 +190,11 @@ def _is_number(value: Any) -> bool:
 def _times(to: Lowering, x: Any, factor: float) -> Any:
     if _is_number(x):
         return x * factor
-    return _combined(to, "multiply", x, float(factor)) if isinstance(x, LoweredValue) else _unheld()
-
-
-def _unheld() -> Any:
-    raise Unlike("a parameter that is scaled")
+    if isinstance(x, LoweredValue):
+        return _combined(to, "multiply", x, float(factor))
+    if not x.dtype.is_floating_point:  # cut to integers, it would be another number
+        raise Unlike(f"{factor} times {x.dtype}")
+    return to.made_as(f"times_{factor}", lambda tensor: tensor * factor, x, x.dtype)
 
 
 def _combined(to: Lowering, what: str, one: Any, other: Any) -> LoweredValue:

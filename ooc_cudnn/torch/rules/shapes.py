@@ -85,6 +85,10 @@ def _reshaped(to: Lowering, x: Any, shape: tuple[int, ...]) -> LoweredValue:
         raise Unlike("it does not read the inputs first")
     if shape == x.shape:
         return x
+    given = to.inputs.get(x.tensor.name)
+    ones = [extent for extent in shape if extent > 1] == [e for e in x.shape if e > 1]
+    if x.is_plain and given is not None and ones and 1 <= len(shape) <= 5:
+        return LoweredValue.of(to.given(given.value, shape))
     if x.is_plain and len(shape) == 2 and shape[0] == x.shape[0]:
         return LoweredValue.of(to.net.flatten(x.tensor, name=to.name("flatten")))
     raise Unlike(f"from {x.shape} to {shape}: an image is flattened, or nothing changes")
