@@ -23,11 +23,11 @@ from ooc_cudnn.bench.timing import interleave
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.cuda import staging
-from ooc_cudnn.devices.machines import named_machine
 from ooc_cudnn.devices.measuring import Action, Bench
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
+from perfmodel.named import named_machine
 from perfmodel.rows import Rows
 
 NAME = "copies"

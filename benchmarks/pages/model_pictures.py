@@ -20,8 +20,8 @@ from benchmarks.pages.canvas import is_current, stamp
 from benchmarks.pages.model import calls_stored, machine_of
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration.pictures import draw_calibration
-from ooc_cudnn.devices.machines import named_machine
 from ooc_cudnn.figures import COLOURS
+from perfmodel.named import named_machine
 
 IMAGES = ROOT / "docs" / "images"
 FIT, ACCURACY = "model-fit.png", "model-accuracy.png"
