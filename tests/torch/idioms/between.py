@@ -255,8 +255,8 @@ def of_two(name, steps, expected=EQUAL):
     return Idiom(name, model(lambda s, x: s.d(s.c(x)), c=conv(), d=conv()), steps, expected)
 
 
-def of_small(name, steps, expected=EQUAL):
-    return Idiom(name, Small, steps, expected)
+def of_small(name, steps, expected=EQUAL, **how):
+    return Idiom(name, Small, steps, expected, **how)
 
 
 CASES = [
@@ -327,7 +327,7 @@ CASES = [
     of_two("an input changed between forward and backward", input_changed_before_backward),
     of_small("forwards that no backward follows", never_backward),
     of_small("a head that is not limited", within_another),
-    of_small("the dtype changes between calls", other_dtype),
+    of_small("the dtype changes between calls", other_dtype, computed_in=torch.float32),
     of_small("pruning by a mask", pruned),
     Idiom(
         "LazyConv2d",

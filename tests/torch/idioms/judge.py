@@ -170,6 +170,9 @@ class Run:
     def _note(self, what, outputs, *, values=True):
         if isinstance(outputs, Exception):
             sight = self._sight(None, values=values)
+            # how far backward came before its error is not compared
+            for place in [each for each in sight.found if each.endswith(".grad")]:
+                del sight.found[place]
             sight.found["raised"] = _Raised(type(outputs))
         else:
             sight = self._sight(outputs, values=values)
