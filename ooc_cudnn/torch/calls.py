@@ -41,7 +41,9 @@ class Calls:
         key = kind, call.options, world_size()
         with self._lock:
             found = self._kinds.pop(key, None)
-            if found is None or found.count >= KEPT:
+            if found is None or found.count > KEPT:
+                if found is not None:
+                    self._tell()
                 self._made += 1
                 found = Captures(self._made)
             self._kinds[key] = found  # the last used is the last to go
@@ -53,6 +55,9 @@ class Calls:
             return
         while len(self) > KEPT and len(self._kinds) > 1:
             del self._kinds[next(iter(self._kinds))]
+        self._tell()
+
+    def _tell(self) -> None:
         warn_once(
             f"{type(self.model).__name__} is called in more than {KEPT} ways, and each new one is "
             "captured and planned, which takes seconds: shapes of inputs, arguments that are no "

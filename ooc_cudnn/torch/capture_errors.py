@@ -60,7 +60,8 @@ def _reason(text: str) -> str:
     if not lines:
         return "nothing"
     found = lines[0].rstrip(".:")
-    why = next((e.partition(":")[2].strip() for e in lines if e.startswith("Explanation:")), "")
+    explained = text.partition("Explanation:")[2].partition("\n\n")[0].partition("Hint:")[0]
+    why = " ".join(explained.split())
     return f"{found}: {why.rstrip('.')}" if why else found
 
 
@@ -99,10 +100,16 @@ def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | N
         lambda each: each if isinstance(each, FakeTensor) else mode.from_tensor(each),
         (tuple(call.args), dict(call.kwargs)),
     )
+    held = (*model.parameters(), *model.buffers())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            other = copy.deepcopy(model, {id(each): mode.from_tensor(each) for each in held})
+        except Exception:  # not all that models hold can be copied: nothing is known of their error
+            return None
     try:
         with mode, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = copy.deepcopy(model)
             forward.__func__(other, *args, **kwargs)
     except Exception as error:
         return error if _may_be_of_inputs(error) else None

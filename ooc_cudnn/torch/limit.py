@@ -160,8 +160,10 @@ class Limited:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model; as a part of a model under a limit, be captured with it."""
-        if is_captured_by_us():
-            return self.own(*args, **kwargs)
+        if is_captured_by_us():  # TorchDynamo traces this: it makes no methods of its own
+            if self.before is None:
+                return type(self.model).forward(self.model, *args, **kwargs)
+            return self.before(*args, **kwargs)
         return self._run(args, kwargs)
 
     @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it

@@ -176,12 +176,15 @@ class Memories:
             if view.hands_on:
                 base.value = self._kept(before, after, as_data=view.name == "detach")
             else:
-                written = Through(view)
+                hidden = as_data or not torch.is_grad_enabled()
                 both = (before, after)
+                if hidden:  # what is written over has a history, too, that autograd goes on with
+                    both = (recorder.detached(before), recorder.detached(after))
                 follows = any(each.requires_grad for each in both)
-                base.value = recorder.one(
-                    written, "write", both, before.shape, before.dtype, requires_grad=follows
+                written = recorder.one(
+                    Through(view), "write", both, before.shape, before.dtype, requires_grad=follows
                 )
+                base.value = self._kept(before, written, as_data=as_data)
             base.written = True
             base.as_data = base.as_data or as_data
             seen = base
@@ -216,8 +219,7 @@ class Memories:
             return
         if name in ("requires_grad", "set", "resize"):
             raise UnsupportedModelError(f"{func} within forward: take it out of forward")
-        function = getattr(torch.ops.aten, name)
-        function = getattr(function, func._schema.overload_name or "default")
+        function = _out_of_place(func, name)
         before = Seen(tensor, seen.value, seen.memory, seen.base, seen.view, seen.at)
         before.pending, before.written = seen.pending, seen.written
         made = self._recorder.value_like(tensor)
@@ -239,6 +241,17 @@ def _place(tensor: torch.Tensor) -> int:
 
 def _is_list(function: Any) -> bool:
     return any(each.type.kind() == "ListType" for each in function._schema.returns)
+
+
+def _out_of_place(func: Any, name: str) -> Any:
+    """The operation with the arguments of one that works in place: "t" of "t_"."""
+    wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
+    packet = getattr(torch.ops.aten, name)
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if [(each.name, str(each.type)) for each in found._schema.arguments] == wanted:
+            return found
+    raise UnsupportedModelError(f"{func} within forward has no form that is not in place")
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -243,10 +243,10 @@ class Recorder(ProxyTorchDispatchMode):
         if all(each is None or self.memories.knows(each) for each in tensors):
             return  # what it was given is handed on
         function: Callable[..., Any] = func
-        values, named = self._stopped(values, named, tensors)
         function, cast = casts.function, casts.inputs
-        if cast:
+        if cast:  # before histories are left out: casts are known by what is read with them
             values, named = replaced((values, dict(named)), lambda v: self._cast(v, cast))
+        values, named = self._stopped(values, named, tensors)
         results = tuple(self._result(each) for each in tensors)
         if name in ALIKE and results[0] is not None:  # it reads no more than a shape
             number = ALIKE[name]
