@@ -15,11 +15,11 @@ import torch
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import ITEM_BYTES
-from ooc_cudnn.torch.errors import UnsupportedOperationError
+from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.region import Part, Region
+from ooc_cudnn.torch.region import STORED_AS, Part, Region, stored
 
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"
@@ -31,6 +31,7 @@ class Building(Protocol):
     graph: Graph
     net: Network
     drawn: list[str]
+    differentiable: set[Value]
 
     def name(self, of: str = "") -> str:
         """A name for a node."""
@@ -290,19 +291,27 @@ class Fallbacks:
         if value in self._held:
             return self._held[value].tensor
         if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
-            value = self._to.made_as("stored", _stored, value, _stored_dtype(value.dtype))
+            value = self._stored(value)
         shape = value.shape if 1 <= len(value.shape) <= 5 else (math.prod(value.shape),)
         declare = self._to.parameter if value.kind == "parameter" else self._to.given
         return declare(value, shape)
 
+    def _stored(self, value: Value) -> Value:
+        """The bits of a value, in integers that the network holds.
 
-def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.uint8 if dtype == torch.bool else torch.int64
-
-
-def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Booleans and short integers, as the network holds them."""
-    return tensor.to(_stored_dtype(tensor.dtype))
+        Raises
+        ------
+        UnsupportedModelError
+            If there are none of as many bytes, or a gradient of it is asked for.
+        """
+        if value.dtype.itemsize not in STORED_AS:
+            raise UnsupportedModelError(f"{value.name} is of {value.dtype}, which is not held")
+        if value in self._to.differentiable:
+            raise UnsupportedModelError(
+                f"{value.name} is of {value.dtype}, and requires a gradient, which the library has "
+                "of float16, bfloat16, float32 and float64: convert it before"
+            )
+        return self._to.made_as("stored", stored, value, STORED_AS[value.dtype.itemsize])
 
 
 def draws(operation: Operation) -> bool:
