@@ -11,7 +11,7 @@
 
 #include "strided.cuh"
 
-enum Op { ADD = 0, MULTIPLY = 1, MINIMUM = 2, MAXIMUM = 3, PRELU = 4 };
+enum Op { ADD = 0, MULTIPLY = 1, MINIMUM = 2, MAXIMUM = 3, PRELU = 4, DIVIDE = 5 };
 
 // How b runs along the innermost axis: not at all, in packs like a, or in any other way. CARRIED:
 // a and c are one packed row and b's rows are no whole packs (a bias of 7 x 7 images); then packs
@@ -22,6 +22,7 @@ template <int OP, typename A>
 __device__ inline A combine(A a, A b) {
     if constexpr (OP == ADD) return a + b;
     if constexpr (OP == MULTIPLY) return a * b;
+    if constexpr (OP == DIVIDE) return a / b;
     if constexpr (OP == PRELU) return a > A(0) ? a : a * b;
     // Where b is NaN the comparison fails and b is taken.
     if constexpr (OP == MINIMUM) return a < b || a != a ? a : b;

@@ -64,6 +64,23 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)
 
 
+def rounded_to(dtype: str, value: float) -> float:
+    """Return a number as an element of a dtype holds it; of one that is too large, infinity.
+
+    >>> rounded_to("bfloat16", 0.1), rounded_to("float16", 1e5)
+    (0.10009765625, inf)
+    """
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return float(numpy_dtype(dtype).type(value))
+        single = np.float32(value)  # without ml_dtypes: a card needs none
+    if not np.isfinite(single):
+        return float(single)
+    bits = int(single.view(np.uint32))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return float(np.uint32(bits >> 16 << 16).view(np.float32))
+
+
 def dtype_name(dtype: Any, *, name: str = "dtype", integers: bool = False) -> str:
     """Return the name of a supported dtype, given as a string, a NumPy dtype or a scalar type.
 

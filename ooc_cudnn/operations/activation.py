@@ -11,7 +11,7 @@ from scipy.special import erf, expit
 
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.per_element import PerElement
-from ooc_cudnn.tensor import numpy_dtype
+from ooc_cudnn.tensor import rounded_to
 
 #: Exponentials that a mode evaluates. An error function takes as long as three of them; tanh is as
 #: fast as memory, in NumPy as on a card.
@@ -69,14 +69,7 @@ def coef_in(dtype: str, mode: str, coef: float) -> float:
     >>> coef_in("float16", "clipped_relu", 0.1) < 0.1, coef_in("float16", "elu", 0.1)
     (True, 0.1)
     """
-    if mode != "clipped_relu":
-        return coef
-    with np.errstate(over="ignore"):
-        if dtype != "bfloat16":
-            return float(numpy_dtype(dtype).type(coef))
-        bits = int(np.float32(coef).view(np.uint32))  # without ml_dtypes: a card needs none
-    bits += 0x7FFF + (bits >> 16 & 1)
-    return float(np.uint32(bits >> 16 << 16).view(np.float32))
+    return rounded_to(dtype, coef) if mode == "clipped_relu" else coef
 
 
 @dataclass(frozen=True)

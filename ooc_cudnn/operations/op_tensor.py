@@ -23,9 +23,10 @@ OPS: dict[str, Callable[[Array, Array], Array]] = {
     "maximum": np.maximum,
 }
 
-#: Beside these, what is no function of cuDNN's: PReLU, b the slopes.
+#: Beside these, what is no function of cuDNN's: PReLU, b the slopes; and a / b.
 COMBINED: dict[str, Callable[[Array, Array], Array]] = {
     **OPS,
+    "divide": np.divide,
     "prelu": lambda a, b: np.where(a > 0, a, a * b),
 }
 

@@ -10,17 +10,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import ITEM_BYTES
-from ooc_cudnn.torch.errors import UnsupportedOperationError
+from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.region import Part, Region
+from ooc_cudnn.torch.region import STORED_AS, Part, Region, stored
 
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"
@@ -32,6 +31,7 @@ class Building(Protocol):
     graph: Graph
     net: Network
     drawn: list[str]
+    differentiable: set[Value]
 
     def name(self, of: str = "") -> str:
         """A name for a node."""
@@ -293,10 +293,27 @@ class Fallbacks:
         if value in self._held:
             return self._held[value].tensor
         if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
-            value = self._to.made_as("stored", _stored, value, _stored_dtype(value.dtype))
+            value = self._stored(value)
         shape = value.shape if 1 <= len(value.shape) <= 5 else (math.prod(value.shape),)
         declare = self._to.parameter if value.kind == "parameter" else self._to.given
         return declare(value, shape)
+
+    def _stored(self, value: Value) -> Value:
+        """The bits of a value, in integers that the network holds.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If there are none of as many bytes, or a gradient of it is asked for.
+        """
+        if value.dtype.itemsize not in STORED_AS:
+            raise UnsupportedModelError(f"{value.name} is of {value.dtype}, which is not held")
+        if value in self._to.differentiable:
+            raise UnsupportedModelError(
+                f"{value.name} is of {value.dtype}, and requires a gradient, which the library has "
+                "of float16, bfloat16, float32 and float64: convert it before"
+            )
+        return self._to.made_as("stored", stored, value, STORED_AS[value.dtype.itemsize])
 
 
 def _differentiable(part: Part) -> set[Value]:
@@ -306,21 +323,6 @@ def _differentiable(part: Part) -> set[Value]:
         if any(value in found for value in operation.results):
             found.update(value for value in operation.reads if value.requires_grad)
     return found
-
-
-def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.uint8 if dtype == torch.bool else torch.int64
-
-
-def _stored(array: Any) -> torch.Tensor:
-    """Booleans, and integers that the network has not, as it holds them; NumPy's arrays, too.
-
-    >>> _stored(np.array([True])), _stored(torch.tensor([3], dtype=torch.uint32))
-    (tensor([1], dtype=torch.uint8), tensor([3]))
-    """
-    if isinstance(array, np.ndarray):
-        array = torch.from_numpy(array.copy())  # which may be read-only
-    return array.view(torch.uint8) if array.dtype == torch.bool else array.to(torch.int64)
 
 
 def draws(operation: Operation) -> bool:

@@ -9,6 +9,7 @@ all of them at once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -227,7 +228,9 @@ class ImageAxes:
         beyond = pads is not None and len(pads) > 2 * (len(lead.shape) - 1)
         if lead not in self.of or self.of[lead].axis != 0 or beyond:
             raise TogetherError(f"{operation.name} along the axis of images")
-        if any(self.of[value].axis != 0 for value in reads) or len(lead.shape) < 3:
+        axes = re.findall(r"(\d)d", operation.name) or ["2" if "shuffle" in operation.name else "1"]
+        batched = len(lead.shape) >= 2 + int(axes[0])  # else it is a single image
+        if any(self.of[value].axis != 0 for value in reads) or not batched:
             raise TogetherError(f"{operation.name} of images in another place")
         if operation.name.startswith("grid_sampler") and not all(
             self._has(value, self.of[lead]) for value in operation.reads

@@ -65,8 +65,8 @@ def with_loss(
     Returns
     -------
     Module
-        It is called with the model's arguments and the target or targets. A target on the host that has a
-        label that is no class is an IndexError; of one on the card the loss is NaN.
+        It is called with the model's arguments and the target or targets. A target on the host
+        that has a label that is no class is an IndexError; of one on the card the loss is NaN.
 
     Examples
     --------

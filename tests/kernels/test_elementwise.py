@@ -25,6 +25,7 @@ OPS = {
     "multiply": lambda a, b: a * b,
     "minimum": np.minimum,
     "maximum": np.maximum,
+    "divide": np.divide,
 }
 LAYOUTS = ["first", "last", "first_rows", "last_rows"]
 
@@ -62,7 +63,7 @@ B_SHAPES = [(1, 24, 1, 1), (2, 24, 1, 1), (2, 24, 5, 16), (1, 1, 1, 1), (1, 1, 5
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_op_tensor(dtype, b_shape, layout):
     shape = (2, 24, 5, 16)
-    for op, b_layout in zip(OPS, ("first", "last", "first_rows", "last"), strict=True):
+    for op, b_layout in zip(OPS, ("first", "last", "first_rows", "last", "first"), strict=True):
         a = Operand(shape, dtype, layout, data=specials(shape, 1))
         b = Operand(b_shape, dtype, b_layout, data=specials(b_shape, 2))
         check_op_tensor(a, b, Operand(shape, dtype, layout), op, 1.0, 1.0)

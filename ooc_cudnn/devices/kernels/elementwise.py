@@ -26,7 +26,7 @@ from ooc_cudnn.operations.activation_backward import (
 from ooc_cudnn.operations.op_tensor import OpTensor, wide_shape
 
 # The numbers are the enumerations `Op` and `Spread` in op_tensor.cu.
-OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3, "prelu": 4}
+OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3, "prelu": 4, "divide": 5}
 CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
 
 #: Of `Mode` in activation_backward.cu: x and its slopes in the places of y and x.

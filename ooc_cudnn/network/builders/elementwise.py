@@ -12,7 +12,7 @@ from ooc_cudnn.network.builders.base import Builders, builder
 from ooc_cudnn.network.builders.normalizations import number
 from ooc_cudnn.network.initial import constant, random_state, zeros
 from ooc_cudnn.network.nodes.activation import Activation
-from ooc_cudnn.network.nodes.arithmetic import Add, Multiply
+from ooc_cudnn.network.nodes.arithmetic import Add, Divide, Multiply
 from ooc_cudnn.network.nodes.cast import Cast
 from ooc_cudnn.network.nodes.channel_argmax import ChannelArgmax
 from ooc_cudnn.network.nodes.detach import Detach
@@ -26,7 +26,7 @@ from ooc_cudnn.operations.activation import check_mode, coef_in
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.channel_argmax import ArgmaxCall
 from ooc_cudnn.operations.images import STORED
-from ooc_cudnn.tensor import ACCUMULATOR, dtype_name
+from ooc_cudnn.tensor import ACCUMULATOR, dtype_name, rounded_to
 
 
 class ElementwiseBuilders(Builders):
@@ -70,7 +70,8 @@ class ElementwiseBuilders(Builders):
         b : Tensor or float
             Of the shape of a; one value per channel, (c,) or (1, c, 1...); per image, (n, 1, 1...);
             per channel of an image, (n, c) or (n, c, 1...); or one in all: (1,), (1, 1, 1...), or a
-            number, which is rounded to the dtype.
+            number. Half types compute with a number in float32, as PyTorch does: it is not rounded
+            to them.
         """
         return self._add(Add(name, *self._combined(name, a, b)))
 
@@ -79,13 +80,23 @@ class ElementwiseBuilders(Builders):
         """a * b: two maps of one shape, or a map and what is broadcast to it, as for `add`."""
         return self._add(Multiply(name, *self._combined(name, a, b)))
 
+    @builder
+    def divide(self, a: Tensor, b: float, *, name: str = "") -> Tensor:
+        """a / b by a number: not a times 1 / b, which is rounded, and may be infinite."""
+        if not _is_number(b):
+            raise TypeError(f"b must be a number, not {b!r}")
+        return self._add(Divide(name, *self._combined(name, a, b)))
+
     def _combined(
         self, name: str, a: Tensor, b: Tensor | float
-    ) -> tuple[Tensor, Tensor, Tensor, Shape]:
-        """The result, both operands, and the shape as which the second is broadcast."""
-        a = self._own(a, "a")
-        if isinstance(b, int | float | np.integer | np.floating) and not isinstance(b, bool):
-            value = number(b, "b", -math.inf)
+    ) -> tuple[Tensor, Tensor, Tensor, Shape, float]:
+        """The result, both operands, the shape as which the second is broadcast, and its factor."""
+        a, factor = self._own(a, "a"), 1.0
+        if _is_number(b):
+            exact = rounded_to(ACCUMULATOR[a.dtype], float(b))  # type: ignore[arg-type]
+            value = rounded_to(a.dtype, exact)
+            if not (value == exact or math.isnan(exact)):
+                value, factor = 1.0, exact
             b = self._running_statistics(name, "constant", (1,), a.dtype, constant(value))
         b = self._own(b, "b", dtype=a.dtype)
         ones = (1,) * (len(a.shape) - 2)
@@ -108,7 +119,7 @@ class ElementwiseBuilders(Builders):
                 f"b must have the shape of a, {a.shape}, or one value per channel, per image, per "
                 f"channel of an image, or in all, but {b.name} has {b.shape}"
             )
-        return self._result(name, a.shape, a.dtype), a, b, shapes[b.shape]
+        return self._result(name, a.shape, a.dtype), a, b, shapes[b.shape], factor
 
     @builder
     def dropout(
@@ -209,3 +220,7 @@ class ElementwiseBuilders(Builders):
             if value not in allowed:
                 raise ValueError(f"{said} must be one of {', '.join(allowed)}, not {value!r}")
         return self._add(Softmax(name, self._result(name, x.shape, x.dtype), x, algorithm, mode))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

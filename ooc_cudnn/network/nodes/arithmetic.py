@@ -1,4 +1,4 @@
-"""Sums and products of two maps, the second of which may be broadcast."""
+"""Sums, products and quotients of two maps, the second of which may be broadcast."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from ooc_cudnn.operations.op_tensor import OpTensor
 
 @dataclass(frozen=True)
 class Combine(Node):
-    """What sums and products share: y has the shape of a, and b is broadcast as `b_shape`."""
+    """What sums and products share: y has the shape of a, and b is broadcast as `b_shape`.
+
+    Attributes
+    ----------
+    factor : float
+        What b is multiplied by, in the type that is computed in. Where it is not 1, b is the
+        constant one: a number that the dtype does not hold.
+    """
 
     a: Tensor
     b: Tensor
     b_shape: Shape
+    factor: float = 1.0
 
     @property
     def is_broadcast(self) -> bool:
@@ -28,7 +36,8 @@ class Combine(Node):
 
     def _op(self, op: str, b_shape: Shape) -> Chain:
         a = self.a
-        return Chain((OpTensor(a.shape, b_shape, a.dtype, op),), a.dtype)
+        operation = OpTensor(a.shape, b_shape, a.dtype, op, alpha_b=self.factor)
+        return Chain((operation,), a.dtype)
 
 
 @dataclass(frozen=True)
@@ -63,3 +72,15 @@ class Multiply(Combine):
         else:
             reads = {"x": dy, "b": self.a}
             emit.gradient("gradient of b", self._op("multiply", self.a.shape), reads, y=self.b)
+
+
+@dataclass(frozen=True)
+class Divide(Combine):
+    """y = a / b, b a number; the gradient of a is dy / b."""
+
+    def forward(self, emit: Forward) -> None:
+        emit.phase("forward", self._op("divide", self.b_shape), x=self.a, b=self.b, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        reads = {"x": dy, "b": self.b}
+        emit.gradient("gradient of a", self._op("divide", self.b_shape), reads, y=self.a)

@@ -9,7 +9,7 @@ import torch
 
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.images import STORED
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.tensor import DTYPES, rounded_to
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
@@ -151,6 +151,7 @@ def _cast(to: Lowering, x: LoweredValue, dtype: str) -> LoweredValue:
 
 @rule("add")
 def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
+    _check_alpha(alpha, self, other)
     if alpha != 1:
         other = _times(to, other, alpha)
     return _combined(to, "add", self, other)
@@ -158,11 +159,15 @@ def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
 
 @rule("sub")
 def subtract(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
+    _check_alpha(alpha, self, other)
+    _no_booleans(self, other)
     return _combined(to, "add", self, _times(to, other, -alpha))
 
 
 @rule("rsub")
 def subtract_from(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
+    _check_alpha(alpha, self, other)
+    _no_booleans(self, other)
     return _combined(to, "add", _times(to, self, -alpha), other)
 
 
@@ -175,7 +180,7 @@ def multiply(to: Lowering, self: Any, other: Any) -> LoweredValue:
 def divide(to: Lowering, self: Any, other: Any, rounding_mode: str | None = None) -> LoweredValue:
     if rounding_mode is not None or not _is_number(other):
         raise Unlike("by what is no number, or rounded")
-    return _combined(to, "multiply", self, 1 / float(other))
+    return _combined(to, "divide", self, other)
 
 
 @rule("neg")
@@ -184,7 +189,26 @@ def negate(to: Lowering, self: Any) -> LoweredValue:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a real number of Python's; True counts as 1."""
+    return isinstance(value, int | float)
+
+
+def _check_alpha(alpha: Any, *operands: Any) -> None:
+    """Leave to PyTorch, which refuses it, what is no number of the type that it multiplies."""
+    for each in operands:
+        if (
+            isinstance(each, LoweredValue)
+            and each.tensor.is_floating
+            and math.isfinite(alpha)
+            and math.isinf(rounded_to(each.tensor.dtype, alpha))
+        ):
+            raise Unlike(f"alpha={alpha}, which {each.tensor.dtype} does not hold")
+    _no_booleans(alpha)
+
+
+def _no_booleans(*numbers: Any) -> None:
+    if any(isinstance(each, bool) for each in numbers):
+        raise Unlike("a boolean, which PyTorch does not subtract")
 
 
 def _times(to: Lowering, x: Any, factor: float) -> Any:
@@ -198,14 +222,17 @@ def _times(to: Lowering, x: Any, factor: float) -> Any:
 
 
 def _combined(to: Lowering, what: str, one: Any, other: Any) -> LoweredValue:
-    """The sum or the product of a map and what is broadcast to it, in either order."""
+    """The sum or product, in either order, or the quotient of a map and what is broadcast to it.
+
+    A number is computed with as PyTorch does: in float32 of half types, in the dtype of others.
+    """
     if not isinstance(one, LoweredValue) or (
         isinstance(other, LoweredValue) and _size(other) > _size(one)
     ):
         one, other = other, one
     if not isinstance(one, LoweredValue):
         raise Unlike("it does not read the inputs first")
-    build = to.net.add if what == "add" else to.net.multiply
+    build = getattr(to.net, what)
     if _is_number(other):
         return LoweredValue(build(one.tensor, float(other), name=to.name(what)), one.axes)
     if isinstance(other, LoweredValue):
@@ -215,7 +242,8 @@ def _combined(to: Lowering, what: str, one: Any, other: Any) -> LoweredValue:
         dtype = str(wide).removeprefix("torch.")
         one, other = _cast(to, one, dtype), _cast(to, other, dtype)
         return LoweredValue(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
-    assert isinstance(other, Value)
+    if not isinstance(other, Value):
+        raise Unlike(f"with {other!r}, which is no real number")
     return LoweredValue(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)
 
 

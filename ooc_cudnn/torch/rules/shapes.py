@@ -143,13 +143,14 @@ def pad(
 def part(
     to: Lowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> LoweredValue:
+    if not isinstance(self, LoweredValue):
+        raise Unlike("it does not read the inputs first")
     extent = self.shape[dim]
-    first = 0 if start is None else min(start % extent if start < 0 else start, extent)
-    last = extent if end is None else min(end + extent if end < 0 else end, extent)
+    first, last, _ = slice(start, end).indices(extent)  # out of range is cut off
     if (first, last) == (0, extent) and step == 1:
         return self
     axis = self.axes[dim]
-    if step != 1 or axis < 2:
+    if step != 1 or axis < 2 or first >= last:
         raise Unlike(f"[{start}:{end}:{step}] of axis {dim}: of spatial axes there are crops")
     spatial = self.tensor.shape[2:]
     starts, sizes = [0] * len(spatial), list(spatial)

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
+
+R = TypeVar("R", bound=Callable[..., Any])
+
+
+def _of_batches(*names: str) -> Callable[[R], R]:
+    """Enter a rule for operations over as many spatial axes as their names say, of a batch.
+
+    PyTorch takes a single image, too, (c, spatial...): it has the axes of a batch over fewer.
+    """
+
+    def entered(made: R) -> R:
+        for name in names:
+            axes = int(re.findall(r"(\d)d", name)[0])
+
+            @functools.wraps(made)
+            def of_batch(to: Lowering, *, axes: int = axes, **arguments: Any) -> Any:
+                x = arguments.get("input", arguments.get("self"))
+                if isinstance(x, LoweredValue) and len(x.axes) != axes + 2:
+                    raise Unlike(f"of {x.shape}, which is an image without a batch")
+                return made(to, **arguments)
+
+            rule(name)(of_batch)
+        return made
+
+    return entered
 
 
 def per_axis(value: Any, axes: int) -> tuple[int, ...]:
@@ -15,7 +42,7 @@ def per_axis(value: Any, axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else values
 
 
-@rule("conv1d", "conv2d", "conv3d")
+@_of_batches("conv1d", "conv2d", "conv3d")
 def convolution(
     to: Lowering,
     input: Any,
@@ -62,7 +89,7 @@ def _same(size: int, dilation: int) -> tuple[int, int]:
     return both // 2, both - both // 2
 
 
-@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@_of_batches("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed(
     to: Lowering,
     input: Any,
@@ -115,7 +142,7 @@ def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> LoweredValue:
     return LoweredValue(made, input.axes)
 
 
-@rule("max_pool1d", "max_pool2d", "max_pool3d")
+@_of_batches("max_pool1d", "max_pool2d", "max_pool3d")
 def max_pooling(
     to: Lowering,
     self: Any,
@@ -142,12 +169,12 @@ def max_pooling(
     )
 
 
-@rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+@_of_batches("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pooling_alone(to: Lowering, **arguments: Any) -> tuple[LoweredValue | None, ...]:
     return max_pooling(to, **arguments), None
 
 
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@_of_batches("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pooling(
     to: Lowering,
     self: Any,
@@ -176,7 +203,7 @@ def average_pooling(
     )
 
 
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@_of_batches("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> LoweredValue:
     x = to.plain(self, least=3)
     size = per_axis(output_size, len(x.shape) - 2)
@@ -185,7 +212,7 @@ def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> Low
     return LoweredValue.of(to.net.adaptive_pooling(x, size, name=to.name()))
 
 
-@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+@_of_batches("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max(
     to: Lowering, self: Any, output_size: Sequence[int]
 ) -> tuple[LoweredValue | None, ...]:
