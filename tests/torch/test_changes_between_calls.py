@@ -186,7 +186,7 @@ def reached(where, path=(), seen_before=None):
         return
     seen_before.add(id(where))
     for step, value in entries(where):
-        if other(value) is not None:
+        if other(value) is not None and not isinstance(where, tuple):  # tuples stay
             yield (*path, step)
         if holds(value):
             yield from reached(value, (*path, step), seen_before)
@@ -224,10 +224,8 @@ def put(where, step, value):
         setattr(where, step, value)
 
 
-PATHS = [
-    path for path in reached(made()[0])
-    if not (isinstance(path[-1], int) and path[-2] in ("pair", "deep"))  # tuples stay
-]  # fmt: skip
+#: All but the share of what dropout drops, which is drawn.
+PATHS = [path for path in reached(made()[0]) if path != ("drop", "p")]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
