@@ -61,7 +61,7 @@ class Scaled(NamedTuple):
 
     Attributes
     ----------
-    extent, count : int
+    extent, made : int
         Of x, and of the result.
     factor : float, optional
         By which it gets longer, where that was given; else it follows from the two.
@@ -70,7 +70,7 @@ class Scaled(NamedTuple):
     """
 
     extent: int
-    count: int
+    made: int
     factor: float | None
     corners: bool
 
@@ -78,19 +78,19 @@ class Scaled(NamedTuple):
     def step(self) -> float:
         """Elements of x from one value to the next."""
         if self.corners:
-            return (self.extent - 1) / (self.count - 1) if self.count > 1 else 0.0
-        return 1 / self.factor if self.factor else self.extent / self.count
+            return (self.extent - 1) / (self.made - 1) if self.made > 1 else 0.0
+        return 1 / self.factor if self.factor else self.extent / self.made
 
     @property
     def is_exact(self) -> bool:
         """Whether all places are numbers of every type."""
-        fits = max(self.extent, self.count) <= MOST
+        fits = max(self.extent, self.made) <= MOST
         return not self.corners and math.frexp(self.step)[0] == 0.5 and fits
 
     @property
     def leaves(self) -> bool:
         """Whether values come from behind the last element: both a size and a factor were given."""
-        return not self.corners and self.count * self.step > self.extent + 2.0**-10
+        return not self.corners and self.made * self.step > self.extent + 2.0**-10
 
     def place(self, at: int, *, centred: bool) -> float:
         """Where in x a value comes from."""
@@ -151,7 +151,7 @@ def _by_itself(operation: Operation, kind: Kind, wanted: Wanted, scaled: Sequenc
     sizes, factors = [], []
     for axis, span in zip(scaled, spans[2:], strict=True):
         if not span.cut:
-            read, made, factor = Span(0, axis.extent), Span(0, axis.count), axis.factor
+            read, made, factor = Span(0, axis.extent), Span(0, axis.made), axis.factor
         else:
             read, made = _exact(axis, span, kind)
             factor = 1 / axis.step
@@ -198,7 +198,7 @@ class ByItself:
 
 def _doubt(axis: Scaled) -> float:
     """By how much a place may be off that PyTorch finds in float32."""
-    return 2.0**-21 * (max(axis.extent, axis.count * axis.step) + 1)
+    return 2.0**-21 * (max(axis.extent, axis.made * axis.step) + 1)
 
 
 class Along(NamedTuple):
@@ -249,12 +249,12 @@ class Interpolated:
         rests = taps + 2
         numbers = torch.arange(axis.extent, device=x.device)
         shown = (numbers % rests == torch.arange(rests, device=x.device)[:, None]).to(x.dtype)
-        size = [axis.count if each == at else 1 for each in range(2, len(x.shape))]
+        size = [axis.made if each == at else 1 for each in range(2, len(x.shape))]
         shape = [axis.extent if each == at else 1 for each in range(2, len(x.shape))]
         factors = [axis.factor if each == at else None for each in range(2, len(x.shape))]
         corners = (axis.corners,) if "nearest" not in self.name else ()
         made = _operation(self.name)(shown.reshape(1, rests, *shape), size, *corners, *factors)
-        weights = made.reshape(rests, axis.count)[:, start:stop]
+        weights = made.reshape(rests, axis.made)[:, start:stop]
         values = torch.arange(start, stop, device=x.device, dtype=torch.float64)
         if self.kind.centred and not axis.corners:
             places = (values + 0.5) * axis.step - 0.5
