@@ -1,4 +1,4 @@
-"""Operations that PyTorch computes some images at a time: results and gradients are those of all."""
+"""What PyTorch computes some images at a time: results and gradients are those of all."""
 
 import copy
 
