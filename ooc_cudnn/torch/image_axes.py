@@ -47,12 +47,14 @@ RESHAPES = frozenset({"flatten", "reshape", "reshape_as", "unflatten", "view", "
 #: Along axes that they name, the others each for itself; the shape stays, or an axis goes or is 1.
 ALONG = frozenset({
     "_log_softmax", "_softmax", "all", "amax", "amin", "aminmax", "any", "argmax", "argmin",
-    "argsort", "cumprod", "cumsum", "flip", "glu", "linalg_vector_norm", "log_softmax",
-    "logcumsumexp", "logsumexp", "max", "mean", "median", "min", "norm", "prod", "roll",
-    "softmax", "sort", "std", "sum", "topk", "var",
+    "argsort", "cumprod", "cumsum", "flip", "glu", "index_select", "linalg_vector_norm",
+    "log_softmax", "logcumsumexp", "logsumexp", "max", "mean", "median", "min", "norm", "prod",
+    "repeat_interleave", "roll", "softmax", "sort", "std", "sum", "topk", "var",
 })  # fmt: skip
 #: Of whole images, on the first axis.
 PER_IMAGE = frozenset({
+    "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "batch_norm", "channel_shuffle", "col2im", "constant_pad_nd", "conv1d", "conv2d", "conv3d",
@@ -211,6 +213,8 @@ class ImageAxes:
 
     def _along(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         (x,) = reads
+        if x is not operation.reads[0]:
+            raise TogetherError("elements are taken by numbers of images")
         axis, outer, inner = self.of[x]
         count = len(x.shape)
         named = operation.arguments.get("dim", operation.arguments.get("dims"))
@@ -272,6 +276,23 @@ class ImageAxes:
             axis += len(result.shape) - count
         elif told.get("dim", 0) % count == axis and result.shape != x.shape:
             raise TogetherError("some images are taken")  # slice, narrow, split, chunk
+        return Images(axis, *rest)
+
+    def unfolded(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
+        """Windows along another axis, on a new last one."""
+        (x,) = reads
+        found = self.of[x]
+        if operation.arguments["dimension"] % len(x.shape) == found.axis:
+            raise TogetherError("windows of images")
+        return found
+
+    def repeated(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
+        """Again and again along other axes; new ones come first."""
+        (x,) = reads
+        axis, *rest = self.of[x]
+        axis += len(result.shape) - len(x.shape)
+        if operation.arguments["repeats"][axis] != 1:
+            raise TogetherError("images are repeated")
         return Images(axis, *rest)
 
     def product(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
@@ -350,6 +371,8 @@ _Family = Callable[[ImageAxes, Operation, Sequence[Value], Value], Images]
 _OTHERS: dict[str, _Family] = {
     **dict.fromkeys(MOVES - RESHAPES - PER_ELEMENT, ImageAxes.moved),
     **dict.fromkeys(("matmul", "bmm"), ImageAxes.product),
+    "unfold": ImageAxes.unfolded,
+    "repeat": ImageAxes.repeated,
     "linear": ImageAxes.linear,
     **dict.fromkeys(("layer_norm", "rms_norm"), ImageAxes.normalised),
     "scaled_dot_product_attention": ImageAxes.attention,
