@@ -106,10 +106,16 @@ def _compiled(
     module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
 ) -> Callable[..., Any]:
     from ooc_cudnn.torch.call import ReadyModel  # it knows this room's options
+    from ooc_cudnn.torch.empty import EmptyModel, is_empty
 
     model = None if call is None else call.model
     graph = graph_of(module, examples, call, options)
-    ready = ReadyModel(graph, examples, options, model, with_gradients=torch.is_grad_enabled())
+    grad = torch.is_grad_enabled()
+    ready = (
+        EmptyModel(graph)
+        if is_empty(graph)
+        else ReadyModel(graph, examples, options, model, with_gradients=grad)
+    )
 
     def run(*tensors: Any) -> Any:
         call, action = job_of()

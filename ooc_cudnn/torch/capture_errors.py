@@ -12,7 +12,7 @@ from torch._dynamo import exc
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.errors import OocError
-from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.errors import UnsupportedModelError, error_like
 from ooc_cudnn.torch.hints import hint, is_of_dtypes
 from ooc_cudnn.torch.places import NOT_THE_USERS
 from ooc_cudnn.torch.refusals import users_line
@@ -22,6 +22,8 @@ _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, K
 #: In what PyTorch says of tensors without data: a tensor with data might do.
 _WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla")
 _OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
+#: In what Dynamo says where the model itself raised an error.
+_RAISED = re.compile(r"(?i)observed exception|fake tensors? call|with fake tensors|assert")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
@@ -38,7 +40,7 @@ def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call:
     if isinstance(error, exc.BackendCompilerFailed):  # ours
         inner: Exception = error.inner_exception
         return inner.with_traceback(error.__traceback__)
-    own = _own_error(model, forward, call)
+    own = _own_error(model, forward, call) if _RAISED.search(str(error)) else None
     if own is not None:
         return _not_taken(model, own, (call.args, call.kwargs))
     return error if isinstance(error, OocError) else _refused(model, error)
@@ -48,8 +50,8 @@ def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
     text = str(error)
     said = f"{type(model).__name__} cannot be captured: TorchDynamo says {_reason(text)}"
     if _OF_DATA.search(text):
-        said += ". The result of a branch, of a loop or of a size depends on data: take it out of "
-        said += "forward, or limit the parts before and after it"
+        said += ". The result of a branch, of a loop or of a size depends on data"
+    said += ": take it out of forward, or limit the parts before and after it"
     line = _line_in(text) or users_line(error, NOT_THE_USERS)
     return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
 
@@ -121,9 +123,9 @@ def _not_taken(model: torch.nn.Module, error: Exception, given: Any) -> Exceptio
     tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
     said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
     why = _first_line(error)
-    kind = TypeError if isinstance(error, TypeError) or is_of_dtypes(why) else ValueError
+    of_types = isinstance(error, TypeError) or is_of_dtypes(why)
     line = users_line(error, NOT_THE_USERS)
-    return kind(
+    return error_like(error, TypeError if of_types else ValueError)(
         f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}"
         f"{hint(model, why, tensors)}" + (f"\n  {line}" if line else "")
     )

@@ -44,5 +44,22 @@ class RanksError(OocError, RuntimeError):
         )
 
 
+class SecondDerivativeError(UnsupportedModelError, RuntimeError):
+    """A gradient of a model under a limit that is differentiated itself (create_graph=True)."""
+
+
+def error_like(error: Exception, kind: type[Exception]) -> type[Exception]:
+    """A class of errors that are of a kind, and of that of an error of PyTorch's or a user's.
+
+    >>> made = error_like(RuntimeError("PyTorch's"), ValueError)
+    >>> issubclass(made, ValueError), issubclass(made, RuntimeError), made.__name__
+    (True, True, 'RuntimeError')
+    """
+    own = type(error)
+    if issubclass(own, kind):
+        return kind
+    return type(own.__name__, (own, kind), {"__module__": own.__module__})
+
+
 def _at(where: str) -> str:
     return f"\n  {where}" if where else ""

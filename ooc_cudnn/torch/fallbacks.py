@@ -228,6 +228,8 @@ class Fallbacks:
     def _axes(self, operations: list[Operation], inputs: list[Value]) -> ImageAxes | None:
         """Where images lie; None of one image, or where some operation takes them together."""
         held = {value: self._held[value] for value in inputs if value in self._held}
+        if any(0 not in each.axes for each in held.values()):
+            return None  # one number of all images
         count = math.gcd(*(each.tensor.shape[0] for each in held.values()))
         batch = next((each.shape[0] for each in self._to.graph.inputs if each.shape), 1)
         loose = [value for value in inputs if value not in held and value.shape]
@@ -325,6 +327,10 @@ def _differentiable(part: Part) -> set[Value]:
     return found
 
 
+#: Layers that PyTorch says draw random numbers: between them, where dropout is asked for.
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+
 def draws(operation: Operation) -> bool:
     """Whether an operation draws random numbers, other ones each time that it runs."""
     told: Mapping[str, Any] = operation.arguments
@@ -332,6 +338,8 @@ def draws(operation: Operation) -> bool:
         return bool(told.get("train", told.get("training", True)) and told.get("p", 1))
     if "dropout_p" in told:
         return bool(told["dropout_p"])
+    if operation.name in RECURRENT:
+        return bool(told["train"] and told["dropout"])
     tags = getattr(operation.function, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 

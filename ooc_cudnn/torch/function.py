@@ -21,6 +21,7 @@ from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there
+from ooc_cudnn.torch.errors import SecondDerivativeError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent
 from ooc_cudnn.torch.wrapping import Wrapping
 
@@ -230,10 +231,10 @@ class NoSecond(torch.autograd.Function):
 
         Raises
         ------
-        RuntimeError
+        SecondDerivativeError
             Always.
         """
-        raise RuntimeError(
+        raise SecondDerivativeError(
             "a gradient that a model under a limit made is differentiated (create_graph=True), and "
             "the library has first derivatives alone: ooc_cudnn.torch.release(model) before this"
         )

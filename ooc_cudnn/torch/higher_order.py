@@ -6,7 +6,7 @@ PyTorch computes whole, with the graphs that TorchDynamo has of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,9 @@ class HigherOrder:
             return self._hooked(*args)
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         function = _Bound(node.target, tuple(args), dict(kwargs))
-        return self._opaque(name, function, tensors, node.meta.get("example_value"))
+        without = _without_gradients(args) if name == "autograd_function_apply" else set[int]()
+        example = node.meta.get("example_value")
+        return self._opaque(name, function, tensors, example, without)
 
     # A span of nodes --------------------------------------------------------------------------
 
@@ -93,10 +95,19 @@ class HigherOrder:
     # Operations --------------------------------------------------------------------------------
 
     def _opaque(
-        self, name: str, function: Any, tensors: Sequence[torch.Tensor], examples: Any
+        self,
+        name: str,
+        function: Any,
+        tensors: Sequence[torch.Tensor],
+        examples: Any,
+        without: Collection[int] = (),
     ) -> Any:
+        """Note one; of what it reads, `without` says by number what gets no gradient of it."""
         recorder = self._recorder
         values = tuple(map(recorder.memories.read, tensors))
+        values = tuple(
+            recorder.detached(value) if at in without else value for at, value in enumerate(values)
+        )
         follows = torch.is_grad_enabled() and any(value.requires_grad for value in values)
         if not follows:
             values = tuple(map(recorder.detached, values))
@@ -173,6 +184,16 @@ def _put_behind_maker(
             for each in operations[first:]
         ),
     ]
+
+
+def _without_gradients(args: Sequence[Any]) -> set[int]:
+    """The tensors among a Function's arguments, by number, for which its backward returns None."""
+    _, backward, *given = args
+    (returned,) = next(node for node in backward.graph.nodes if node.op == "output").args
+    returned = returned if isinstance(returned, tuple | list) else (returned,)
+    pairs = zip(given, returned, strict=False)
+    tensors = [gradient for each, gradient in pairs if _is_tensor(each)]
+    return {number for number, gradient in enumerate(tensors) if gradient is None}
 
 
 def _is_tensor(each: Any) -> bool:

@@ -22,6 +22,7 @@ from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
 from ooc_cudnn.torch.capture import Call, Captures, Options
 from ooc_cudnn.torch.cards import empty_there
+from ooc_cudnn.torch.empty import EmptyModel
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
@@ -131,6 +132,8 @@ class _Inference:
 
     def __call__(self, ready: ReadyModel, tensors: Sequence[Any]) -> list[Any]:
         """Run it; return what the captured graph returns."""
+        if isinstance(ready, EmptyModel):
+            return ready(tensors)
         check_evaluation(self._model, ready)
         one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
         out, reduce = self.out, self._reduce

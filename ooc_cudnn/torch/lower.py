@@ -20,6 +20,7 @@ from ooc_cudnn.operations.over_ranks import Ranks
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
+from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.unbatched import batched
 
@@ -177,6 +178,9 @@ class Lowering:
         self._held: dict[Value, LoweredValue] = {}
         self._given: dict[tuple[Given, str], Tensor] = {}
         self._module = ""
+        operations = graph.operations
+        self._makers = {value: each for each in operations for value in each.results if value}
+        self._read = {value for each in operations for value in each.reads}
         #: What PyTorch will compute within the network.
         self.fallbacks = Fallbacks(self, self._held)
 
@@ -185,10 +189,11 @@ class Lowering:
         for operation in self.graph.operations:
             self._lower(operation)
         for value in self.graph.asked:
-            if value in self.fallbacks:
+            if value in self.fallbacks and not self._shows_another(value):
                 self._settle(value)
-            elif self._is_given(value):
-                self._move_after(value)
+        for each in self.graph.outputs:
+            if isinstance(each, Value) and self._shows_another(each):
+                self._make_after(each)
         self.after.sort(key=self.fallbacks.place)
         self.after.extend(self.graph.effects)
         results, outputs = [], dict[str, Tensor]()
@@ -225,23 +230,32 @@ class Lowering:
             handed,
         )
 
-    def _is_given(self, value: Value) -> bool:
-        """Whether a value shows what is given, moved alone: no node makes it."""
-        held = self._held.get(value)
-        if held is None or value.kind == "input":
-            return False
-        return held.tensor.name not in self.net.graph.nodes
+    def _shows_another(self, value: Value) -> bool:
+        """Whether an output shows an input or another output, moved alone, or hooks it alone.
 
-    def _move_after(self, value: Value) -> None:
-        """Have PyTorch make what shows an input: the same memory, as without the library."""
+        PyTorch makes it: of the same memory, as without the library.
+        """
         if value.kind == "input":
-            return
-        maker = next(each for each in self.graph.operations if value in each.results)
+            return False
+        maker = self._makers.get(value)
+        if maker is not None and maker.name == "register_hook":
+            return value not in self._read
+        while maker is not None and maker.name in MOVES:
+            (lead, *_) = maker.reads
+            if lead.kind == "input" or lead in self.graph.outputs:
+                return True
+            maker = self._makers.get(lead)
+        return False
+
+    def _make_after(self, value: Value) -> None:
+        maker = self._makers[value]
         if maker not in self.after:
             self.after.append(maker)
+            (lead, *_) = maker.reads
+            if self._shows_another(lead) and lead not in self.graph.outputs:
+                self._make_after(lead)
             for read in maker.reads:
-                if self._is_given(read):
-                    self._move_after(read)
+                self._settle(read)
 
     def _settle(self, value: Value) -> None:
         """Have what is deferred, and asked for, made in the network, or else behind it.

@@ -271,7 +271,7 @@ class Recorder(ProxyTorchDispatchMode):
             return
         results = tuple(self._result(each) for each in targets)
         function: Any = Functional(func, tuple(written))
-        if own in ALIKE and results[0] is not None:
+        if own in ALIKE and results[0] is not None and not results[0].requires_grad:
             number = ALIKE[own] if ALIKE[own] is not None else values[1]
             if not isinstance(number, Value):
                 function, values, named = Filled(results[0], targets[0].device, number), (), {}
@@ -431,6 +431,12 @@ class Recorder(ProxyTorchDispatchMode):
         )
 
     def _writes(self) -> Iterator[Write]:
+        followed = {
+            read
+            for each in (*self.before, *self.operations)
+            if each.name != "with_history" and any(y and y.requires_grad for y in each.results)
+            for read in each.reads
+        }
         for value, seen in self.inputs.items():
             if seen.pending and not seen.written:
                 continue  # normalizations of the network update it
@@ -442,7 +448,8 @@ class Recorder(ProxyTorchDispatchMode):
                     "forward changes an argument in place that gradients are asked of: let it "
                     "work on a clone of it"
                 )
-            yield Write(value, final, seen.as_data)
+            hidden = value.requires_grad and value not in followed  # nothing saved what was there
+            yield Write(value, final, seen.as_data or hidden)
 
     def _counting(self, writes: Sequence[Write], results: Sequence[Any]) -> Iterator[Write]:
         """The same, with counters that nobody reads told apart: batches that were seen."""

@@ -162,7 +162,7 @@ class _Batching:
 
 
 def _batch_of(x: Value) -> Value:
-    return Value(f"{x.name}_batch", (1, *x.shape), x.dtype)
+    return Value(f"{x.name}_batch", (1, *x.shape), x.dtype, requires_grad=x.requires_grad)
 
 
 def _adds_the_axis(operation: Operation) -> bool:

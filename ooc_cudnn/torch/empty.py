@@ -1,0 +1,48 @@
+"""A captured graph of a batch without elements: PyTorch runs it, for there is nothing to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ooc_cudnn.torch.before import leave, run_after, run_before
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.function import tensor_of
+from ooc_cudnn.torch.graph import Graph, Value
+
+
+class EmptyModel:
+    """Runs a graph whose inputs have no elements, as PyTorch does."""
+
+    plan = None
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    @property
+    def step(self) -> Any:
+        """There is nothing to plan.
+
+        Raises
+        ------
+        UnsupportedModelError
+            Always.
+        """
+        raise UnsupportedModelError("an argument has no elements: there is nothing to plan")
+
+    def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:
+        """Run a call; `out` is not written to, for nothing is to be written."""
+        graph = self._graph
+        given = {
+            value: tensor_of(each) if value.kind == "input" else each
+            for value, each in zip(graph.given, tensors, strict=True)
+        }
+        found = run_before(graph, (), given)
+        run_after((*graph.operations, *graph.effects), found)
+        leave(graph.writes, found)
+        return [found[each] if isinstance(each, Value) else each for each in graph.outputs]
+
+
+def is_empty(graph: Graph) -> bool:
+    """Whether an input has no elements."""
+    return any(0 in value.shape for value in graph.inputs)
