@@ -150,3 +150,23 @@ def test_reshape(shape, dtype, layout):
     x, flat = Operand(shape, dtype, layout, data=random(shape)), (shape[0], int(np.prod(shape[1:])))
     made = run(runners, Reshape(shape, flat, dtype), (x,), Operand(flat, dtype))
     assert (made == x.array.reshape(flat)).all()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_logit_of_an_ignored_site_reaches_the_loss(dtype, smoothing):
+    data = random((1, 3, 6), 1)
+    data[0, 0, 0], data[0, 1, 1], data[0, 2, 2] = np.nan, np.inf, -np.inf
+    data[0, :, 3], data[0, :, 4] = -np.inf, np.inf
+    labels = Operand((1, 6), "int64", "first", data=np.array([[7, 7, 7, 7, 7, 1]]))
+    x, losses = Operand(data.shape, dtype, "first", data=data), Operand((1, 6), "float64")
+    forward = CrossEntropy(data.shape, dtype, "int64", smoothing, 7)
+    found = run(kernels_losses, forward, (x, labels, None), losses)
+    assert (found[0, :5] == 0).all()
+    assert np.isfinite(found[0, 5])
+    backward = CrossEntropyBackward(data.shape, dtype, "int64", smoothing, 7, 1.0)
+    dx = Operand(data.shape, dtype, "first")
+    made = run(kernels_losses, backward, (x, labels, None, None, scalar(1)), dx)
+    assert (made[0, :, :5] == 0).all()
+    assert np.isfinite(made[0, :, 5].astype(float)).all()
+    assert made[0, 1, 5] < 0

@@ -177,3 +177,21 @@ def test_sums_per_image_per_channel_of_an_image_and_of_all(shape, dtype, layout)
                 *map(np.abs, wide)
             )
             assert_close(found, operation.reference(*wide), ACCUMULATOR[dtype], 2.0**-46 * size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_slopes_selects_where_x_is_above_0(dtype):
+    """There nothing is summed, whatever dy is; elsewhere dy * x, as PyTorch has it."""
+    shape = (2, 3, 4)
+    data = random(shape, 2)
+    data[:, 0] = np.abs(data[:, 0])
+    data[0, 1, :2] = np.nan, 0.0
+    gradients = random(shape, 1)
+    gradients[:, 0] = np.inf, np.nan, -np.inf, 1.0
+    dy, x = Operand(shape, dtype, data=gradients), Operand(shape, dtype, data=data)
+    operation = BroadcastSum(shape, (3,), dtype, ACCUMULATOR[dtype], "negative_x")
+    found = run(kernels_reduction, operation, (dy, x), Operand((3,), ACCUMULATOR[dtype]))
+    expected = operation.reference(dy.wide, x.wide)
+    assert expected[0] == 0
+    assert np.isnan(expected[1])
+    assert_close(found, expected, ACCUMULATOR[dtype], 1e-12)

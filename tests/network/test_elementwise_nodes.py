@@ -99,6 +99,35 @@ def test_numbers():
     check_network(net, y, twin)
 
 
+def test_quotients():
+    net, x = network_on()
+    y = net.divide(net.divide(net.activation(x, "tanh"), -0.75), 3)
+    assert net.running["divide_1.constant"].tolist() == [-0.75]
+
+    def twin(t):
+        return torch.tanh(t["x"]) / t["divide_1.constant"] / t["divide_2.constant"]
+
+    check_network(net, y, twin)
+    with pytest.raises(TypeError, match="b must be a number, not"):
+        net.divide(y, y)
+
+
+@pytest.mark.parametrize("op", ["add", "multiply", "divide"])
+@pytest.mark.parametrize("value", [1e5, 0.1, 1e-8, 3.0, float("inf"), float("nan")])
+def test_a_number_is_not_rounded_to_a_half_type(op, value):
+    """What float16 does not hold is a factor of one, in float32."""
+    net = ooc_cudnn.Network()
+    x = net.input("x", (1, 2, 4), "float16")
+    y = getattr(net, op)(x, value)
+    data = np.linspace(-3, 60_000, 8, dtype="f2").reshape(1, 2, 4)
+    with np.errstate(all="ignore"):
+        ufunc = {"add": np.add, "multiply": np.multiply, "divide": np.divide}[op]
+        expected = ufunc(data.astype("f4"), np.float32(value)).astype("f2")
+    with ooc_cudnn.settings(device="host", machine="host"):
+        found = net.forward(y, x=data)
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
 @pytest.mark.parametrize("b_shape", [(4,), (1, 3, 4, 1), (3, 2)], ids=str)
 def test_what_does_not_fit_is_named(b_shape):
     net, x = network_on()
