@@ -15,11 +15,12 @@ import torch
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import ITEM_BYTES
+from ooc_cudnn.torch.bits import STORED_AS, stored
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.region import STORED_AS, Part, Region, stored
+from ooc_cudnn.torch.region import Part, Region
 
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"

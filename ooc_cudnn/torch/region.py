@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ooc_cudnn.operations.outside import Cost, Drawn, How
 from ooc_cudnn.operations.outside_blocks import PartOfComputation, Spans
-from ooc_cudnn.tensor import ITEM_BYTES
 from ooc_cudnn.torch.autocast import without_autocast
+from ooc_cudnn.torch.bits import as_it_was
 from ooc_cudnn.torch.block_parts import part_in_block
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import MOVES, RESHAPES, ImageAxes
@@ -83,7 +83,7 @@ class Part:
         """Compute the result from arrays of the inputs; all as they lie in the network."""
         found: dict[Value, Any] = {}
         for value, order, tensor in zip(self.inputs, self.orders, tensors, strict=True):
-            tensor = _as_it_was(value, tensor)
+            tensor = as_it_was(value, tensor)
             found[value] = tensor.reshape(value.shape) if order is None else tensor.permute(order)
         for operation in self.operations:
             self._run(operation, found, images)
@@ -113,33 +113,6 @@ class Part:
         for value, part in zip(operation.results, parts, strict=False):
             if value is not None:
                 found[value] = part
-
-
-#: Bytes of an element to the integers that hold its bits in the network.
-STORED_AS = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}
-
-
-def stored(given: Any) -> Any:
-    """A tensor's or an array's bits in integers that the network holds: booleans, int8, float8.
-
-    >>> stored(torch.tensor([True, False])), stored(np.array([-1], "int16"))
-    (tensor([1, 0], dtype=torch.uint8), array([65535], dtype=uint16))
-    """
-    held = STORED_AS[given.dtype.itemsize]
-    if isinstance(given, torch.Tensor):
-        return given.view(held)
-    return given.view(str(held).removeprefix("torch."))
-
-
-def _as_it_was(value: Value, tensor: torch.Tensor) -> torch.Tensor:
-    """What the network holds of a value, in the type of the value; `verify` hands it in float64."""
-    if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
-        if tensor.dtype == value.dtype:
-            return tensor
-        return tensor.to(STORED_AS[value.dtype.itemsize]).view(value.dtype)
-    if value.dtype.is_floating_point and tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(value.dtype)
 
 
 @dataclass(frozen=True)

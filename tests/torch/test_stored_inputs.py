@@ -8,7 +8,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.region import stored
+from ooc_cudnn.torch.bits import stored
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
