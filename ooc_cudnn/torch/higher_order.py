@@ -86,8 +86,9 @@ class HigherOrder:
     def span(self, span: Span, found: dict[Any, Any]) -> None:
         """Note a span as one operation."""
         examples = tuple(node.meta["example_value"] for node in span.makes)
-        function = _Calling(span.module)
-        made = self._opaque("vmap", function, [found[node] for node in span.reads], examples)
+        given = tuple(found[node] for node in span.reads)  # sizes of batches among them
+        function, tensors = _Bound(_Calling(span.module), given, {}), list(filter(_is_tensor, given))
+        made = self._opaque("vmap", function, tensors, examples)
         found.update(zip(span.makes, made, strict=True))
 
     # Operations --------------------------------------------------------------------------------
@@ -122,16 +123,17 @@ class HigherOrder:
             follows = example.requires_grad and torch.is_grad_enabled()
             return made.requires_grad_().clone() if follows else made
 
-    def _hooked(self, tensor: torch.Tensor, body: Any, *others: torch.Tensor) -> torch.Tensor:
+    def _hooked(self, tensor: torch.Tensor, body: Any, *others: Any) -> torch.Tensor:
         """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
         recorder = self._recorder
         seen = recorder.memories.seen(tensor)
         before = recorder.memories.read(tensor)
         if not before.requires_grad:
             return tensor
-        values = (before, *map(recorder.memories.read, others))
+        values = (before, *map(recorder.memories.read, filter(_is_tensor, others)))
         made = recorder.value_like(tensor, True)
-        operation = recorder.emit(_Hooked(body), "register_hook", values, {}, (made,))
+        hook = _Hooked(_Bound(body, (tensor, *others), {}))
+        operation = recorder.emit(hook, "register_hook", values, {}, (made,))
         lists = [recorder.operations, recorder.before]
         own = next(each for each in lists if each and each[-1] is operation)
         _put_behind_maker(own, operation, before, made, set(values[1:]))
