@@ -9,6 +9,7 @@ leave there.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import types
 import warnings
@@ -46,6 +47,7 @@ _CONFIG = {
 #: One capture at a time, in all threads. Nobody waits for it whose call is known.
 _capturing = threading.RLock()
 _captured_by = threading.local()
+_numbers = itertools.count()
 
 
 class _Missed(Exception):
@@ -104,8 +106,9 @@ def _entry(forward: Any, args: Any, kwargs: Any) -> Any:
 class Captures:
     """All captures of one kind of call."""
 
-    def __init__(self, number: int = 0) -> None:
-        code = _entry.__code__.replace(co_name=f"call_{number}")
+    def __init__(self) -> None:
+        # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
+        code = _entry.__code__.replace(co_name=f"call_{next(_numbers)}")
         scope = {"torch": torch, "missed": _Missed, "__builtins__": __builtins__}
         self._function = types.FunctionType(code, {**scope, "__name__": __name__})
         self._known = torch._dynamo.run(self._function)
