@@ -10,6 +10,8 @@ leave there.
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import threading
 import types
 import warnings
@@ -181,6 +183,7 @@ class Captures:
             being_captured(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
+            _quiet(),
             warnings.catch_warnings(),
         ):
             # Dynamo looks at .grad of all tensors
@@ -202,6 +205,21 @@ class Captures:
 
 def _has(name: str) -> bool:
     return hasattr(torch._dynamo.config, name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's logs of errors that are raised, too; with TORCH_LOGS, with them."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    logger = logging.getLogger("torch")  # a part of it that has a level of its own was asked for
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
