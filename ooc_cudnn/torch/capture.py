@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 import threading
 import types
 import warnings
@@ -154,7 +155,8 @@ class Captures:
             raise _Found(ready, tensors)
 
         try:
-            self._with(call, found)
+            with _as_drawn():
+                self._with(call, found)
         except _Found as result:
             return result.ready, result.tensors
         raise UnsupportedModelError("no output of the model depends on its inputs")
@@ -184,6 +186,7 @@ class Captures:
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
             _quiet(),
+            _as_drawn(),
             warnings.catch_warnings(),
         ):
             # Dynamo looks at .grad of all tensors
@@ -220,6 +223,16 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _as_drawn() -> Iterator[None]:
+    """Let Python's next random number be what it is: what Dynamo compiles draws before it runs."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 @contextmanager
