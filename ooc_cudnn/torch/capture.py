@@ -191,6 +191,8 @@ class Captures:
         ):
             # Dynamo looks at .grad of all tensors
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+            # and makes an instance of a user's torch.autograd.Function
+            warnings.filterwarnings("ignore", message=".*should not be instantiated")
             self.count += 1
             try:
                 with working_on(call, captured):
