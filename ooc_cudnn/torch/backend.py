@@ -146,7 +146,7 @@ def graph_of(
         inputs += is_input
         kind = "input" if is_input else _kind(example)
         name = number or held.get(id(example)) or name_of(source)
-        dtype = example.dtype
+        dtype = torch.float64 if _is_a_float(node) else example.dtype
         behind = real.get(id(example), example)
         if is_input and options.scale is not None and _is_stored(behind):
             stored[at] = widening(example.dtype, options.scale)
@@ -177,6 +177,12 @@ def _source(node: Any) -> str:
     found = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(found, "name", "")
     return str(name() if callable(name) else name)
+
+
+def _is_a_float(node: Any) -> bool:
+    """Whether Python draws it in each call: Dynamo's example is of single precision, it is not."""
+    given, seen = node.meta.get("grapharg"), node.meta["example_value"]
+    return bool(getattr(given, "pass_arg_as_tensor", False)) and seen.dtype.is_floating_point
 
 
 def _is_argument(source: str) -> bool:
