@@ -240,7 +240,7 @@ class _Bound:
         return self._function(*args, **kwargs)
 
     def __str__(self) -> str:
-        return "\n".join([str(self._function), *map(_text, self._leaves)])
+        return "\n".join(map(_text, (self._function, *self._leaves)))
 
 
 @dataclass(frozen=True, eq=False)
