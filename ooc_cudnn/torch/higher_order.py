@@ -87,8 +87,8 @@ class HigherOrder:
         """Note a span as one operation."""
         examples = tuple(node.meta["example_value"] for node in span.makes)
         given = tuple(found[node] for node in span.reads)  # sizes of batches among them
-        function, tensors = _Bound(_Calling(span.module), given, {}), list(filter(_is_tensor, given))
-        made = self._opaque("vmap", function, tensors, examples)
+        function = _Bound(_Calling(span.module), given, {})
+        made = self._opaque("vmap", function, list(filter(_is_tensor, given)), examples)
         found.update(zip(span.makes, made, strict=True))
 
     # Operations --------------------------------------------------------------------------------
