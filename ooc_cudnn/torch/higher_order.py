@@ -6,7 +6,7 @@ PyTorch computes whole, with the graphs that TorchDynamo has of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,8 @@ class HigherOrder:
             return self._hooked(*args)
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         function = _Bound(node.target, tuple(args), dict(kwargs))
-        return self._opaque(name, function, tensors, node.meta.get("example_value"))
+        examples = node.meta.get("example_value")
+        return self._opaque(name, function, tensors, examples, _without_gradients(name, args))
 
     # A span of nodes --------------------------------------------------------------------------
 
@@ -94,10 +95,19 @@ class HigherOrder:
     # Operations --------------------------------------------------------------------------------
 
     def _opaque(
-        self, name: str, function: Any, tensors: Sequence[torch.Tensor], examples: Any
+        self,
+        name: str,
+        function: Any,
+        tensors: Sequence[torch.Tensor],
+        examples: Any,
+        without_gradients: Container[int] = (),
     ) -> Any:
         recorder = self._recorder
         values = tuple(map(recorder.memories.read, tensors))
+        values = tuple(
+            recorder.detached(value) if at in without_gradients else value
+            for at, value in enumerate(values)
+        )
         follows = torch.is_grad_enabled() and any(value.requires_grad for value in values)
         if not follows:
             values = tuple(map(recorder.detached, values))
@@ -175,6 +185,19 @@ def _put_behind_maker(
             for each in operations[first:]
         ),
     ]
+
+
+def _without_gradients(name: str, args: Sequence[Any]) -> frozenset[int]:
+    """Which tensors a user's own backward has no gradient of: it returns None."""
+    if name != "autograd_function_apply":
+        return frozenset()
+    _, backward, *given = args
+    (output,) = (node for node in backward.graph.nodes if node.op == "output")
+    (made,) = output.args
+    made = made if isinstance(made, tuple | list) else (made,)
+    pairs = [(each, gradient) for each, gradient in zip(given, made, strict=False)]
+    gradients = [gradient for each, gradient in pairs if _is_tensor(each)]
+    return frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
 
 
 def _is_tensor(each: Any) -> bool:
