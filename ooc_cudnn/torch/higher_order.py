@@ -137,18 +137,33 @@ class HigherOrder:
         """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
         recorder = self._recorder
         seen = recorder.memories.seen(tensor)
-        before = recorder.memories.read(tensor)
-        if not before.requires_grad:
+        now = recorder.memories.read(tensor)
+        if not now.requires_grad:
             return tensor
-        values = (before, *map(recorder.memories.read, filter(_is_tensor, others)))
+        # hooks run as they were registered: a later one is nearer to what made the tensor
+        before = self._below_hooks(now)
+        read = map(recorder.memories.read, filter(_is_tensor, others))
+        values = (before, *map(recorder.detached, read))
         made = recorder.value_like(tensor, True)
         hook = _Hooked(_Bound(body, (tensor, *others), {}))
         operation = recorder.emit(hook, "register_hook", values, {}, (made,))
         lists = [recorder.operations, recorder.before]
         own = next(each for each in lists if each and each[-1] is operation)
         _put_behind_maker(own, operation, before, made, set(values[1:]))
-        seen.value = made
+        seen.value = made if now is before else now
         return tensor
+
+    def _below_hooks(self, value: Value) -> Value:
+        """What a tensor was before it had hooks."""
+        recorder = self._recorder
+        hooks = {
+            each.results[0]: each.args[0]
+            for each in (*recorder.before, *recorder.operations)
+            if each.name == "register_hook"
+        }
+        while value in hooks:
+            value = hooks[value]
+        return value
 
 
 def _put_behind_maker(
