@@ -191,8 +191,9 @@ class Captures:
         ):
             # Dynamo looks at .grad of all tensors
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
-            # and makes an instance of a user's torch.autograd.Function
+            # tells of what it is about to refuse, and makes an instance of a user's torch.autograd.Function
             warnings.filterwarnings("ignore", message=".*should not be instantiated")
+            warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
             try:
                 with working_on(call, captured):
