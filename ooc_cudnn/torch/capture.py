@@ -191,7 +191,7 @@ class Captures:
         ):
             # Dynamo looks at .grad of all tensors
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
-            # tells of what it is about to refuse, and makes an instance of a user's torch.autograd.Function
+            # and makes an instance of a user's autograd function, and tells of what it refuses
             warnings.filterwarnings("ignore", message=".*should not be instantiated")
             warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
