@@ -14,6 +14,7 @@ from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.numbers import only_counts
 from ooc_cudnn.torch.places import name_of
+from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
 from ooc_cudnn.torch.stored import STORED_DTYPES, widening
 from ooc_cudnn.units import parse_limit
@@ -78,8 +79,8 @@ def ooc_cudnn_backend(
 
     Raises
     ------
-    TypeError
-        If there is no such option.
+    TypeError, ValueError
+        If there is no such option, or it cannot be that.
     UnsupportedModelError
         If the graph cannot be planned.
     """
@@ -93,6 +94,8 @@ def ooc_cudnn_backend(
         )
     if told.get("memory_limit") is not None:
         parse_limit(told["memory_limit"], name="memory_limit")
+    if told.get("statistics", "rank") not in STATISTICS:
+        raise ValueError(f"statistics must be rank or global, not {told['statistics']!r}")
     return _compiled(module, examples, None, Options(**told))
 
 
