@@ -12,7 +12,7 @@ import torch
 
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.numbers import only_counts
+from ooc_cudnn.torch.numbers import known, only_counts
 from ooc_cudnn.torch.places import name_of
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
@@ -140,7 +140,7 @@ def graph_of(
         seen = node.meta["example_value"]
         if not isinstance(seen, torch.Tensor):  # else it is a constant, which guards compare
             given.append(Value(node.name, (), torch.int64, "number"))
-            fakes.append(seen if only_counts(node) else _constant(seen))
+            fakes.append(seen if only_counts(node) else known(seen))
             continue
         for extent in seen.shape:
             int(extent)  # guards compare it
@@ -159,10 +159,6 @@ def graph_of(
         given.append(Value(own, tuple(example.shape), dtype, kind, name, follows))
         fakes.append(_fake(seen, example, dtype))
     return record(module, given, fakes, stored, names)
-
-
-def _constant(number: Any) -> Any:
-    return int(number) if isinstance(number, torch.SymInt | int) else float(number)
 
 
 def _names_held(model: torch.nn.Module) -> dict[int, str]:
