@@ -12,8 +12,9 @@ import torch
 
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.numbers import only_counts
+from ooc_cudnn.torch.numbers import known, only_counts
 from ooc_cudnn.torch.places import name_of
+from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
 from ooc_cudnn.torch.stored import STORED_DTYPES, widening
 from ooc_cudnn.units import parse_limit
@@ -78,8 +79,8 @@ def ooc_cudnn_backend(
 
     Raises
     ------
-    TypeError
-        If there is no such option.
+    TypeError, ValueError
+        If there is no such option, or it cannot be that.
     UnsupportedModelError
         If the graph cannot be planned.
     """
@@ -93,6 +94,8 @@ def ooc_cudnn_backend(
         )
     if told.get("memory_limit") is not None:
         parse_limit(told["memory_limit"], name="memory_limit")
+    if told.get("statistics", "rank") not in STATISTICS:
+        raise ValueError(f"statistics must be rank or global, not {told['statistics']!r}")
     return _compiled(module, examples, None, Options(**told))
 
 
@@ -143,7 +146,7 @@ def graph_of(
         seen = node.meta["example_value"]
         if not isinstance(seen, torch.Tensor):  # else it is a constant, which guards compare
             given.append(Value(node.name, (), torch.int64, "number"))
-            fakes.append(seen if only_counts(node) else _constant(seen))
+            fakes.append(seen if only_counts(node) else known(seen))
             continue
         for extent in seen.shape:
             int(extent)  # guards compare it
@@ -152,7 +155,7 @@ def graph_of(
         inputs += is_input
         kind = "input" if is_input else _kind(example)
         name = number or held.get(id(example)) or name_of(source)
-        dtype = example.dtype
+        dtype = torch.float64 if _is_a_float(node) else example.dtype
         behind = real.get(id(example), example)
         if is_input and options.scale is not None and _is_stored(behind):
             stored[at] = widening(example.dtype, options.scale)
@@ -162,10 +165,6 @@ def graph_of(
         given.append(Value(own, tuple(example.shape), dtype, kind, name, follows))
         fakes.append(_fake(seen, example, dtype))
     return record(module, given, fakes, stored, names)
-
-
-def _constant(number: Any) -> Any:
-    return int(number) if isinstance(number, torch.SymInt | int) else float(number)
 
 
 def _names_held(model: torch.nn.Module) -> dict[int, str]:
@@ -183,6 +182,12 @@ def _source(node: Any) -> str:
     found = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(found, "name", "")
     return str(name() if callable(name) else name)
+
+
+def _is_a_float(node: Any) -> bool:
+    """Whether Python draws it in each call: Dynamo's example is of single precision, it is not."""
+    given, seen = node.meta.get("grapharg"), node.meta["example_value"]
+    return bool(getattr(given, "pass_arg_as_tensor", False)) and seen.dtype.is_floating_point
 
 
 def _is_argument(source: str) -> bool:

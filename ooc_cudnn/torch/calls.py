@@ -27,7 +27,6 @@ class Calls:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self._kinds: dict[Hashable, Captures] = {}
-        self._made = 0
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -44,8 +43,7 @@ class Calls:
             if found is None or found.count > KEPT:
                 if found is not None:
                     self._tell()
-                self._made += 1
-                found = Captures(self._made)
+                found = Captures()
             self._kinds[key] = found  # the last used is the last to go
             self._forget_the_oldest()
         return found

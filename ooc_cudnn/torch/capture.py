@@ -9,6 +9,10 @@ leave there.
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
+import random
 import threading
 import types
 import warnings
@@ -46,6 +50,7 @@ _CONFIG = {
 #: One capture at a time, in all threads. Nobody waits for it whose call is known.
 _capturing = threading.RLock()
 _captured_by = threading.local()
+_numbers = itertools.count()
 
 
 class _Missed(Exception):
@@ -104,8 +109,9 @@ def _entry(forward: Any, args: Any, kwargs: Any) -> Any:
 class Captures:
     """All captures of one kind of call."""
 
-    def __init__(self, number: int = 0) -> None:
-        code = _entry.__code__.replace(co_name=f"call_{number}")
+    def __init__(self) -> None:
+        # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
+        code = _entry.__code__.replace(co_name=f"call_{next(_numbers)}")
         scope = {"torch": torch, "missed": _Missed, "__builtins__": __builtins__}
         self._function = types.FunctionType(code, {**scope, "__name__": __name__})
         self._known = torch._dynamo.run(self._function)
@@ -149,7 +155,8 @@ class Captures:
             raise _Found(ready, tensors)
 
         try:
-            self._with(call, found)
+            with _as_drawn():
+                self._with(call, found)
         except _Found as result:
             return result.ready, result.tensors
         raise UnsupportedModelError("no output of the model depends on its inputs")
@@ -178,10 +185,15 @@ class Captures:
             being_captured(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
+            _quiet(),
+            _as_drawn(),
             warnings.catch_warnings(),
         ):
             # Dynamo looks at .grad of all tensors
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+            # and makes an instance of a user's autograd function, and tells of what it refuses
+            warnings.filterwarnings("ignore", message=".*should not be instantiated")
+            warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
             try:
                 with working_on(call, captured):
@@ -199,6 +211,31 @@ class Captures:
 
 def _has(name: str) -> bool:
     return hasattr(torch._dynamo.config, name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's logs of errors that are raised, too; with TORCH_LOGS, with them."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    logger = logging.getLogger("torch")  # a part of it that has a level of its own was asked for
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _as_drawn() -> Iterator[None]:
+    """Let Python's next random number be what it is: what Dynamo compiles draws before it runs."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ _WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|f
 _OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
 #: In what Dynamo says where the model itself raised an error.
 _RAISED = re.compile(r"(?i)observed exception|fake tensors? call|with fake tensors|assert")
+_OF_BACKWARD = re.compile(r"(?i)module.level backwards? hooks")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
@@ -49,11 +50,23 @@ def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call:
 def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
     text = str(error)
     said = f"{type(model).__name__} cannot be captured: TorchDynamo says {_reason(text)}"
-    if _OF_DATA.search(text):
+    if _OF_BACKWARD.search(text):
+        said += f": those of backward of {', '.join(_with_hooks_of_backward(model))}. Let forward "
+        said += "register a hook of the tensor"
+    elif _OF_DATA.search(text):
         said += ". The result of a branch, of a loop or of a size depends on data"
     said += ": take it out of forward, or limit the parts before and after it"
     line = _line_in(text) or users_line(error, NOT_THE_USERS)
     return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
+
+
+def _with_hooks_of_backward(model: torch.nn.Module) -> list[str]:
+    """The parts of a model that have hooks of backward: "4 (Conv2d)"."""
+    return [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module is not model and (module._backward_hooks or module._backward_pre_hooks)
+    ]
 
 
 def _reason(text: str) -> str:

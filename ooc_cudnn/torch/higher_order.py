@@ -6,7 +6,7 @@ PyTorch computes whole, with the graphs that TorchDynamo has of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,8 @@ class HigherOrder:
             return self._hooked(*args)
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         function = _Bound(node.target, tuple(args), dict(kwargs))
-        without = _without_gradients(args) if name == "autograd_function_apply" else set[int]()
-        example = node.meta.get("example_value")
-        return self._opaque(name, function, tensors, example, without)
+        examples = node.meta.get("example_value")
+        return self._opaque(name, function, tensors, examples, _without_gradients(name, args))
 
     # A span of nodes --------------------------------------------------------------------------
 
@@ -88,8 +87,9 @@ class HigherOrder:
     def span(self, span: Span, found: dict[Any, Any]) -> None:
         """Note a span as one operation."""
         examples = tuple(node.meta["example_value"] for node in span.makes)
-        function = _Calling(span.module)
-        made = self._opaque("vmap", function, [found[node] for node in span.reads], examples)
+        given = tuple(found[node] for node in span.reads)  # sizes of batches among them
+        function = _Bound(_Calling(span.module), given, {})
+        made = self._opaque("vmap", function, list(filter(_is_tensor, given)), examples)
         found.update(zip(span.makes, made, strict=True))
 
     # Operations --------------------------------------------------------------------------------
@@ -100,13 +100,14 @@ class HigherOrder:
         function: Any,
         tensors: Sequence[torch.Tensor],
         examples: Any,
-        without: Collection[int] = (),
+        without_gradients: Container[int] = (),
     ) -> Any:
-        """Note one; of what it reads, `without` says by number what gets no gradient of it."""
+        """Note one; of what it reads, some get no gradient of it, by number."""
         recorder = self._recorder
         values = tuple(map(recorder.memories.read, tensors))
         values = tuple(
-            recorder.detached(value) if at in without else value for at, value in enumerate(values)
+            recorder.detached(value) if at in without_gradients else value
+            for at, value in enumerate(values)
         )
         follows = torch.is_grad_enabled() and any(value.requires_grad for value in values)
         if not follows:
@@ -133,21 +134,37 @@ class HigherOrder:
             follows = example.requires_grad and torch.is_grad_enabled()
             return made.requires_grad_().clone() if follows else made
 
-    def _hooked(self, tensor: torch.Tensor, body: Any, *others: torch.Tensor) -> torch.Tensor:
+    def _hooked(self, tensor: torch.Tensor, body: Any, *others: Any) -> torch.Tensor:
         """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
         recorder = self._recorder
         seen = recorder.memories.seen(tensor)
-        before = recorder.memories.read(tensor)
-        if not before.requires_grad:
+        now = recorder.memories.read(tensor)
+        if not now.requires_grad:
             return tensor
-        values = (before, *map(recorder.memories.read, others))
+        # hooks run as they were registered: a later one is nearer to what made the tensor
+        before = self._below_hooks(now)
+        read = map(recorder.memories.read, filter(_is_tensor, others))
+        values = (before, *map(recorder.detached, read))
         made = recorder.value_like(tensor, True)
-        operation = recorder.emit(_Hooked(body), "register_hook", values, {}, (made,))
+        hook = _Hooked(_Bound(body, (tensor, *others), {}))
+        operation = recorder.emit(hook, "register_hook", values, {}, (made,))
         lists = [recorder.operations, recorder.before]
         own = next(each for each in lists if each and each[-1] is operation)
         _put_behind_maker(own, operation, before, made, set(values[1:]))
-        seen.value = made
+        seen.value = made if now is before else now
         return tensor
+
+    def _below_hooks(self, value: Value) -> Value:
+        """What a tensor was before it had hooks."""
+        recorder = self._recorder
+        hooks = {
+            each.results[0]: each.args[0]
+            for each in (*recorder.before, *recorder.operations)
+            if each.name == "register_hook"
+        }
+        while value in hooks:
+            value = hooks[value]
+        return value
 
 
 def _put_behind_maker(
@@ -186,14 +203,17 @@ def _put_behind_maker(
     ]
 
 
-def _without_gradients(args: Sequence[Any]) -> set[int]:
-    """The tensors among a Function's arguments, by number, for which its backward returns None."""
+def _without_gradients(name: str, args: Sequence[Any]) -> frozenset[int]:
+    """Which tensors a user's own backward has no gradient of: it returns None."""
+    if name != "autograd_function_apply":
+        return frozenset()
     _, backward, *given = args
-    (returned,) = next(node for node in backward.graph.nodes if node.op == "output").args
-    returned = returned if isinstance(returned, tuple | list) else (returned,)
-    pairs = zip(given, returned, strict=False)
-    tensors = [gradient for each, gradient in pairs if _is_tensor(each)]
-    return {number for number, gradient in enumerate(tensors) if gradient is None}
+    (output,) = (node for node in backward.graph.nodes if node.op == "output")
+    (made,) = output.args
+    made = made if isinstance(made, tuple | list) else (made,)
+    pairs = [(each, gradient) for each, gradient in zip(given, made, strict=False)]
+    gradients = [gradient for each, gradient in pairs if _is_tensor(each)]
+    return frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
 
 
 def _is_tensor(each: Any) -> bool:
@@ -259,7 +279,7 @@ class _Bound:
         return self._function(*args, **kwargs)
 
     def __str__(self) -> str:
-        return "\n".join([str(self._function), *map(_text, self._leaves)])
+        return "\n".join(map(_text, (self._function, *self._leaves)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,9 +49,7 @@ def limit(
         ("8GiB"). The setting's when left out.
     strict : bool
         Whether an operation that the library has not is an error. Else PyTorch computes it, some
-        images at a time and within the limit; `plan.explain` names each. And whether a number that
-        Python makes anew in each call (``random.random()`` in forward) is one: it would stay that
-        of the first call.
+        images at a time and within the limit; `plan.explain` names each.
     statistics : str
         Of which images batch normalization takes mean and variance in training, where several
         processes train together (torch.distributed): "rank", of its own, as PyTorch does; or

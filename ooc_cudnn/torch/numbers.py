@@ -46,8 +46,13 @@ class Numbers:
             return number
         expression = number.node.expr
         if not expression.free_symbols <= self._places.keys():
-            return int(number) if isinstance(number, torch.SymInt) else float(number)
+            return known(number)
         return Number(expression, {s: self._places[s] for s in expression.free_symbols})
+
+
+def known(number: Any) -> int | float:
+    """A symbolic number as the constant that it is now: guards compare it from then on."""
+    return int(number) if isinstance(number, torch.SymInt | int) else float(number)
 
 
 def only_counts(node: Any) -> bool:

@@ -25,7 +25,7 @@ from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replaced
 from ooc_cudnn.torch.higher_order import HigherOrder, Span
 from ooc_cudnn.torch.mutations import Functional, Memories
 from ooc_cudnn.torch.normalizing import keeping_statistics, updates
-from ooc_cudnn.torch.numbers import Numbers
+from ooc_cudnn.torch.numbers import Numbers, known
 from ooc_cudnn.torch.places import module_of, where_of
 
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
@@ -172,12 +172,16 @@ class Recorder(ProxyTorchDispatchMode):
         return target(*args, **kwargs)
 
     @staticmethod
-    def _number(node: Any) -> None:
+    def _number(node: Any) -> Any:
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.SymFloat | torch.SymInt) and example.node.has_hint():
+            return known(example)  # of what is given: guards compare it
         if node.users:
             raise UnsupportedModelError(
                 "a number that depends on data (item(), tolist()) is used in forward: keep it a "
                 f"tensor\n  {where_of(node)}"
             )
+        return None
 
     def _attribute(self, module: Any, name: str) -> Any:
         found = operator.attrgetter(name)(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import torch
 from torch.utils import _pytree as pytree
@@ -136,3 +137,50 @@ def followed(model, x, steps=20, share=SHARES[0]):
     assert ours <= max(FOLLOWED, TIMES_ITS_OWN * own), f"{found} are off {exact}: {ours:.3g}"
     assert exact[-1] < exact[0]
     return ours, own
+
+
+def held(model):
+    """What modules hold beside parameters, buffers and parts: numbers, text, lists, tensors."""
+    kinds = bool | int | float | str | list | tuple | torch.Tensor | None
+    return {
+        f"{path}.{name}": each
+        for path, module in model.named_modules()
+        for name, each in vars(module).items()
+        if not name.startswith("_") and isinstance(each, kinds)
+    }
+
+
+def followed_in_calls(model, *args, calls=2, memory_limit=PLENTY, tolerance=TOLERANCE):
+    """Call a model under a limit as often as itself: all that is left is the same each time.
+
+    Outputs, gradients, buffers, and what modules hold beside. Returns the one under the limit.
+    """
+    own = ooc.limit(copy.deepcopy(model), memory_limit)
+    for _ in range(calls):
+        same(Result(own, args), Result(model, args), tolerance)
+        found, expected = held(own), held(model)
+        assert found.keys() == expected.keys()
+        for name, each in expected.items():
+            if isinstance(each, torch.Tensor):
+                close(found[name], each, name, tolerance=tolerance)
+                assert found[name].requires_grad == each.requires_grad, name
+            else:
+                assert found[name] == each, name
+                assert type(found[name]) is type(each), name
+    return own
+
+
+def modes():
+    """What of PyTorch's state a call must leave as it was, and where errors are printed."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+        torch._ops._len_torch_dispatch_stack_pre_dispatch(),
+        torch.compiler.is_compiling(),
+        torch.get_default_dtype(),
+        sys.stderr,
+        sys.stdout,
+    )

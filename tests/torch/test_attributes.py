@@ -1,4 +1,4 @@
-"""What forward leaves in modules: what it keeps there while it is captured is fake."""
+"""What forward leaves in modules: what PyTorch leaves there, and never a tensor without data."""
 
 import copy
 
@@ -8,6 +8,8 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch.calls import calls_of
+from tests.support.torch_checks import close, followed_in_calls, held
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -59,59 +61,64 @@ def flagged(model, scale):
     return model.late
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes? self")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("keep", [attribute, buffer, empty_buffer, flagged])
-def test_what_is_made_at_the_first_call_is_made_in_each_capture(keep, strict):
+def test_what_is_made_at_the_first_call_is_kept(keep, strict):
     """The model had fake tensors since: it ran with no other shape, nor without a limit."""
     model = Keeping(keep)
     expected = copy.deepcopy(model)
-    keys = [*model.state_dict()]
     ooc.limit(model, LIMIT, strict=strict)
-    for x in (X, X[:1]):
+    for x in (X, X, X[:1]):
         assert torch.allclose(model(x), expected(x), atol=1e-6)
-    assert [*model.state_dict()] == keys
+        assert [*model.state_dict()] == [*expected.state_dict()]
+        found, wanted = ({**held(each), **dict(each.named_buffers())} for each in (model, expected))
+        assert found.keys() == wanted.keys()
+        for name, each in wanted.items():
+            if isinstance(each, torch.Tensor):
+                assert type(found[name]) is torch.Tensor
+                assert torch.equal(found[name], each)
+            else:
+                assert found[name] == each
     assert torch.allclose(ooc.release(copy.deepcopy(model))(X), expected(X), atol=1e-6)
 
 
-class Averaging(nn.Module):
-    """A convolution whose mean goes into a buffer."""
+def a_result(model, y):
+    model.last = y
+    return y * 2
 
-    def __init__(self, update):
+
+def a_result_without_history(model, y):
+    model.last = y.detach().mean()
+    return y * 2
+
+
+def of_the_call_before(model, y):
+    made = y if model.last is None else y + model.last
+    model.last = y.detach() * 0.5
+    return made
+
+
+class Of(nn.Module):
+    def __init__(self, function):
         super().__init__()
-        self.conv, self.update = nn.Conv2d(3, 4, 1), update
-        self.register_buffer("mean", torch.zeros(1, 4, 1, 1))
+        self.conv, self.last, self.function = nn.Conv2d(3, 4, 1), None, function
 
     def forward(self, x):
-        y = self.conv(x)
-        self.update(self, y.detach().mean((0, 2, 3), keepdim=True))
-        return y - 1
+        return self.function(self, self.conv(x))
 
 
-def chained(model, mean):
-    model.mean.mul_(0.9).add_(mean)
+@pytest.mark.parametrize("function", [a_result, a_result_without_history, of_the_call_before])
+def test_what_is_computed_may_be_kept(function):
+    torch.manual_seed(0)
+    under = followed_in_calls(Of(function).double(), X.double(), calls=3, memory_limit=LIMIT)
+    assert len(calls_of(under)) <= 2
 
 
-def part(model, mean):
-    model.mean[:, 0].copy_(mean[:, 0])
-
-
-def assigned(model, mean):
-    model.mean = 0.9 * model.mean + mean
-
-
-@pytest.mark.parametrize("update", [chained, part, assigned])
-def test_a_buffer_that_what_is_computed_changes_is_refused(update):
-    """It stayed as it was at the first call, without a word."""
-    model = ooc.limit(Averaging(update), LIMIT)
-    with pytest.raises(ooc.UnsupportedModelError, match="buffer mean"):
-        model(X)
-    assert torch.equal(model.mean, torch.zeros(1, 4, 1, 1))
-
-
-def test_a_copy_of_a_buffer_may_be_changed():
-    def update(model, mean):
-        model.mean.clone().mul_(2).add_(mean)
-
-    model = Averaging(update)
-    assert torch.allclose(ooc.limit(copy.deepcopy(model), LIMIT)(X), model(X), atol=1e-6)
+def test_gradients_go_through_what_was_kept():
+    torch.manual_seed(0)
+    eager = Of(a_result).double()
+    under = ooc.limit(copy.deepcopy(eager), LIMIT)
+    for model in (under, eager):
+        model(X.double())
+        model.last.square().sum().backward()
+    close(under.conv.weight.grad, eager.conv.weight.grad, "gradient")

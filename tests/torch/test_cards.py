@@ -16,7 +16,6 @@ from ooc_cudnn.network.gradients import Block
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
-from ooc_cudnn.torch.parts import Parts
 from ooc_cudnn.torch.wrapping import Wrapping
 
 HERE = torch.device("cpu")
@@ -91,41 +90,6 @@ def test_a_tensor_is_looked_at_again_where_it_has_moved():
     gone = weakref.ref(weight)
     del weight, first, again, moved
     assert gone() is None  # what is known of it keeps no memory alive
-
-
-def test_parts_are_found_again_where_they_were_replaced():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    parts, state = Parts(model), Parts(model).state()
-    model[0].weight = nn.Parameter(torch.zeros(4, 3, 3, 3))
-    assert parts.tensor("0.weight") is model[0].weight
-    assert parts.are_the_same
-    assert parts.state() == state
-    model[0].weight.requires_grad_(False)
-    assert parts.state() != state
-    model[1] = nn.BatchNorm2d(4)
-    assert not parts.are_the_same
-
-
-def test_the_state_of_parts_is_all_that_a_capture_depends_on():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
-    parts, states = Parts(model), set()
-    states.add(parts.state())
-    model[1].momentum = 0.5
-    states.add(parts.state())
-    model[2].p = 0.25
-    states.add(parts.state())
-    model[0].weight = nn.Parameter(torch.zeros(5, 3, 3, 3))
-    states.add(parts.state())
-    model[1].running_mean = torch.zeros(5)
-    states.add(parts.state())
-    assert len(states) == 5
-    before = parts.state()
-    model[1].momentum, model[2].calls = 0.25, 1
-    parts.forward_has_run()
-    known = parts.state()
-    model[1].momentum, model[2].calls = 0.125, 2
-    assert parts.state() == known
-    assert known != before
 
 
 def test_phases_are_made_once(monkeypatch):

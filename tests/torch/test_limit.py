@@ -112,11 +112,14 @@ def test_a_counter_of_forward_is_no_reason_to_capture_again():
             return super().forward(x)
 
     model = ooc.limit(Counting(2, 2, 1), LIMIT)
-    for _ in range(2):
+    ready = []
+    for count in range(1, 7):
         model(torch.ones(1, 2, 4, 4))
-    first = model.forward.last
-    model(torch.ones(1, 2, 4, 4))
-    assert model.forward.last is first
+        assert model.calls == count
+        ready.append(model.forward.last)
+    # 0 is the class's, and 1 a constant, too; then it is a number that the graph is given
+    assert len(calls_of(model)) <= 3
+    assert all(each is ready[2] for each in ready[2:])
 
 
 def test_training_without_gradients_uses_and_updates_statistics_of_the_batch(pair):
@@ -391,20 +394,45 @@ def test_a_warning_points_at_the_line_that_called_the_model(tmp_path, monkeypatc
     assert {(each.filename, each.lineno) for each in seen} == {(__file__, line)}
 
 
-def test_ways_to_call_a_model_are_few(monkeypatch):
-    """A number that the user counts up in the model makes a new one in each step."""
+class Scaled(nn.Conv2d):
+    """A convolution whose scale is a number."""
+
+    scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("by", ["shapes", "numbers"])
+def test_ways_to_call_a_model_are_few(monkeypatch, by):
+    """A number that the user changes in the model makes a new one in each step."""
     monkeypatch.setattr(import_module("ooc_cudnn.torch.calls"), "KEPT", 2)
     forget_warnings()
+    model = ooc.limit(Scaled(1, 1, 1).double(), LIMIT)
+
+    def call(at):
+        model.scale = 1 / (at + 1) if by == "numbers" else 1.0
+        x = torch.ones(1, 1, 2, 2 + (by == "shapes") * at, dtype=torch.float64)
+        expected = torch.nn.functional.conv2d(x, model.weight, model.bias) * model.scale
+        close(model(x), expected, "output")
+
+    for at in range(2):
+        call(at)
+        call(at)
+    call(0)
+    assert len(calls_of(model)) == 2  # both are kept
+    with pytest.warns(UserWarning, match="Scaled is called in more than 2 ways"):
+        [call(at) for at in range(2, 5)]
+    assert len(calls_of(model)) <= 3
+    forget_warnings()
+
+
+def test_an_attribute_that_forward_does_not_read_is_no_way_to_call_a_model():
     model = ooc.limit(torch.nn.Conv2d(1, 1, 1).double(), LIMIT)
-    x = torch.ones(1, 1, 2, 2, dtype=torch.float64)
-    for count in range(2):
-        model.count = count
-        model(x)
-    model.count = 2
-    with pytest.warns(UserWarning, match="Conv2d is called in more than 2 ways"):
-        y = model(x)
-    assert len(calls_of(model)) == 2
-    close(y, torch.nn.functional.conv2d(x, model.weight, model.bias), "output")
+    for count in range(3):
+        model.count, model.note = count, str(count)
+        model(torch.ones(1, 1, 2, 2, dtype=torch.float64))
+    assert len(calls_of(model)) == 1
 
 
 def test_what_cannot_be_captured_says_where():

@@ -11,7 +11,7 @@ from torch.nn.utils import weight_norm
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
-from tests.support.torch_checks import close
+from tests.support.torch_checks import close, followed_in_calls, held, modes
 from tests.support.torch_models import classifier, residual
 
 pytestmark = pytest.mark.usefixtures("few_plans")
@@ -66,26 +66,15 @@ def telling(x):
     return x, x.mean().item()
 
 
-def by_numpy(x):
-    return torch.from_numpy(x.detach().numpy())
-
-
-def without_gradients(x):
-    with torch.no_grad():
-        return x * 2
-
-
-NUMBER = r"number that depends on data.*keep it a tensor.*self\.function\("
+NUMBER = r"number that depends on data.*keep it a tensor.*, in {}: return "
 LINES = {
-    without_gradients: r"torch\.no_grad within forward.*self\.function\(",
     branching: r"data.*return x if x\.sum\(\) > 0",
     counting: r"data.*return x \* int\(x\.max\(\)\)",
-    choosing: r"index.*depends on data.*self\.function\(",
+    choosing: r"shape depends on data.*, in choosing: return x\[x > 0\]",
     looping: r"data.*while x\.norm\(\) > 1",
-    scaling: NUMBER,
-    clamping: NUMBER,
-    telling: NUMBER,
-    by_numpy: r"numpy.*x\.detach\(\)\.numpy\(\)",
+    scaling: NUMBER.format("scaling"),
+    clamping: NUMBER.format("clamping"),
+    telling: NUMBER.format("telling"),
 }
 
 
@@ -93,9 +82,29 @@ LINES = {
 def test_a_model_that_cannot_be_captured_names_its_line(function):
     model = ooc.limit(Of(function), LIMIT)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    with pytest.raises(ooc.UnsupportedModelError, match=f"(?s){LINES[function]}"):
-        model(torch.ones(SHAPE))
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    kept, in_force = held(model), modes()
+    for _ in range(2):
+        with pytest.raises(ooc.UnsupportedModelError, match=f"(?s){LINES[function]}"):
+            model(torch.ones(SHAPE))
+        assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+        assert held(model) == kept
+        assert modes() == in_force
+
+
+def by_numpy(x):
+    return torch.from_numpy(2 * x.detach().numpy())
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        scale = x * 2
+    return x * scale
+
+
+@pytest.mark.parametrize("function", [by_numpy, without_gradients], ids=lambda f: f.__name__)
+def test_what_was_refused_is_computed(function):
+    torch.manual_seed(0)
+    followed_in_calls(Of(function).double(), torch.randn(SHAPE, dtype=torch.float64))
 
 
 def test_a_number_of_data_that_nothing_reads_is_no_matter():
@@ -255,27 +264,58 @@ def test_derivatives_of_parameters_in_forward_mode_are_refused():
             torch.func.functional_call(model, dual, (x,))
 
 
-def test_a_hook_that_looks_is_refused_and_stays_where_it_is():
+def test_a_hook_that_looks_sees_what_pytorch_shows_it():
+    torch.manual_seed(0)
+    eager, x = classifier().double(), torch.randn(SHAPE, dtype=torch.float64)
+    under = copy.deepcopy(eager)
+    for model in (eager, under):
+        model.seen = []
+
+        def look(module, args, output, seen=model.seen):
+            seen.append((args[0].detach(), output))
+
+        model[4].register_forward_hook(look)
+    ooc.limit(under, LIMIT)
+    for call in range(1, 4):
+        for model in (under, eager):
+            model.zero_grad()
+            (model(x).square().sum() + model.seen[-1][1].sin().sum()).backward()
+            assert len(model.seen) == call
+        for found, expected in zip(under.seen[-1], eager.seen[-1], strict=True):
+            close(found, expected, f"what it saw in call {call}")
+        largest = max(float(each.grad.abs().max()) for each in eager.parameters())
+        for (name, one), other in zip(under.named_parameters(), eager.parameters(), strict=True):
+            close(one.grad, other.grad, name, least=largest)
+    assert len(model[4]._forward_hooks) == 1
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_a_hook_of_backward_of_a_part_is_refused_and_stays_where_it_is(pre):
     model, seen = classifier(), []
-
-    def look(module, args, output):
-        seen.append(output)
-
-    model[4].register_forward_hook(look)
+    register = "register_full_backward_pre_hook" if pre else "register_full_backward_hook"
+    getattr(model[4], register)(lambda module, *gradients: seen.append(gradients))
     ooc.limit(model, LIMIT)
-    with pytest.raises(ooc.UnsupportedModelError, match=r"look \(test_refusals\.py:\d+\) is of 4"):
-        model(torch.ones(SHAPE))
-    seen.clear()
-    ooc.release(model)(torch.ones(SHAPE))
+    in_force = modes()
+    for _ in range(2):
+        with pytest.raises(ooc.UnsupportedModelError, match=r"of backward of 4 \(Conv2d\)"):
+            model(torch.ones(SHAPE))
+        assert modes() == in_force
+    ooc.release(model)(torch.ones(SHAPE)).sum().backward()
     assert len(seen) == 1
-    assert list(model[4]._forward_hooks.values()) == [look]
 
 
-def test_a_hook_of_backward_is_refused():
-    model = classifier()
-    model[4].register_full_backward_hook(lambda module, before, after: None)
-    with pytest.raises(ooc.UnsupportedModelError, match=r"of 4 \(Conv2d\) of backward"):
-        ooc.limit(model, LIMIT)(torch.ones(SHAPE))
+def test_a_hook_of_backward_of_the_model_itself_runs():
+    torch.manual_seed(0)
+    eager, x = classifier().double(), torch.randn(SHAPE, dtype=torch.float64)
+    under = ooc.limit(copy.deepcopy(eager), LIMIT)
+    for model in (under, eager):
+        model.seen = []
+        model.register_full_backward_hook(
+            lambda module, before, after: module.seen.append((*before, *after))
+        )
+        model(x.clone().requires_grad_()).square().sum().backward()
+    for found, expected in zip(under.seen[0], eager.seen[0], strict=True):
+        close(found, expected, "what it saw")
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")

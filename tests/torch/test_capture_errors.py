@@ -1,6 +1,8 @@
-"""Arguments that a model does not take, and what PyTorch says beside an error: nothing."""
+"""Captures that fail: arguments that a model does not take; PyTorch says nothing beside."""
 
 import logging
+import os
+import subprocess
 import sys
 import traceback
 
@@ -11,7 +13,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch import exporting
+from tests.support.torch_checks import held, modes
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -116,7 +118,7 @@ def logged():
     handler.emit = found.append
     loggers = [
         logging.getLogger(f"torch.{name}")
-        for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes", "export")
+        for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes", "_dynamo")
     ]
     for logger in loggers:
         logger.addHandler(handler)
@@ -133,19 +135,87 @@ def test_pytorch_neither_logs_nor_prints_what_is_raised(function, logged, capsys
     assert (logged, capsys.readouterr().err) == ([], "")
 
 
-def test_what_the_model_itself_prints_is_printed(capsys):
+def test_who_asks_for_pytorchs_logs_has_them():
+    """In a process of its own: PyTorch reads what was asked as it is imported."""
+    code = (
+        "import torch, ooc_cudnn, ooc_cudnn.torch as ooc\n"
+        "ooc_cudnn.settings(device='host', machine='host', progress=False)\n"
+        "ooc.limit(torch.nn.Conv2d(3, 2, 1), '1MiB')(torch.ones(1, 3, 2, 2))\n"
+    )
+    found = {}
+    for asked in ("", "graph_code"):
+        environment = {name: each for name, each in os.environ.items() if name != "TORCH_LOGS"}
+        environment |= {"TORCH_LOGS": asked} if asked else {}
+        command = [sys.executable, "-c", code]
+        ran = subprocess.run(
+            command, env=environment, stderr=subprocess.PIPE, text=True, check=True
+        )
+        found[asked] = ran.stderr
+    assert "def forward(" not in found[""]
+    assert "def forward(" in found["graph_code"]
+
+
+def test_what_prints_in_forward_is_refused_with_its_line():
+    """It printed at the first call alone. TorchDynamo traces no `print`."""
+
     def printing(x):
-        print("here", file=sys.stderr)
+        print("here")
         return 2 * x
 
-    ooc.limit(Of(printing), LIMIT)(torch.ones(2, 3, 8, 8))
-    assert "here" in capsys.readouterr().err
-    assert not isinstance(sys.stderr, exporting._WithoutDumps)
+    model, in_force = ooc.limit(Of(printing), LIMIT), modes()
+    with pytest.raises(ooc.UnsupportedModelError, match=r"(?s)print.*in printing: print\("):
+        model(torch.ones(2, 3, 8, 8))
+    assert modes() == in_force
 
 
-def test_who_asks_for_pytorchs_logs_has_them(logged, capsys, monkeypatch):
-    monkeypatch.setenv("TORCH_LOGS", "+export")
-    with pytest.raises(TypeError, match="cannot be captured"):
-        ooc.limit(Of(looping), LIMIT)(torch.ones(2, 3, 8, 8))
-    assert logged
-    assert "def forward(" in capsys.readouterr().err
+class Held(nn.Module):
+    """A model that says `no`, behind a layer and an attribute that it changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.calls = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.norm(self.conv(x))
+        if x.shape[-1] == 7:
+            raise ValueError("no images of 7")
+        return y
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first", "captured before"])
+def test_a_model_that_raises_stays_as_it_was(before):
+    """Its own attributes, too: what it raises is found on a copy."""
+    model = ooc.limit(Held(), LIMIT)
+    if before:
+        model(torch.ones(2, 3, 8, 8))
+    kept, state = held(model), {name: each.clone() for name, each in model.state_dict().items()}
+    in_force = modes()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"(?s)not take this input.*no images of 7.*raise"):
+            model(torch.ones(2, 3, 8, 7))
+        assert modes() == in_force
+        assert held(model) == kept
+        assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
+    assert model(torch.ones(2, 3, 8, 8)).shape == (2, 4, 8, 8)
+    assert model.calls == kept[".calls"] + 1
+
+
+def test_an_error_of_a_model_that_cannot_be_copied_is_dynamos():
+    """Nothing of it is swallowed, and the line is said."""
+
+    class Alone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def __deepcopy__(self, memo):
+            raise RuntimeError("there is one of these")
+
+        def forward(self, x):
+            return self.conv(x) + torch.ones(7)
+
+    model, in_force = ooc.limit(Alone(), LIMIT), modes()
+    with pytest.raises(ooc.UnsupportedModelError, match=r"(?s)Alone cannot be.*in forward: .*ones"):
+        model(torch.ones(2, 3, 8, 8))
+    assert modes() == in_force

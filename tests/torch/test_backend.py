@@ -1,0 +1,203 @@
+"""The backend of `torch.compile`: graphs of TorchDynamo's under a limit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.torch import backend
+from ooc_cudnn.torch.backend import job_of, ooc_cudnn_backend, working_on
+from ooc_cudnn.torch.call import ReadyModel
+from tests.support.torch_checks import close, modes
+from tests.support.torch_models import residual
+
+pytestmark = pytest.mark.usefixtures("few_plans")
+
+LIMIT = {"memory_limit": "1MiB"}
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    torch._dynamo.reset()
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def ready(monkeypatch):
+    """What is made ready, in order."""
+    found, make = [], ReadyModel.__init__
+
+    def making(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        found.append(self)
+
+    monkeypatch.setattr(ReadyModel, "__init__", making)
+    return found
+
+
+def drawn(shape=(2, 3, 8, 8)):
+    torch.manual_seed(0)
+    return torch.randn(shape, dtype=torch.float64)
+
+
+class Broken(nn.Module):
+    """Two layers, and a number of data between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.norm(self.first(x))
+        return self.last(y.relu()) if y.sum() > 1e9 else self.last(y.sin())
+
+
+def test_a_compiled_model_trains_as_pytorchs(ready):
+    torch.manual_seed(0)
+    eager = residual().double()
+    under = copy.deepcopy(eager)
+    compiled = torch.compile(under, backend=ooc_cudnn_backend, options=LIMIT)
+    x = drawn((2, 3, 16, 16))
+    for _ in range(2):
+        torch.manual_seed(1)
+        for model in (compiled, eager):
+            model.zero_grad()
+            model.y = model(x)
+            model.y.square().sum().backward()
+        close(compiled.y, eager.y, "output")
+        largest = max(float(each.grad.abs().max()) for each in eager.parameters())
+        for (name, one), other in zip(under.named_parameters(), eager.parameters(), strict=True):
+            close(one.grad, other.grad, name, least=largest)
+        for (name, one), other in zip(under.named_buffers(), eager.buffers(), strict=True):
+            close(one, other, name)
+    assert len(ready) == 1
+    assert 0 < ready[0].plan.device_bytes <= ready[0].plan.memory_limit == 2**20
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # within PyTorch
+def test_where_the_graph_breaks_each_part_is_under_the_limit(ready):
+    torch.manual_seed(0)
+    eager = Broken().double()
+    under = copy.deepcopy(eager)
+    compiled = torch.compile(under, backend=ooc_cudnn_backend, options=LIMIT)
+    for _ in range(2):
+        for model in (under, eager):
+            model.zero_grad()
+        found, expected = compiled(drawn()), eager(drawn())
+        close(found, expected, "output")
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        largest = max(float(each.grad.abs().max()) for each in eager.parameters())
+        for (name, one), other in zip(under.named_parameters(), eager.parameters(), strict=True):
+            close(one.grad, other.grad, name, least=largest)
+        for (name, one), other in zip(under.named_buffers(), eager.buffers(), strict=True):
+            close(one, other, name)
+    assert len(ready) == 2
+    assert all(each.plan.memory_limit == 2**20 for each in ready)
+
+
+def test_a_function_is_compiled_too():
+    layer = nn.Conv2d(3, 2, 1).double()
+
+    @torch.compile(backend=ooc_cudnn_backend, options=LIMIT)
+    def function(x, scale):
+        return layer(x).relu() * scale, x
+
+    x = drawn()
+    y, handed = function(x, 2.0)
+    close(y, layer(x).relu() * 2, "output")
+    close(handed, x, "the input")
+    with torch.no_grad():
+        for scale in (3.0, 0.5, 3.0):
+            close(function(x, scale)[0], layer(x).relu() * scale, "output")
+
+
+def test_what_forward_changes_is_changed():
+    class Counting(nn.Conv2d):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            self.weight.data.mul_(0.5)
+            return super().forward(x)
+
+    eager = Counting(3, 2, 1).double()
+    under = copy.deepcopy(eager)
+    compiled = torch.compile(under, backend=ooc_cudnn_backend, options=LIMIT)
+    for calls in range(1, 4):
+        close(compiled(drawn()), eager(drawn()), "output")
+        close(under.weight, eager.weight, "weight")
+        assert under.calls == calls
+
+
+def test_shapes_that_change_are_compiled_again(ready):
+    layer = nn.Conv2d(3, 2, 1).double()
+    compiled = torch.compile(layer, backend=ooc_cudnn_backend, options=LIMIT, dynamic=False)
+    for extent in (4, 6, 8, 4):
+        x = drawn((1, 3, 4, extent))
+        close(compiled(x), layer(x), f"of {extent}")
+    assert len(ready) == 3
+
+
+def test_inference_has_no_backward(ready):
+    model = residual().double().eval()
+    compiled = torch.compile(model, backend=ooc_cudnn_backend, options=LIMIT)
+    x = drawn((2, 3, 16, 16))
+    with torch.no_grad():
+        close(compiled(x), model(x), "output")
+    assert ready[0].pausing is None
+    assert ready[0].forward is not None
+
+
+WRONG = [
+    ({"memory": "1MiB"}, TypeError, "no option memory: it has memory_limit, strict"),
+    ({"memory_limit": "8 gibs"}, ValueError, "memory_limit"),
+    ({"statistics": "all"}, ValueError, "statistics must be rank or global"),
+    ({"memory_limit": 2048}, PlanInfeasibleError, "the least that would do is"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), WRONG, ids=lambda each: str(each)[:30])
+def test_wrong_options_are_refused(options, kind, message):
+    model, in_force = residual().double(), modes()
+    compiled = torch.compile(model, backend=ooc_cudnn_backend, options=options)
+    with pytest.raises(Exception, match=message) as refused:
+        compiled(drawn((2, 3, 16, 16)))
+    inner = getattr(refused.value, "inner_exception", refused.value)
+    assert isinstance(inner, kind)
+    assert modes() == in_force
+
+
+def test_what_the_library_has_not_is_refused_where_it_is_strict():
+    def function(x):
+        return torch.sort(x, 1).values * 2
+
+    with pytest.raises(Exception, match=r"aten\.sort") as refused:
+        torch.compile(function, backend=ooc_cudnn_backend, options={"strict": True})(drawn())
+    inner = getattr(refused.value, "inner_exception", refused.value)
+    assert isinstance(inner, ooc.UnsupportedOperationError)
+    compiled = torch.compile(function, backend=ooc_cudnn_backend, options={"strict": False})
+    close(compiled(drawn()), function(drawn()), "output")
+
+
+def test_a_thread_works_on_one_call_at_a_time():
+    assert job_of() == (None, None)
+    with working_on("one", print):
+        with working_on("two", None):
+            assert job_of() == ("two", None)
+        assert job_of() == ("one", print)
+    assert job_of() == (None, None)
+
+
+def test_options_are_those_of_limit():
+    options = backend.Options("1MiB", strict=True, statistics="global", scale=0.5)
+    model = ooc.limit(nn.Conv2d(3, 2, 1), "1MiB", strict=True, statistics="global", scale=0.5)
+    assert model.forward.options == options
+    assert hash(options) == hash(model.forward.options)
