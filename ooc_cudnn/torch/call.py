@@ -332,6 +332,8 @@ class ReadyModel:
     @staticmethod
     def _result(each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
         """What the model returns, made of the network's outputs, which gradients go through."""
+        if isinstance(of, Value) and of in found:
+            return found[of]  # what shows it is to show this very tensor
         if not isinstance(each, LoweredValue):
             return found[each] if isinstance(each, Value) else each
         made = outputs[each.tensor.name]

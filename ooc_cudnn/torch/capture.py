@@ -16,6 +16,7 @@ import random
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,8 +113,10 @@ class Captures:
     def __init__(self) -> None:
         # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
         code = _entry.__code__.replace(co_name=f"call_{next(_numbers)}")
-        scope = {"torch": torch, "missed": _Missed, "__builtins__": __builtins__}
-        self._function = types.FunctionType(code, {**scope, "__name__": __name__})
+        scope: dict[str, Any] = {"torch": torch, "missed": _Missed, "__name__": __name__}
+        scope["__builtins__"] = __builtins__
+        self._function = types.FunctionType(code, scope)
+        weakref.finalize(self, _drop, scope)
         self._known = torch._dynamo.run(self._function)
         #: How often a call was captured.
         self.count = 0
@@ -207,6 +210,11 @@ class Captures:
                 ) from None
             except Exception as error:
                 raise said_by_dynamo(error, call.model, call.forward, call) from None
+
+
+def _drop(scope: dict[str, Any]) -> None:
+    """Let go of what was compiled: Dynamo remembers the globals of a function longer than it."""
+    scope.update(dict.fromkeys(scope))
 
 
 def _has(name: str) -> bool:
