@@ -402,6 +402,11 @@ class Recorder(ProxyTorchDispatchMode):
         follows = tensor.requires_grad if requires_grad is None else requires_grad
         return Value(self._name(name), tuple(tensor.shape), tensor.dtype, requires_grad=follows)
 
+    def another(self, value: Value, *, requires_grad: bool) -> Value:
+        """A new value of the same shape and dtype."""
+        name = "made" if self._node is None else self._node.name
+        return Value(self._name(name), value.shape, value.dtype, requires_grad=requires_grad)
+
     def _name(self, wanted: str) -> str:
         found, count = wanted, 0
         while found in self._taken:
