@@ -135,6 +135,13 @@ def written_behind_detach(model, y):
     return h + shown.sin()
 
 
+def overwritten(model, y):
+    one, other = model.w * 2, model.w.exp()
+    one.zero_()
+    other.copy_(y.mean((0, 2, 3))[None, :, None, None])
+    return y * other + one
+
+
 def detached_in_place(model, y):
     h = (y * 2).detach_()
     h.add_(1)
@@ -195,9 +202,9 @@ def unbound(model, y):
 
 FUNCTIONS = [
     view_of_views, base_behind_its_views, views_of_one_base, diagonal, windows, strided, broadcast,
-    of_another_dtype, by_indices, reads_itself, of_another_shape,
-    of_another_shape_with_views, written_behind_detach, detached_in_place, through_detach,
-    without_gradients, as_data, into_out, split, swapped, unbound,
+    of_another_dtype, by_indices, reads_itself, of_another_shape, of_another_shape_with_views,
+    written_behind_detach, overwritten, detached_in_place, through_detach, without_gradients,
+    as_data, into_out, split, swapped, unbound,
 ]  # fmt: skip
 
 
