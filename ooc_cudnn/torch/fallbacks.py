@@ -257,7 +257,7 @@ class Fallbacks:
     ) -> Part:
         orders: list[tuple[int, ...] | None] = []
         for each in inputs:
-            if each in self._held:
+            if each in self._held and self._held[each].axes:
                 orders.append(self._held[each].axes)
             elif axes is not None and each in axes.of:
                 orders.append(tuple(range(len(each.shape))))

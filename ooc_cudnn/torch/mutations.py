@@ -111,7 +111,11 @@ class Memories:
     def _now(self, seen: Seen) -> Value:
         if seen.base is not None and seen.at != seen.memory.writes:
             assert seen.view is not None
-            seen.value = self._shown(seen.view, self._now(seen.base), seen)
+            shown = self._shown(seen.view, self._now(seen.base), seen)
+            if seen.view.name == "detach" and seen.value.requires_grad:
+                # what was written to it since has a history that its base has not
+                shown = self._kept(seen.value, shown, as_data=True)
+            seen.value = shown
             seen.at = seen.memory.writes
         for update in seen.pending:
             seen.value, seen.written = updated(self._recorder, seen.value, update), True
@@ -127,9 +131,8 @@ class Memories:
             return base
         function = view.function if view.at is None else _Part(view.function, view.at)
         follows = base.requires_grad and view.name != "detach"
-        shape, dtype = tuple(seen.tensor.shape), seen.tensor.dtype
-        made = recorder.value_like(seen.tensor, follows)
-        assert (made.shape, made.dtype) == (shape, dtype)
+        # its tensor may have another shape since, in place
+        made = recorder.another(seen.value, requires_grad=follows)
         name = view.name if view.at is None else f"{view.name}_part"
         args = tuple(base if each is _BASE else each for each in view.args)
         schema = getattr(view.function, "_schema", None) if view.at is None else None
@@ -220,12 +223,10 @@ class Memories:
         if name in ("requires_grad", "set", "resize"):
             raise UnsupportedModelError(f"{func} within forward: take it out of forward")
         function = _out_of_place(func, name)
-        before = Seen(tensor, seen.value, seen.memory, seen.base, seen.view, seen.at)
-        before.pending, before.written = seen.pending, seen.written
         made = self._recorder.value_like(tensor)
         self._recorder.emit(function, name, values, named, (made,), function._schema)
         view = View(function, name, (_BASE, *values[1:]), dict(named), None)
-        self._seen[id(tensor)] = Seen(tensor, made, seen.memory, before, view, seen.at)
+        self._enter(Seen(tensor, made, seen.memory, seen, view, seen.at))
 
 
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()

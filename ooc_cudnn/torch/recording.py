@@ -270,12 +270,16 @@ class Recorder(ProxyTorchDispatchMode):
         if torch.Tag.inplace_view in func.tags:
             self.memories.reshaped(func, values, named, targets[0])
             return
-        if own == "copy" and len(values) > 1 and isinstance(values[1], Value):
+        # what is overwritten has a gradient of zeros: one that is a view, through its base
+        first = self.memories.read(targets[0])
+        ends = torch.is_grad_enabled() and first.requires_grad
+        ends = ends and self.memories.seen(targets[0]).base is None
+        if own == "copy" and len(values) > 1 and isinstance(values[1], Value) and not ends:
             self.memories.write(targets[0], self._copied(values[1], targets[0]))
             return
         results = tuple(self._result(each) for each in targets)
         function: Any = Functional(func, tuple(written))
-        if own in ALIKE and results[0] is not None and not results[0].requires_grad:
+        if own in ALIKE and results[0] is not None and not ends:
             number = ALIKE[own] if ALIKE[own] is not None else values[1]
             if not isinstance(number, Value):
                 function, values, named = Filled(results[0], targets[0].device, number), (), {}
@@ -401,6 +405,11 @@ class Recorder(ProxyTorchDispatchMode):
         name = "made" if self._node is None else self._node.name
         follows = tensor.requires_grad if requires_grad is None else requires_grad
         return Value(self._name(name), tuple(tensor.shape), tensor.dtype, requires_grad=follows)
+
+    def another(self, value: Value, *, requires_grad: bool) -> Value:
+        """A new value of the same shape and dtype."""
+        name = "made" if self._node is None else self._node.name
+        return Value(self._name(name), value.shape, value.dtype, requires_grad=requires_grad)
 
     def _name(self, wanted: str) -> str:
         found, count = wanted, 0

@@ -116,6 +116,32 @@ def of_another_shape(model, y):
     return y
 
 
+def of_another_shape_with_views(model, y):
+    h, part = y.detach().clone(), y[0, :3]
+    shown = h.detach()
+    h.unsqueeze_(0)
+    shown.mul_(3)
+    part.unsqueeze_(0).transpose_(1, 2)
+    y.mul_(2)
+    part.add_(1)
+    return y * h[0] + part.sum()
+
+
+def written_behind_detach(model, y):
+    h = y * 2
+    shown = h.detach()
+    shown[0].add_(model.w[0] * y.mean())
+    h.mul_(3)
+    return h + shown.sin()
+
+
+def overwritten(model, y):
+    one, other = model.w * 2, model.w.exp()
+    one.zero_()
+    other.copy_(y.mean((0, 2, 3))[None, :, None, None])
+    return y * other + one
+
+
 def detached_in_place(model, y):
     h = (y * 2).detach_()
     h.add_(1)
@@ -176,8 +202,9 @@ def unbound(model, y):
 
 FUNCTIONS = [
     view_of_views, base_behind_its_views, views_of_one_base, diagonal, windows, strided, broadcast,
-    of_another_dtype, by_indices, reads_itself, of_another_shape, detached_in_place, through_detach,
-    without_gradients, as_data, into_out, split, swapped, unbound,
+    of_another_dtype, by_indices, reads_itself, of_another_shape, of_another_shape_with_views,
+    written_behind_detach, overwritten, detached_in_place, through_detach, without_gradients,
+    as_data, into_out, split, swapped, unbound,
 ]  # fmt: skip
 
 
