@@ -172,7 +172,9 @@ class ReadyModel:
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
         results = [
-            each.of(tensors) if isinstance(each, Number) else self._result(each, of, found, outputs)
+            each.of(tensors)
+            if isinstance(each, Number)
+            else _for_hooks(self._result(each, of, found, outputs))
             for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
         ]
         with interrupts.deferred(), torch.no_grad():
@@ -341,6 +343,13 @@ class ReadyModel:
             return made.reshape(()).to(of.dtype)
         # a plan may choose another memory order than PyTorch, and `view` wants its own
         return (made if each.is_plain else made.permute(each.axes)).contiguous()
+
+
+def _for_hooks(result: Any) -> Any:
+    """A result whose hooks autograd calls where it has a gradient, and nowhere else."""
+    if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+        return result.view_as(result)
+    return result
 
 
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:

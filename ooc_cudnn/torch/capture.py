@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.backend import Options, compiled_with, job_of, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
+from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
@@ -35,6 +36,11 @@ from ooc_cudnn.torch.region import kept_as_they_are
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
     "skip_nnmodule_hook_guards": False,
+    # else what is changed in place (requires_grad_) or by a class goes unseen
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "guard_nn_modules_using_dict_tags": False,
+    "use_recursive_dict_tags_for_guards": False,
+    "assume_dunder_attributes_remain_unchanged": False,
     "allow_rnn": True,
     "specialize_float": True,
     "specialize_int": False,  # counters become numbers that the graph is given
@@ -111,6 +117,12 @@ class Captures:
     """All captures of one kind of call."""
 
     def __init__(self) -> None:
+        self._begin()
+        #: How often a call was captured.
+        self.count = 0
+
+    def _begin(self) -> None:
+        """Begin without any."""
         # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
         code = _entry.__code__.replace(co_name=f"call_{next(_numbers)}")
         scope: dict[str, Any] = {"torch": torch, "missed": _Missed, "__name__": __name__}
@@ -118,8 +130,8 @@ class Captures:
         self._function = types.FunctionType(code, scope)
         weakref.finalize(self, _drop, scope)
         self._known = torch._dynamo.run(self._function)
-        #: How often a call was captured.
-        self.count = 0
+        self._methods: Methods | None = None
+        self._as_seen: Hashable = None
 
     def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
         """Run a call; capture it where no guards hold.
@@ -165,6 +177,8 @@ class Captures:
         raise UnsupportedModelError("no output of the model depends on its inputs")
 
     def _with(self, call: Call, action: Callable[..., Any] | None) -> Any:
+        if self._methods is not None and self._methods.now() != self._as_seen:
+            self._begin()
         for _ in range(3):
             try:
                 with working_on(call, action):
@@ -198,6 +212,8 @@ class Captures:
             warnings.filterwarnings("ignore", message=".*should not be instantiated")
             warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
+            self._methods = Methods(call.model)
+            self._as_seen = self._methods.now()
             try:
                 with working_on(call, captured):
                     compiled(call.forward, call.args, call.kwargs)
