@@ -20,7 +20,7 @@ from ooc_cudnn.devices.engine_files import TELLING, alone_with
 from ooc_cudnn.devices.engine_verdicts import Key, Verdict, Verdicts, was_searched
 from ooc_cudnn.devices.machines import cache_directory, machine_key
 from ooc_cudnn.telling import warn_once
-from perfmodel.machine import replace_file
+from perfmodel.files import replace_file
 from perfmodel.record import mapping, members, number, text
 
 FORMAT, FORMAT_VERSION = "ooc_cudnn checked engines", 1

@@ -286,10 +286,10 @@ class ReadyModel:
         }
         arrays |= self._copied(running)
         # what changes when the call has succeeded is read again in backward, as it was
-        written = {id(each) for each in running.values()}
-        written |= {id(found[write.target]) for write in self.graph.writes}
+        changed_ids = {id(each) for each in running.values()}
+        changed_ids |= {id(found[write.target]) for write in self.graph.writes}
         for name, given in to.inputs.items():
-            if id(found[given.value]) in written and given.value not in self.differentiable:
+            if id(found[given.value]) in changed_ids and given.value not in self.differentiable:
                 arrays[name] = arrays[name].clone()
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()

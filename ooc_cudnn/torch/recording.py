@@ -21,12 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replaced
+from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
 from ooc_cudnn.torch.higher_order import HigherOrder, Span
 from ooc_cudnn.torch.mutations import Functional, Memories
-from ooc_cudnn.torch.normalizing import keeping_statistics, updates
+from ooc_cudnn.torch.normalizing import keeping_statistics
 from ooc_cudnn.torch.numbers import Numbers, known
 from ooc_cudnn.torch.places import module_of, where_of
+from ooc_cudnn.torch.recorded import graph_of
 
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
 ALIKE = {
@@ -67,7 +68,7 @@ def record(
     with torch.set_grad_enabled(torch.is_grad_enabled()), recorder.recording():
         first = [stored[at](fake) if at in stored else fake for at, fake in enumerate(fakes)]
         outputs = recorder.run(module, first)
-    return recorder.graph(outputs)
+    return graph_of(recorder, outputs)
 
 
 class Recorder(ProxyTorchDispatchMode):
@@ -83,7 +84,7 @@ class Recorder(ProxyTorchDispatchMode):
         names: Mapping[str, str],
         numbers: Numbers,
     ) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         key = torch._C.DispatchKey.PreDispatch
         TorchDispatchMode.__init__(self, key)
         self._dispatch_key, self.pre_dispatch = key, True
@@ -419,91 +420,6 @@ class Recorder(ProxyTorchDispatchMode):
         self._taken.add(found)
         return found
 
-    # The graph ---------------------------------------------------------------------------------
-
-    def graph(self, outputs: Any) -> Graph:
-        """All that was noted, of which something comes."""
-        results = []
-        for each in pytree.tree_leaves(outputs):
-            if isinstance(each, torch.Tensor):
-                results.append(self.memories.read(each))
-            else:
-                results.append(self._numbers.known(each))
-        writes = tuple(self._counting(tuple(self._writes()), results))
-        kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
-        self._keep_statistics(kept)
-        kept += [value for effect in self.effects for value in effect.reads]
-        return Graph(
-            self.given,
-            tuple(self.before),
-            tuple(_used(self.operations, kept)),
-            tuple(results),
-            tuple(self.effects),
-            writes,
-            self.constants,
-        )
-
-    def _writes(self) -> Iterator[Write]:
-        followed = {
-            read
-            for each in (*self.before, *self.operations)
-            if each.name != "with_history" and any(y and y.requires_grad for y in each.results)
-            for read in each.reads
-        }
-        for value, seen in self.inputs.items():
-            if seen.pending and not seen.written:
-                continue  # normalizations of the network update it
-            final = self.memories.read(seen.tensor)
-            if final is value:
-                continue
-            if value.requires_grad and value.kind == "input":
-                raise UnsupportedModelError(
-                    "forward changes an argument in place that gradients are asked of: let it "
-                    "work on a clone of it"
-                )
-            hidden = value.requires_grad and value not in followed  # nothing saved what was there
-            yield Write(value, final, seen.as_data or hidden)
-
-    def _counting(self, writes: Sequence[Write], results: Sequence[Any]) -> Iterator[Write]:
-        """The same, with counters that nobody reads told apart: batches that were seen."""
-        makers = {value: each for each in self.before for value in each.results}
-        read = [value for each in (*self.before, *self.operations) for value in each.reads]
-        read += [each for each in results if isinstance(each, Value)]
-        for write in writes:
-            value, steps, ours = write.value, 0, []
-            while value is not write.target:
-                maker = makers.get(value)
-                if maker is None or maker.name != "add" or len(maker.args) != 2 or maker.kwargs:
-                    break
-                value, step = maker.args
-                if not isinstance(step, int) or write.target.dtype != torch.int64:
-                    break
-                steps, ours = steps + step, [*ours, maker]
-            own = {each for maker in ours for each in maker.results}
-            if value is not write.target or sum(each in own for each in read) >= len(ours):
-                yield write
-                continue
-            self.before = [each for each in self.before if each not in ours]
-            yield Write(write.target, write.target, step=steps)
-
-    def _keep_statistics(self, kept: Sequence[Value]) -> None:
-        """Let normalizations run whose result nobody needs: for what they update."""
-        kept = [*kept, *(value for effect in self.effects for value in effect.reads)]
-        used = set(_used(self.operations, kept))
-        for operation in list(self.operations):
-            if operation in used or not updates(operation):
-                continue
-            (y, *_) = operation.results
-            assert y is not None
-            dims = tuple(range(2, len(y.shape)))
-            with torch.no_grad():
-                small = self.detached(y)
-                if dims:
-                    mean = torch.ops.aten.mean.dim
-                    shape = (*y.shape[:2], *(1 for _ in dims))
-                    small = self.one(mean, "mean", (small, dims, True), shape, y.dtype)
-            self.effects.append(Operation(_nothing, "unused", (small,), {}, {}, ()))
-
 
 class Filled:
     """Makes a tensor of one number."""
@@ -522,10 +438,6 @@ class Filled:
         return f"full of {self._number}"
 
 
-def _nothing(value: Any) -> tuple[()]:
-    return ()
-
-
 def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by their names, those that were left out with their defaults."""
     found = {}
@@ -537,14 +449,3 @@ def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
         else:
             found[argument.name] = argument.default_value
     return found
-
-
-def _used(operations: Sequence[Operation], kept: Sequence[Value]) -> Iterator[Operation]:
-    """The operations that values depend on."""
-    wanted = set(kept)
-    found = []
-    for operation in reversed(operations):
-        if wanted.intersection(operation.results):
-            wanted.update(operation.reads)
-            found.append(operation)
-    return reversed(found)

@@ -32,7 +32,8 @@ class StandIns:
         self.real: dict[int, Any] = {}
         held = next(itertools.chain(model.parameters(), model.buffers()), None)
         self._device = None if held is None else held.device
-        self._model, self._scale, self._mode = model, scale, None
+        self._model, self._scale = model, scale
+        self._mode: Any = None
 
     def __call__(self, given: Any) -> Any:
         """A stand-in, or what is given itself."""

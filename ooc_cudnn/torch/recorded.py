@@ -1,0 +1,120 @@
+"""What was recorded, as a graph: what something comes of, and what changes in what is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
+from ooc_cudnn.torch.normalizing import updates
+
+if TYPE_CHECKING:
+    from ooc_cudnn.torch.recording import Recorder
+
+
+def graph_of(recorder: Recorder, outputs: Any) -> Graph:
+    """All that was noted, of which something comes."""
+    results = []
+    for each in pytree.tree_leaves(outputs):
+        if isinstance(each, torch.Tensor):
+            results.append(recorder.memories.read(each))
+        else:
+            results.append(recorder.numbers.known(each))
+    writes = tuple(_counting(recorder, tuple(_writes(recorder)), results))
+    kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
+    _keep_statistics(recorder, kept)
+    kept += [value for effect in recorder.effects for value in effect.reads]
+    return Graph(
+        recorder.given,
+        tuple(recorder.before),
+        tuple(_used(recorder.operations, kept)),
+        tuple(results),
+        tuple(recorder.effects),
+        writes,
+        recorder.constants,
+    )
+
+
+def _writes(recorder: Recorder) -> Iterator[Write]:
+    followed = {
+        read
+        for each in (*recorder.before, *recorder.operations)
+        if each.name != "with_history" and any(y and y.requires_grad for y in each.results)
+        for read in each.reads
+    }
+    for value, seen in recorder.inputs.items():
+        if seen.pending and not seen.written:
+            continue  # normalizations of the network update it
+        final = recorder.memories.read(seen.tensor)
+        if final is value:
+            continue
+        if value.requires_grad and value.kind == "input":
+            raise UnsupportedModelError(
+                "forward changes an argument in place that gradients are asked of: let it "
+                "work on a clone of it"
+            )
+        hidden = value.requires_grad and value not in followed  # nothing saved what was there
+        yield Write(value, final, seen.as_data or hidden)
+
+
+def _counting(
+    recorder: Recorder, writes: Sequence[Write], results: Sequence[Any]
+) -> Iterator[Write]:
+    """The same, with counters that nobody reads told apart: batches that were seen."""
+    makers = {value: each for each in recorder.before for value in each.results}
+    read = [value for each in (*recorder.before, *recorder.operations) for value in each.reads]
+    read += [each for each in results if isinstance(each, Value)]
+    for write in writes:
+        value, steps, ours = write.value, 0, list[Operation]()
+        while value is not write.target:
+            maker = makers.get(value)
+            if maker is None or maker.name != "add" or len(maker.args) != 2 or maker.kwargs:
+                break
+            value, step = maker.args
+            if not isinstance(step, int) or write.target.dtype != torch.int64:
+                break
+            steps, ours = steps + step, [*ours, maker]
+        own = {each for maker in ours for each in maker.results}
+        if value is not write.target or sum(each in own for each in read) >= len(ours):
+            yield write
+            continue
+        recorder.before = [each for each in recorder.before if each not in ours]
+        yield Write(write.target, write.target, step=steps)
+
+
+def _keep_statistics(recorder: Recorder, kept: Sequence[Value]) -> None:
+    """Let normalizations run whose result nobody needs: for what they update."""
+    kept = [*kept, *(value for effect in recorder.effects for value in effect.reads)]
+    used = set(_used(recorder.operations, kept))
+    for operation in list(recorder.operations):
+        if operation in used or not updates(operation):
+            continue
+        (y, *_) = operation.results
+        assert y is not None
+        dims = tuple(range(2, len(y.shape)))
+        with torch.no_grad():
+            small = recorder.detached(y)
+            if dims:
+                mean = torch.ops.aten.mean.dim
+                shape = (*y.shape[:2], *(1 for _ in dims))
+                small = recorder.one(mean, "mean", (small, dims, True), shape, y.dtype)
+        recorder.effects.append(Operation(_nothing, "unused", (small,), {}, {}, ()))
+
+
+def _nothing(value: Any) -> tuple[()]:
+    return ()
+
+
+def _used(operations: Sequence[Operation], kept: Sequence[Value]) -> Iterator[Operation]:
+    """The operations that values depend on."""
+    wanted = set(kept)
+    found = []
+    for operation in reversed(operations):
+        if wanted.intersection(operation.results):
+            wanted.update(operation.reads)
+            found.append(operation)
+    return reversed(found)
