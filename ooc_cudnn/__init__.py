@@ -30,9 +30,8 @@ from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.version import __version__ as __version__  # it is public, too
 from perfmodel import MachineModel
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DeviceOutOfMemoryError",

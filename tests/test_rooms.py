@@ -22,7 +22,7 @@ ROOMS = (
     ("perfmodel",),
     tuple(f"ooc_cudnn.{name}" for name in (
         "errors", "extras", "figures", "forks", "interrupts", "keywords", "progress", "settings",
-        "settings_table", "telling", "tensor", "types", "units",
+        "settings_table", "telling", "tensor", "types", "units", "version",
     )),
     ("ooc_cudnn.operations",),
     ("ooc_cudnn.memory",),

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.convolution_forms import KINDS
 from ooc_cudnn.devices.engines import Measured, Option, Tables, front
 from ooc_cudnn.devices.machines import cache_directory, machine_key
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
     forward_of,
     result_dtype,
 )
-from ooc_cudnn.operations.fused_convolution import EPILOGUES, FusedConvolution
 from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import DTYPES, ORDERS
 from perfmodel.files import at_once, read_file, replace_file
@@ -46,21 +43,6 @@ TELLING = ("gpu", "cudnn")
 MOST_WAITING_SECONDS = 1.0
 #: Larger files were not written here.
 LARGEST_BYTES = 2**26
-
-
-def _fused(mode: str, forward: Convolution, result: str) -> FusedConvolution:
-    if result != forward.dtype:
-        raise ValueError(f"the result of a convolution with its bias is {forward.dtype}")
-    return FusedConvolution(forward, mode)
-
-
-#: What makes an operation of its convolution, and the type of its result.
-KINDS: Mapping[str, Callable[[Convolution, str], AnyConvolution]] = {
-    Convolution.name: lambda forward, result: replace(forward, y_dtype=result),
-    ConvolutionBackwardData.name: ConvolutionBackwardData,
-    ConvolutionBackwardFilter.name: ConvolutionBackwardFilter,
-    **{name: partial(_fused, mode) for mode, name in EPILOGUES.items()},
-}
 _GEOMETRY = ("x_shape", "w_shape", "padding", "stride", "dilation", "groups")
 _SETTINGS = ("dtype", "allow_tf32", "deterministic")
 

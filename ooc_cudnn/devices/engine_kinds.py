@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ooc_cudnn.devices.engine_files import KINDS
+from ooc_cudnn.devices.convolution_forms import KINDS
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import ooc_cudnn
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import TELLING, alone_with
 from ooc_cudnn.devices.engine_verdicts import Key, Verdict, Verdicts, was_searched
 from ooc_cudnn.devices.machines import cache_directory, machine_key
 from ooc_cudnn.telling import warn_once
+from ooc_cudnn.version import __version__
 from perfmodel.files import replace_file
 from perfmodel.record import mapping, members, number, text
 
@@ -89,7 +89,7 @@ def try_to_save_verdicts(device: Device) -> None:
 def _holds_for(device: Device) -> dict[str, str]:
     identity = device.identity()
     told = {name: identity[name] for name in TELLING if name in identity}
-    return {**told, "ooc_cudnn": ooc_cudnn.__version__}
+    return {**told, "ooc_cudnn": __version__}
 
 
 def _fresh(device: Device, **found: Any) -> Verdicts:

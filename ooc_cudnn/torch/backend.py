@@ -5,44 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.numbers import known, only_counts
+from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.places import name_of
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
+from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widening
 from ooc_cudnn.units import parse_limit
 
 _here = threading.local()
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a plan is made by, beside the model.
-
-    Attributes
-    ----------
-    memory_limit : int, float or str, optional
-    strict : bool
-    statistics : str
-    scale : float, optional
-        As for `limit`.
-    labels : str
-        A dtype: the one result is then the number of the largest channel of each site, (n, 1,
-        spatial...), in place of the model's scores.
-    """
-
-    memory_limit: Limit = None
-    strict: bool = False
-    statistics: str = "rank"
-    scale: float | None = None
-    labels: str = ""
 
 
 @contextmanager
@@ -108,9 +87,6 @@ def compiled_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Call
 def _compiled(
     module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
 ) -> Callable[..., Any]:
-    from ooc_cudnn.torch.call import ReadyModel  # it knows this room's options
-    from ooc_cudnn.torch.empty import EmptyModel, is_empty
-
     model = None if call is None else call.model
     graph = graph_of(module, examples, call, options)
     grad = torch.is_grad_enabled()
@@ -201,8 +177,6 @@ def _kind(example: torch.Tensor) -> str:
 
 
 def _dtype_of(array: Any) -> torch.dtype:
-    from ooc_cudnn.torch.stand_ins import torch_dtype
-
     return torch_dtype(array)
 
 

@@ -21,7 +21,6 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.autocast import without_autocast
-from ooc_cudnn.torch.backend import Options
 from ooc_cudnn.torch.before import leave, run_after, run_before
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -37,6 +36,7 @@ from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.numbers import Number
+from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.wrapping import Wrapping

@@ -26,10 +26,11 @@ import torch
 import torch._dynamo
 from torch.utils import _pytree as pytree
 
-from ooc_cudnn.torch.backend import Options, compiled_with, job_of, working_on
+from ooc_cudnn.torch.backend import compiled_with, job_of, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
 

@@ -23,7 +23,9 @@ _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, K
 _WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla")
 _OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
 #: In what Dynamo says where the model itself raised an error.
-_RAISED = re.compile(r"(?i)observed exception|fake tensors? call|with fake tensors|assert")
+_RAISED = re.compile(
+    r"(?i)observed exception|failed to bind|fake tensors? call|with fake tensors|assert"
+)
 _OF_BACKWARD = re.compile(r"(?i)module.level backwards? hooks")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 

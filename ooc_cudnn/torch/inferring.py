@@ -20,7 +20,7 @@ from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.capture import Call, Captures, Options
+from ooc_cudnn.torch.capture import Call, Captures
 from ooc_cudnn.torch.cards import empty_there
 from ooc_cudnn.torch.empty import EmptyModel
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -28,6 +28,7 @@ from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import called, own_forward
 from ooc_cudnn.torch.lowered_value import LoweredValue
+from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.planning import specs_of, where_held
 from ooc_cudnn.torch.ranks import within_ddp
 from ooc_cudnn.torch.stand_ins import fakes_for

@@ -14,8 +14,9 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
-from ooc_cudnn.torch.capture import Call, Options, is_captured_by_us
+from ooc_cudnn.torch.capture import Call, is_captured_by_us
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
 from ooc_cudnn.torch.stand_ins import StandIns, is_array, torch_dtype

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,9 +16,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.normalizing import Update, updated
-
-if TYPE_CHECKING:
-    from ooc_cudnn.torch.recording import Recorder
+from ooc_cudnn.torch.recorder import Recorder
 
 
 @dataclass(eq=False)

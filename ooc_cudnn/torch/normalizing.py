@@ -7,15 +7,12 @@ values that PyTorch computes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ooc_cudnn.torch.graph import Operation, Value
-
-if TYPE_CHECKING:
-    from ooc_cudnn.torch.mutations import Memories
-    from ooc_cudnn.torch.recording import Recorder
+from ooc_cudnn.torch.recorder import Recorder
 
 #: Where ATen's normalizations have running_mean, running_var, whether they train, and momentum.
 STATISTICS = {"aten::batch_norm": (3, 4, 5, 6), "aten::instance_norm": (3, 4, 5, 6)}
@@ -55,7 +52,7 @@ class KeptStatistics:
             told[place] = None
         return tuple(told)
 
-    def given(self, args: tuple[Any, ...], memories: Memories) -> tuple[Any, ...]:
+    def given(self, args: tuple[Any, ...], memories: Any) -> tuple[Any, ...]:
         """Its arguments, with buffers that the network updates, where it can."""
         tensors = [args[place] for place in self._places]
         if self._of_images or not all(map(memories.knows, tensors)):
@@ -73,7 +70,7 @@ class KeptStatistics:
             told[place] = value
         return tuple(told)
 
-    def note(self, memories: Memories, x: Value) -> None:
+    def note(self, memories: Any, x: Value) -> None:
         """Note that the statistics are no longer what they were."""
         for of, place in enumerate(self._places):
             seen = memories.seen(self._args[place])

@@ -16,9 +16,9 @@ from ooc_cudnn.network.terms import Limit
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
-from ooc_cudnn.torch.capture import Options
 from ooc_cudnn.torch.cards import at
 from ooc_cudnn.torch.limit import Limited, called, own_forward
+from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import within_ddp
 from ooc_cudnn.torch.stand_ins import fakes_for
 from ooc_cudnn.torch.stored import check_scale

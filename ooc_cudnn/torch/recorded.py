@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -11,9 +11,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
 from ooc_cudnn.torch.normalizing import updates
-
-if TYPE_CHECKING:
-    from ooc_cudnn.torch.recording import Recorder
+from ooc_cudnn.torch.recorder import Recorder
 
 
 def graph_of(recorder: Recorder, outputs: Any) -> Graph:

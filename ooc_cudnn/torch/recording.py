@@ -64,14 +64,14 @@ def record(
     UnsupportedModelError
         If something in it can be made no operation on values.
     """
-    recorder = Recorder(given, fakes, names, Numbers(fakes))
+    recorder = Recording(given, fakes, names, Numbers(fakes))
     with torch.set_grad_enabled(torch.is_grad_enabled()), recorder.recording():
         first = [stored[at](fake) if at in stored else fake for at, fake in enumerate(fakes)]
         outputs = recorder.run(module, first)
     return graph_of(recorder, outputs)
 
 
-class Recorder(ProxyTorchDispatchMode):
+class Recording(ProxyTorchDispatchMode):
     """Notes what functions come to, and what each fake tensor stands for.
 
     It is a mode above autograd: PyTorch takes none there but those of this class.

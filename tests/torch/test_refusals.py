@@ -339,7 +339,17 @@ def test_hooks_that_compute_are_part_of_the_model():
         close(each.grad, gradients[name], name, least=largest)
 
 
-def test_a_batch_without_images_is_refused_for_what_it_is():
-    model = ooc.limit(nn.Conv2d(3, 4, 3), LIMIT)
-    with pytest.raises(ooc.UnsupportedOperationError, match=r"\(0, 4, 14, 14\) has no elements"):
-        model(torch.empty(0, *SHAPE[1:]))
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_without_images_is_computed_as_eager_does(training):
+    """It was refused: there is nothing to plan, and nothing to hold either."""
+    eager = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).train(training)
+    model = ooc.limit(copy.deepcopy(eager), LIMIT)
+    made = []
+    for each in (model, eager):
+        x = torch.empty(0, *SHAPE[1:], requires_grad=True)
+        y = each(x)
+        y.sum().backward()
+        made.append((y, x.grad, *(parameter.grad for parameter in each.parameters())))
+    assert all(one.shape == other.shape for one, other in zip(*made, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
+    model(torch.ones(SHAPE))  # and images afterwards

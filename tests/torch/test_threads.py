@@ -72,7 +72,7 @@ def at_once(*work):
 
 def agree(found, expected):
     """Compare by the largest of all: a bias before batch norm has gradients of rounding alone."""
-    least = max(float(each.abs().max()) for each in expected)
+    least = max(float(each.detach().abs().max()) for each in expected)
     for at, (one, other) in enumerate(zip(found, expected, strict=True)):
         close(one, other, f"value {at}", least)
 
