@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from ooc_cudnn.torch import block_interpolation, block_moves, block_windows  # n
 from ooc_cudnn.torch.block_rules import Made, joined, part_of_operation
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import ImageAxes, Images
-
-if TYPE_CHECKING:
-    from ooc_cudnn.torch.region import Part
+from ooc_cudnn.torch.part import Part
 
 #: Axes that a tensor of a network has at the most.
 MOST_AXES = 5

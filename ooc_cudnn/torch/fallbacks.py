@@ -20,7 +20,8 @@ from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationEr
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.region import Part, Region
+from ooc_cudnn.torch.part import Part
+from ooc_cudnn.torch.region import Region
 
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"

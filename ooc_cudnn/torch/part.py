@@ -1,0 +1,97 @@
+"""A few operations of a model that are computed together, and what goes in and out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ooc_cudnn.torch.bits import as_it_was
+from ooc_cudnn.torch.graph import Operation, Value, replaced
+from ooc_cudnn.torch.image_axes import RESHAPES, ImageAxes
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Operations, and what goes in and out.
+
+    Attributes
+    ----------
+    operations : tuple of Operation
+    inputs : tuple of Value
+    orders : tuple of (tuple of int or None)
+        Of each input that is of images the axes of its array, by those of the value; None for what
+        all images share.
+    result : Value
+    order : tuple of int
+        Of each axis of its array the axis of the value.
+    axes : ImageAxes, optional
+        Where images lie; None where all are computed at once.
+    """
+
+    operations: tuple[Operation, ...]
+    inputs: tuple[Value, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    result: Value
+    order: tuple[int, ...]
+    axes: ImageAxes | None
+
+    @property
+    def count(self) -> int:
+        """Images."""
+        return 1 if self.axes is None else self.axes.count
+
+    def shape(self, value: Value, images: int) -> tuple[int, ...]:
+        """Of a value, for so many images."""
+        return value.shape if self.axes is None else self.axes.shape(value, images)
+
+    @property
+    def text(self) -> str:
+        """All that it computes, as text: two that say the same compute the same."""
+        numbers: dict[Value, int] = {}
+
+        def said(value: Value) -> str:
+            at = numbers.setdefault(value, len(numbers))
+            where = None if self.axes is None else self.axes.of.get(value)
+            return f"%{at}:{value.dtype}{list(value.shape)}@{where and tuple(where)}"
+
+        lines = [f"{said(v)} {order}" for v, order in zip(self.inputs, self.orders, strict=True)]
+        for each in self.operations:
+            args = replaced((each.args, dict(each.kwargs)), said)
+            made = [None if value is None else said(value) for value in each.results]
+            lines.append(f"{made} = {each.said}{args}")
+        return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
+
+    def run(self, tensors: Sequence[torch.Tensor], images: int) -> torch.Tensor:
+        """Compute the result from arrays of the inputs; all as they lie in the network."""
+        found: dict[Value, Any] = {}
+        for value, order, tensor in zip(self.inputs, self.orders, tensors, strict=True):
+            tensor = as_it_was(value, tensor)
+            found[value] = tensor.reshape(value.shape) if order is None else tensor.permute(order)
+        for operation in self.operations:
+            self._run(operation, found, images)
+        result: torch.Tensor = found[self.result].permute(self.order)
+        return result
+
+    def _run(self, operation: Operation, found: dict[Value, Any], images: int) -> None:
+        name, first = operation.name, operation.results[0]
+        expands = name in ("expand", "expand_as")
+        if (expands or name in RESHAPES) and operation.arguments.get("dtype") is None:
+            assert first is not None
+            (x,) = operation.reads[:1]
+            shape = self.shape(first, images)
+            found[first] = found[x].expand(shape) if expands else found[x].reshape(shape)
+            return
+        if name in ("to", "_to_copy"):  # the device is where it is
+            assert first is not None
+            found[first] = found[operation.reads[0]].to(first.dtype)
+            return
+        args = replaced(operation.args, found.__getitem__)
+        kwargs = replaced(dict(operation.kwargs), found.__getitem__)
+        made = operation.function(*args, **kwargs)
+        parts = made if isinstance(made, tuple | list) else (made,)
+        for value, part in zip(operation.results, parts, strict=False):
+            if value is not None:
+                found[value] = part
