@@ -4,8 +4,11 @@
     ooc.limit(model, "8GiB")
 
 The model stays the same object, with the same parameters and the same state_dict; its forward is
-replaced. It is captured by torch.export at its first call of a shape, lowered to a `Network`, and
-planned as a whole.
+replaced. TorchDynamo captures it at its first call of a shape; it is lowered to a `Network`, and
+planned as a whole. Later calls are captured anew where something that forward reads has changed.
+
+`torch.compile(model, backend="ooc_cudnn", options={"memory_limit": "8GiB"})` is the same for models
+that cannot be captured whole: each graph has the limit for itself.
 """
 
 from ooc_cudnn.extras import brought_by
