@@ -11,9 +11,12 @@ import torch
 
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
+from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.normalizing import updates
 from ooc_cudnn.torch.numbers import known, only_counts
 from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.overlaps import overlapping
 from ooc_cudnn.torch.places import name_of
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
@@ -126,8 +129,10 @@ def graph_of(
             continue
         for extent in seen.shape:
             int(extent)  # guards compare it
-        is_input = id(example) in arguments if call is not None else _is_argument(source)
-        number = str(arguments.get(id(example), inputs)) if is_input else ""
+        is_input = id(example) in arguments or (
+            _is_argument(source) if call is None else source.startswith(_OF_CALLS)
+        )
+        number = str(arguments.get(id(example), len(arguments) + inputs)) if is_input else ""
         inputs += is_input
         kind = "input" if is_input else _kind(example)
         name = number or held.get(id(example)) or name_of(source)
@@ -140,7 +145,34 @@ def graph_of(
         own = node.name.removeprefix("l_").removesuffix("_") if is_input else node.name
         given.append(Value(own, tuple(example.shape), dtype, kind, name, follows))
         fakes.append(_fake(seen, example, dtype))
-    return record(module, given, fakes, stored, names)
+    graph = record(module, given, fakes, stored, names)
+    _check_overlaps(graph, [real.get(id(each), each) for each in examples])
+    return graph
+
+
+def _check_overlaps(graph: Graph, tensors: Sequence[Any]) -> None:
+    """Refuse to write to a tensor that another one shares memory with."""
+    written = {write.target for write in graph.writes if write.step is None}
+    written |= {
+        value
+        for operation in graph.operations
+        if updates(operation)
+        for value in operation.reads
+        if value.kind == "buffer"
+    }
+    if not written:
+        return
+    for pair in overlapping(tensors):
+        one, other = (graph.given[at] for at in pair)
+        if written.intersection((one, other)):
+            raise UnsupportedModelError(
+                f"forward changes {one.source or one.name} or {other.source or other.name} in "
+                "place, and they share memory: give it a clone of one of them"
+            )
+
+
+#: Where arguments of a call are, of objects too that are no container.
+_OF_CALLS = ("L['args']", "L['kwargs']")
 
 
 def _names_held(model: torch.nn.Module) -> dict[int, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replaced
 
 
@@ -49,6 +50,7 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
             if write.step is not None:
                 together.setdefault(write.step, []).append(target)
             else:
+                target = tensor_of(target)
                 (target.data if write.as_data else target).copy_(found[write.value])
         for more, counters in together.items():
             torch._foreach_add_(counters, more)

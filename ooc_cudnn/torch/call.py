@@ -290,7 +290,7 @@ class ReadyModel:
         changed_ids |= {id(found[write.target]) for write in self.graph.writes}
         for name, given in to.inputs.items():
             if id(found[given.value]) in changed_ids and given.value not in self.differentiable:
-                arrays[name] = arrays[name].clone()
+                arrays[name] = tensor_of(arrays[name]).clone()
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()
         if self.pausing is not None:

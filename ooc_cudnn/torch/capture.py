@@ -185,13 +185,17 @@ class Captures:
                 with working_on(call, action):
                     return self._known(call.forward, call.args, call.kwargs)
             except _Missed:
-                self._capture(call)
+                done = self._capture(call)
+                if done is not None:  # it computes nothing, and has run
+                    return done[0]
         raise UnsupportedModelError(
             f"{type(call.model).__name__} does not stay as it was captured from one call to the "
             "next: what forward reads changes while it is looked at"
         )
 
-    def _capture(self, call: Call) -> None:
+    def _capture(self, call: Call) -> tuple[Any] | None:
+        """Capture a call; where there is nothing to compute it has run: return what it returns."""
+
         def captured(ready: Any, tensors: Sequence[Any]) -> Any:
             raise _Captured
 
@@ -217,9 +221,9 @@ class Captures:
             self._as_seen = self._methods.now()
             try:
                 with working_on(call, captured):
-                    compiled(call.forward, call.args, call.kwargs)
+                    return (compiled(call.forward, call.args, call.kwargs),)
             except _Captured:
-                return
+                return None
             except _Missed:
                 raise UnsupportedModelError(
                     "TorchDynamo is switched off here (TORCHDYNAMO_DISABLE, torch.compiler."

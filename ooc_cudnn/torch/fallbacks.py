@@ -72,9 +72,8 @@ class Fallbacks:
         self._expands = {
             value: operation
             for operation in to.graph.before
-            if operation.name == "expand"
             for value in operation.results
-            if value is not None
+            if value is not None and (operation.name == "expand" or value.dtype.is_complex)
         }
         #: Of what draws random numbers for what it does.
         self.drawn: dict[Operation, Value] = {}

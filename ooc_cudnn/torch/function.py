@@ -23,6 +23,7 @@ from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import SecondDerivativeError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent
+from ooc_cudnn.torch.places import users_frame
 from ooc_cudnn.torch.wrapping import Wrapping
 
 
@@ -237,6 +238,7 @@ class NoSecond(torch.autograd.Function):
         raise SecondDerivativeError(
             "a gradient that a model under a limit made is differentiated (create_graph=True), and "
             "the library has first derivatives alone: ooc_cudnn.torch.release(model) before this"
+            + users_frame()
         )
 
 

@@ -17,6 +17,7 @@ from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.capture import Call, is_captured_by_us
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.overlaps import overlapping
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
 from ooc_cudnn.torch.stand_ins import StandIns, is_array, torch_dtype
@@ -188,13 +189,13 @@ def called(
     Arrays, tensors that are not where the model is, and images as they are stored have stand-ins.
     """
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
-    places = [at for at, leaf in enumerate(leaves) if is_array(leaf)]
-    if not places:
+    places = {at for at, leaf in enumerate(leaves) if is_array(leaf)}
+    if not places and all(isinstance(leaf, int | float | str | None) for leaf in leaves):
         raise UnsupportedModelError(
             f"{type(model).__name__} was called without a tensor: give tensors or NumPy arrays, "
             "torch.as_tensor(...) of lists, say"
         )
-    check_arguments(model, [leaves[at] for at in places])
+    check_arguments(model, [leaves[at] for at in sorted(places)])
     standing = StandIns(model, options.scale)
     filled = [standing(leaf) if at in places else leaf for at, leaf in enumerate(leaves)]
     kind = (
@@ -205,9 +206,19 @@ def called(
         ),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
+        tuple(each for hooks in _HOOKS_OF_ALL for each in hooks.items()),
+        overlapping([leaf for leaf in filled if isinstance(leaf, torch.Tensor)]),
     )
-    args, kwargs = pytree.tree_unflatten(filled, structure)
+    if any(one is not other for one, other in zip(filled, leaves, strict=True)):
+        args, kwargs = pytree.tree_unflatten(filled, structure)  # else what is changed is theirs
     return kind, Call(model, forward, tuple(args), kwargs, options, standing.real)
+
+
+#: Hooks of all modules there are. Guards look at those of a module.
+_HOOKS_OF_ALL = tuple(
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
 
 
 def _seen(stand_in: torch.Tensor, given: Any) -> Hashable:

@@ -172,6 +172,11 @@ class Memories:
         while seen.base is not None:
             base, view = seen.base, seen.view
             assert view is not None
+            if view.name in _MAY_OVERLAP:
+                raise UnsupportedModelError(
+                    f"forward writes to what {view.name} shows, whose elements may share memory: "
+                    f"write to a clone of it\n  {recorder.where}"
+                )
             base.at = base.memory.writes
             before, after = base.value, seen.value
             if view.hands_on:
@@ -227,6 +232,8 @@ class Memories:
         self._enter(Seen(tensor, made, seen.memory, seen, view, seen.at))
 
 
+#: Views one element of which may be several of the base's, or the other way round.
+_MAY_OVERLAP = frozenset({"unfold", "as_strided", "expand", "expand_as", "broadcast_to"})
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
 
 
@@ -360,7 +367,9 @@ class Functional:
             if isinstance(tensor, torch.Tensor):
                 found[place] = tensor
             elif tensor is not None:
-                raise UnsupportedModelError(f"{schema.name} changes a list of tensors in place")
+                raise UnsupportedModelError(
+                    f"{schema.name} changes a list of tensors in place: change one by one"
+                )
         return found
 
 

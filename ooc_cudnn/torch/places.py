@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,17 @@ import torch
 NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
 _HELD = re.compile(r"\['?_(?:parameters|buffers|modules)'?\]|\._(?:parameters|buffers|modules)\b")
 _QUOTED = re.compile(r"\['([^']*)'\]")
+
+
+def users_frame() -> str:
+    """The line of the user's code that has called us, on a line of its own; "" if none has."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((*NOT_THE_USERS, contextlib.__file__, "<")):
+            return f'\n  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
+        frame = frame.f_back
+    return ""
 
 
 def where_of(node: Any) -> str:

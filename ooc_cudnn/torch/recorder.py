@@ -40,6 +40,10 @@ class Recorder(Protocol):
     def run(self, module: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
         """Call what a graph says, node by node; return what it hands out."""
 
+    @property
+    def where(self) -> str:
+        """The line of the user's model that is being recorded."""
+
     def paused(self) -> AbstractContextManager[None]:
         """Note nothing."""
 

@@ -120,6 +120,11 @@ class Recording(ProxyTorchDispatchMode):
             stack.enter_context(self)
             yield
 
+    @property
+    def where(self) -> str:
+        """The line of the user's model that is being recorded."""
+        return "" if self._node is None else where_of(self._node)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Note nothing."""
@@ -213,12 +218,23 @@ class Recording(ProxyTorchDispatchMode):
         kept = keeping_statistics(func, args)
         told = args if kept is None else kept.given(args, self.memories)
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
+        if _reads_strides(func):
+            values = (self._laid_out(args[0], values[0]), *values[1:])
         with casts_of(func, args, kwargs, self.memories.read) as casts:
             made = func(*args, **kwargs)
         self._note(func, args, kwargs, values, named, made, casts)
         if kept is not None:
             kept.note(self.memories, values[0])
         return made
+
+    def _laid_out(self, tensor: torch.Tensor, value: Value) -> Value:
+        """A value in the memory order in which PyTorch would have it: others may be planned."""
+        if not tensor.is_contiguous():
+            raise UnsupportedModelError(
+                f"an operation that reads strides is given a map in another memory order than its "
+                f"shape's: give it x.contiguous()\n  {self.where}"
+            )
+        return self.one(_contiguous, "laid_out", (value,), value.shape, value.dtype)
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Numbers are counted as they are."""
@@ -419,6 +435,16 @@ class Recording(ProxyTorchDispatchMode):
             found = f"{wanted}_{count}"
         self._taken.add(found)
         return found
+
+
+def _reads_strides(func: Any) -> bool:
+    """Whether what an operation makes depends on how its operand lies in memory."""
+    name = func._schema.name.partition("::")[2]
+    return name in ("as_strided", "view_as_complex") or func is torch.ops.aten.view.dtype
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous()
 
 
 class Filled:

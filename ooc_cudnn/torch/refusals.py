@@ -13,6 +13,7 @@ from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stac
 from torch.autograd import forward_ad
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.places import users_frame
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -52,7 +53,7 @@ def check_model(model: torch.nn.Module) -> None:
         if "_BatchNorm" in kinds and module.training and _counts(module):
             raise UnsupportedModelError(
                 f"{_said(name, module)} has momentum=None: its averages depend on a count that is "
-                "not known when the model is captured; give it a number"
+                f"not known when the model is captured; give it a number{users_frame()}"
             )
     for name, parameter in model.named_parameters():
         check_tensor(name, parameter)

@@ -131,7 +131,12 @@ CASES = [
     of_conv("Ellipsis, None and an int", lambda y, x: y[..., None, 0] + y[:, None, :, :, -1, None]),
     of_conv("a list for an index", lambda y, x: y[:, [3, 0, 0]]),
     of_conv("a tensor for an index", lambda y, x: y[:, torch.tensor([2, 1])]),
-    of_conv("a bool list for an index", lambda y, x: y[:, torch.tensor([True, False, True, True])]),
+    of_conv(
+        "a bool list for an index",
+        lambda y, x: y[:, torch.tensor([True, False, True, True])],
+        REFUSED,
+        though=BY_DATA,  # a constant: its elements are not looked at
+    ),
     of_conv("values by a mask", lambda y, x: y[y > 0], REFUSED, though=BY_DATA),
     of_conv("nonzero", lambda y, x: y.detach().nonzero(), REFUSED, though=BY_DATA),
     of_conv("gather by argmax", lambda y, x: y.gather(1, y.argmax(1, keepdim=True))),
