@@ -102,7 +102,7 @@ def _compiled(
     def run(*tensors: Any) -> Any:
         call, action = job_of()
         real: Mapping[int, Any] = {} if call is None else call.real
-        given = [real.get(id(each), each) for each in tensors]
+        given = [real.get(id(each), each) for each in tensors] if real else tensors
         return ready(given) if action is None else action(ready, given)
 
     return run

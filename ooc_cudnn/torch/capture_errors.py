@@ -58,8 +58,16 @@ def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
     elif _OF_DATA.search(text):
         said += ". The result of a branch, of a loop or of a size depends on data"
     said += ": take it out of forward, or limit the parts before and after it"
-    line = _line_in(text) or users_line(error, NOT_THE_USERS)
+    line = _line_in(text) or users_line(error, NOT_THE_USERS) or _line_of(model)
     return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
+
+
+def _line_of(model: torch.nn.Module) -> str:
+    """Where a model's forward begins: Dynamo does not always name a line."""
+    code = getattr(type(model).forward, "__code__", None)
+    if code is None:
+        return ""
+    return f'File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}'
 
 
 def _with_hooks_of_backward(model: torch.nn.Module) -> list[str]:

@@ -159,10 +159,15 @@ class Region(_Told):
 
     def _measured(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         part, kind = self._part, self._kind
-        with contextlib.ExitStack() as stack:
-            if kind != "meta":
-                stack.enter_context(FakeTensorMode())
-            return self._counted(part, kind, images, wanted)
+        try:
+            with contextlib.ExitStack() as stack:
+                if kind != "meta":
+                    stack.enter_context(FakeTensorMode())
+                return self._counted(part, kind, images, wanted)
+        except NotImplementedError as error:  # on tensors without memory
+            last = part.operations[-1]
+            why = f"PyTorch cannot say what it takes: {str(error).partition(chr(10))[0]}"
+            raise UnsupportedOperationError(last.said, last.where, why) from None
 
     @property
     def _kind(self) -> str:

@@ -1,0 +1,151 @@
+"""Tensors that share memory, containers that forward changes, and hooks of all modules."""
+
+import collections
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch.overlaps import overlapping
+
+pytestmark = pytest.mark.usefixtures("few_plans")
+
+LIMIT = "1MiB"
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+class Of(nn.Module):
+    """A convolution, and a function of the model and its arguments."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.function = nn.Conv2d(3, 4, 1), function
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def image():
+    return torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
+
+
+def appended(model, x, seen):
+    seen.append(model.conv(x))
+    return x * 2
+
+
+def put(model, given):
+    given["y"] = model.conv(given["x"])
+    return given
+
+
+def popped(model, given):
+    return model.conv(given.pop("x"))
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (appended, lambda: (image(), [])),
+        (appended, lambda: (image(), collections.deque())),
+        (put, lambda: ({"x": image()},)),
+        (popped, lambda: ({"x": image(), "z": 1},)),
+    ],
+)
+def test_what_forward_does_to_a_container_is_done(function, make):
+    """It was done to a copy of it."""
+    eager = Of(function)
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    found, expected = make(), make()
+    made, wanted = limited(*found), eager(*expected)
+    for one, other in ((made, wanted), *zip(found, expected, strict=True)):
+        ours, theirs = (torch.utils._pytree.tree_flatten(each) for each in (one, other))
+        assert ours[1] == theirs[1]
+        for a, b in zip(ours[0], theirs[0], strict=True):
+            torch.testing.assert_close(a, b)
+    if function is put:
+        assert made is found[0]
+
+
+def test_arguments_that_share_memory_are_not_written_to():
+    model = ooc.limit(Of(lambda s, a, b: s.conv(b) + a.add_(1).mean()), LIMIT)
+    x, apart = image(), image()
+    model(apart, image())
+    assert torch.equal(apart, image() + 1)
+    with pytest.raises(ooc.UnsupportedModelError, match="share memory"):
+        model(x, x[:1])
+    assert torch.equal(x, image())
+
+
+def test_a_write_to_what_may_overlap_is_refused():
+    model = ooc.limit(Of(lambda s, x: (s.conv(x) * 1).unfold(3, 2, 1)[..., 1].mul_(2)), LIMIT)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"unfold.*clone(?s:.*)test_overlaps"):
+        model(image())
+
+
+def test_pairs_that_overlap():
+    x = torch.zeros(8)
+    assert overlapping([x[:2], x[1:3], x[4:]]) == ((0, 1),)
+    assert overlapping([x, torch.empty(0), torch.zeros(8, device="meta"), 3]) == ()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_all_modules_are_seen(before):
+    """One that was registered after the first call was not."""
+
+    def doubled(module, args, made):
+        return made * 2 if isinstance(module, nn.Conv2d) else None
+
+    eager = Of(lambda s, x: s.conv(x))
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    if not before:
+        torch.testing.assert_close(limited(image()), eager(image()))
+    handle = nn.modules.module.register_module_forward_hook(doubled)
+    try:
+        torch.testing.assert_close(limited(image()), eager(image()))
+    finally:
+        handle.remove()
+    torch.testing.assert_close(limited(image()), eager(image()))
+
+
+def test_what_computes_nothing_runs_once():
+    """It ran while it was captured, and once more."""
+
+    def counted(model, x):
+        model.calls += 1
+        model.log.append(1)
+        return x
+
+    model = Of(counted)
+    model.calls, model.log = 0, []
+    ooc.limit(model, LIMIT)
+    x = image()
+    for times in (1, 2, 3):
+        assert model(x) is x
+        assert (model.calls, model.log) == (times, [1] * times)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, x: torch.view_as_complex(s.conv(x).unflatten(-1, (2, 2))).abs(),
+        lambda s, x: s.conv(x).as_strided((3, 3), (1, 1)),
+        lambda s, x: s.conv(x).detach().view(torch.int32),
+    ],
+)
+def test_what_reads_strides_is_given_those_of_pytorch(function):
+    eager = Of(function)
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    found, expected = limited(image()), eager(image())
+    torch.testing.assert_close(
+        found, expected, rtol=1e-5, atol=4 if found.dtype == torch.int32 else 1e-6
+    )
