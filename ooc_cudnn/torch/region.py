@@ -23,6 +23,7 @@ from ooc_cudnn.operations.outside import Cost, Drawn, How
 from ooc_cudnn.operations.outside_blocks import PartOfComputation, Spans
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.block_parts import part_in_block
+from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.part import Part
 
