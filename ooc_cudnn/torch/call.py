@@ -37,6 +37,7 @@ from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.numbers import Number
 from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.overlaps import memory_of
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.wrapping import Wrapping
@@ -286,10 +287,11 @@ class ReadyModel:
         }
         arrays |= self._copied(running)
         # what changes when the call has succeeded is read again in backward, as it was
-        changed_ids = {id(each) for each in running.values()}
-        changed_ids |= {id(found[write.target]) for write in self.graph.writes}
-        for name, given in to.inputs.items():
-            if id(found[given.value]) in changed_ids and given.value not in self.differentiable:
+        own = [*running.values(), *(found[write.target] for write in self.graph.writes)]
+        memories = {memory_of(each) for each in own}
+        for name, given in to.inputs.items() if memories else ():
+            is_changed = memory_of(arrays[name]) in memories
+            if is_changed and given.value not in self.differentiable:
                 arrays[name] = tensor_of(arrays[name]).clone()
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()

@@ -116,6 +116,7 @@ def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | N
     """The error of a call without a capture: of a copy, on fake tensors, so nothing is changed."""
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+    held = (*model.parameters(), *model.buffers())
     if getattr(forward, "__self__", None) is not model:
         return None
     modes = (each.fake_mode for each in call.tensors if isinstance(each, FakeTensor))
@@ -125,7 +126,6 @@ def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | N
         lambda each: each if isinstance(each, FakeTensor) else mode.from_tensor(each),
         (tuple(call.args), dict(call.kwargs)),
     )
-    held = (*model.parameters(), *model.buffers())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

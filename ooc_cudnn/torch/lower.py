@@ -237,7 +237,9 @@ class Lowering:
         """
         if value.kind == "input":
             return False
-        maker = self._makers.get(value)
+        maker, held = self._makers.get(value), self._held.get(value)
+        if maker is not None and held and held.tensor.name not in self.net.graph.nodes:
+            return True  # nothing was done to an input
         if maker is not None and maker.name == "register_hook":
             return value not in self._read
         while maker is not None and maker.name in MOVES:

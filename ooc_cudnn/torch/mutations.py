@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.normalizing import Update, updated
+from ooc_cudnn.torch.overlaps import may_overlap_itself
 from ooc_cudnn.torch.recorder import Recorder
 
 
@@ -172,7 +173,7 @@ class Memories:
         while seen.base is not None:
             base, view = seen.base, seen.view
             assert view is not None
-            if view.name in _MAY_OVERLAP:
+            if may_overlap_itself(seen.tensor):
                 raise UnsupportedModelError(
                     f"forward writes to what {view.name} shows, whose elements may share memory: "
                     f"write to a clone of it\n  {recorder.where}"
@@ -232,8 +233,6 @@ class Memories:
         self._enter(Seen(tensor, made, seen.memory, seen, view, seen.at))
 
 
-#: Views one element of which may be several of the base's, or the other way round.
-_MAY_OVERLAP = frozenset({"unfold", "as_strided", "expand", "expand_as", "broadcast_to"})
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
 
 

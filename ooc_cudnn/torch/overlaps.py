@@ -23,6 +23,13 @@ def _memory(tensor: Any) -> tuple[int, int, int] | None:
     return tensor.untyped_storage()._cdata, first, last
 
 
+def memory_of(tensor: Any) -> int:
+    """What tells the memory that a tensor or an array lies in."""
+    if isinstance(tensor, torch.Tensor):
+        return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0
+    return id(tensor)
+
+
 def overlapping(tensors: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """Pairs of tensors, by number, that are different ones and share bytes.
 
@@ -45,3 +52,19 @@ def overlapping(tensors: Sequence[Any]) -> tuple[tuple[int, int], ...]:
                 found.append((other, at))
         others.append((at, first, last))
     return tuple(sorted(found))
+
+
+def may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may lie in the same place.
+
+    >>> x = torch.zeros(6)
+    >>> may_overlap_itself(x.unfold(0, 2, 1)), may_overlap_itself(x.unfold(0, 2, 2))
+    (True, False)
+    """
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    last = 0
+    for stride, extent in sorted(pair for pair in pairs if pair[1] > 1):
+        if stride <= last:
+            return True
+        last += stride * (extent - 1)
+    return False

@@ -34,7 +34,7 @@ class Recorder(Protocol):
     effects: list[Operation]
     constants: dict[Value, torch.Tensor]
     memories: Any
-    inputs: Mapping[Value, Any]
+    inputs: dict[Value, Any]
     numbers: Any
 
     def run(self, module: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
@@ -52,6 +52,9 @@ class Recorder(Protocol):
 
     def value_like(self, tensor: torch.Tensor, requires_grad: bool | None = None) -> Value:
         """A new value like a fake tensor."""
+
+    def another(self, value: Value, *, requires_grad: bool) -> Value:
+        """A new value of the same shape and dtype."""
 
     def detached(self, value: Value) -> Value:
         """A value that autograd does not follow."""

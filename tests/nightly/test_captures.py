@@ -9,8 +9,10 @@ import importlib
 import pytest
 import torch
 
-from ooc_cudnn.torch.call import ReadyModel
-from ooc_cudnn.torch.capture import fake_like
+from ooc_cudnn.torch.calls import calls_of
+from ooc_cudnn.torch.limit import called
+from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.stand_ins import fakes_for
 from tests.support.torchvision_models import made, models
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # timm and MONAI warn
@@ -66,15 +68,8 @@ MONAI = {
 def check(model, shape):
     """Capture and lower a step of training; its gradients are those of the parameters."""
     model = model.train()
-    ready = ReadyModel(
-        model,
-        model.forward,
-        fake_like([torch.empty(shape, device="meta")], "meta"),
-        {},
-        "64GiB",
-        frozenset(),
-        with_gradients=True,
-    )
+    kind, call = called(model, model.forward, (fakes_for(model, [shape])[0],), {}, Options("64GiB"))
+    ready, _ = calls_of(model).of(kind, call).find(call)
     assert ready.pausing is not None
     named = {given.value.source for given in ready.lowered.parameters.values()}
     assert named & dict(model.named_parameters(remove_duplicate=False)).keys()

@@ -136,7 +136,7 @@ def written_behind_detach(model, y):
 
 
 def overwritten(model, y):
-    one, other = model.w * 2, model.w.exp()
+    one, other = model.w * 2, model.w * 3
     one.zero_()
     other.copy_(y.mean((0, 2, 3))[None, :, None, None])
     return y * other + one

@@ -38,7 +38,9 @@ def test_a_slice_is_that_of_eager(name):
 
 
 @pytest.mark.parametrize(
-    "part", [lambda x: x[..., 7:], lambda x: x[..., 5:3], lambda x: x[0:0]], ids=str
+    "part",
+    [lambda x: x[..., 7:], lambda x: x[..., 5:3], lambda x: x[0:0]],
+    ids=["behind", "backwards", "no images"],
 )
 def test_a_result_without_elements_is_refused_by_a_sentence(part):
     model = ooc.limit(Apply(part), "1MiB")

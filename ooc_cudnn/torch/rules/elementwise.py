@@ -143,6 +143,8 @@ def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> Lowered
 def _cast(to: Lowering, x: LoweredValue, dtype: str) -> LoweredValue:
     if x.tensor.dtype == dtype:
         return x
+    if "float64" in (x.tensor.dtype, dtype):  # the library's kernels have no such cast
+        raise Unlike(f"from {x.tensor.dtype} to {dtype}")
     return LoweredValue(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
 
 
