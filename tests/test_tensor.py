@@ -91,7 +91,7 @@ def test_specs():
         (((),), "shape"),
         (((2, 0),), "shape"),
         (((2, -1),), "shape"),
-        (((2,), "int8"), "dtype"),
+        (((2,), "uint32"), "dtype"),
         (((2,), "float32", "gpu"), "placement"),
         (((2, 3), "float32", "disk", (1,)), "strides"),
     ],
