@@ -20,6 +20,8 @@ from ooc_cudnn.torch.recorder import Recorder
 
 #: They call their first argument, and change nothing of what it computes.
 _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
+#: From this version on hooks of a tensor come in the order in which they were registered.
+_ORDERED = "2.13"
 _ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 
 
@@ -141,6 +143,11 @@ class HigherOrder:
             return tensor
         # hooks run as they were registered: a later one is nearer to what made the tensor
         before = self._below_hooks(now)
+        if before is not now and torch.__version__ < _ORDERED:  # a TorchVersion, which compares so
+            raise UnsupportedModelError(
+                "forward registers several hooks of one tensor, and PyTorch before 2.13 does not "
+                f"say in which order: register one that does all\n  {recorder.where}"
+            )
         read = map(recorder.memories.read, filter(_is_tensor, others))
         values = (before, *map(recorder.detached, read))
         made = recorder.value_like(tensor, True)
