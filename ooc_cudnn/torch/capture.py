@@ -18,7 +18,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
 
@@ -43,6 +44,7 @@ _CONFIG = {
     "use_recursive_dict_tags_for_guards": False,
     "assume_dunder_attributes_remain_unchanged": False,
     "allow_rnn": True,
+    "optimize_ddp": False,  # the whole graph is planned, and gradients come in groups by themselves
     "specialize_float": True,
     "specialize_int": False,  # counters become numbers that the graph is given
     "allow_unspec_int_on_nn_module": True,
@@ -132,6 +134,7 @@ class Captures:
         weakref.finalize(self, _drop, scope)
         self._known = torch._dynamo.run(self._function)
         self._methods: Methods | None = None
+        self._is_synchronised: bool | None = None
         self._as_seen: Hashable = None
 
     def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
@@ -180,14 +183,18 @@ class Captures:
     def _with(self, call: Call, action: Callable[..., Any] | None) -> Any:
         if self._methods is not None and self._methods.now() != self._as_seen:
             self._begin()
-        for _ in range(3):
-            try:
-                with working_on(call, action):
-                    return self._known(call.forward, call.args, call.kwargs)
-            except _Missed:
-                done = self._capture(call)
-                if done is not None:  # it computes nothing, and has run
-                    return done[0]
+        if self._is_synchronised is None:
+            kinds = map(type, call.model.modules())
+            self._is_synchronised = any(issubclass(e, torch.nn.SyncBatchNorm) for e in kinds)
+        with as_batch_normalization(call.model) if self._is_synchronised else nullcontext():
+            for _ in range(3):
+                try:
+                    with working_on(call, action):
+                        return self._known(call.forward, call.args, call.kwargs)
+                except _Missed:
+                    done = self._capture(call)
+                    if done is not None:  # it computes nothing, and has run
+                        return done[0]
         raise UnsupportedModelError(
             f"{type(call.model).__name__} does not stay as it was captured from one call to the "
             "next: what forward reads changes while it is looked at"
