@@ -26,7 +26,7 @@ import torch
 import torch._dynamo
 from torch.utils import _pytree as pytree
 
-from ooc_cudnn.torch.backend import compiled_with, job_of, working_on
+from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -289,6 +289,3 @@ def being_captured() -> Iterator[None]:
 def is_captured_by_us() -> bool:
     """Whether Dynamo traces for us in this thread, and not for a `torch.compile` of the user's."""
     return bool(getattr(_captured_by, "us", False))
-
-
-__all__ = ["Call", "Captures", "Options", "being_captured", "is_captured_by_us", "job_of"]
