@@ -77,8 +77,8 @@ class Part:
 
     def _run(self, operation: Operation, found: dict[Value, Any], images: int) -> None:
         name, first = operation.name, operation.results[0]
-        expands = name in ("expand", "expand_as")
-        if (expands or name in RESHAPES) and operation.arguments.get("dtype") is None:
+        expands, reshapes = name in ("expand", "expand_as"), name in RESHAPES or name == "squeeze"
+        if (expands or reshapes) and operation.arguments.get("dtype") is None:
             assert first is not None
             (x,) = operation.reads[:1]
             shape = self.shape(first, images)

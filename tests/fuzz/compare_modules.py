@@ -35,8 +35,10 @@ class Seen:
         """Take a value apart."""
         if type(value) in (torch.Tensor, nn.Parameter):
             self.leaves[path] = value.detach().clone()
-            self.leaves[f"{path}: needs a gradient"] = value.requires_grad
-            if value.is_leaf and value.requires_grad and type(value) is torch.Tensor:
+            # under no_grad PyTorch says of a view of a leaf that it needs one, and gives it none
+            needs = value.requires_grad and not (value.is_leaf and value._is_view())
+            self.leaves[f"{path}: needs a gradient"] = needs
+            if value.is_leaf and needs and type(value) is torch.Tensor:
                 self.add(f"{path}: gradient", value.grad)
         elif isinstance(value, dict):
             self.leaves[path] = f"{type(value).__name__} of {list(map(str, value))}"

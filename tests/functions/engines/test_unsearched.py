@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices import verdict_files
 from ooc_cudnn.devices.cuda import convolutions
 from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.devices.engine_verdicts import Verdict
@@ -125,7 +126,7 @@ def test_verdicts_are_of_one_cudnn_one_card_and_one_version_of_the_library(
         if change == "gpu":
             device.told["gpu"] = "Fake 9001"
         if change == "library":
-            monkeypatch.setattr(ooc_cudnn, "__version__", "0.2.0")
+            monkeypatch.setattr(verdict_files, "__version__", "0.2.0")
         paths.add(verdicts_path(device))
         another_process()
         forget_warnings()
