@@ -215,6 +215,13 @@ class Recording(ProxyTorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
+        made_anew = _of_lists(func)
+        if made_anew is not None:
+            for at, target in enumerate(args[0]):  # one may be a view of another
+                alone, named = (_only(at, each) for each in (args, kwargs))
+                (value,) = self.__torch_dispatch__(made_anew, types, alone, named)
+                self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (target, value))
+            return args[0] if func._schema.returns else None
         kept = keeping_statistics(func, args)
         told = args if kept is None else kept.given(args, self.memories)
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
@@ -435,6 +442,23 @@ class Recording(ProxyTorchDispatchMode):
             found = f"{wanted}_{count}"
         self._taken.add(found)
         return found
+
+
+def _of_lists(func: Any) -> Any:
+    """What makes anew what an operation changes in a list of tensors, as `_foreach_add_` does."""
+    name = func._schema.name.partition("::")[2]
+    if not name.startswith("_foreach_") or not name.endswith("_"):
+        return None
+    return getattr(getattr(torch.ops.aten, name.removesuffix("_")), func._overloadname)
+
+
+def _only(at: int, arguments: Any) -> Any:
+    """Arguments with one element of each list."""
+    return pytree.tree_map(
+        lambda each: [each[at]] if isinstance(each, list | tuple) else each,
+        arguments,
+        is_leaf=lambda each: each is not arguments and isinstance(each, list | tuple),
+    )
 
 
 def _reads_strides(func: Any) -> bool:

@@ -45,6 +45,13 @@ def add_to_part(y, x):
     y[..., 0] *= 2
 
 
+def change_lists(y, x):
+    made = [y * 1, y.detach().clone()]
+    torch._foreach_mul_(made, [2.0, 3.0])
+    torch._foreach_add_(made, made[::-1], alpha=0.5)
+    return made[0] + made[1]
+
+
 def copy_halves(y, x):
     made = torch.empty_like(y)
     made[:, :2] = y[:, 2:]
@@ -158,6 +165,7 @@ CASES = [
     of_conv("relu_ and add_", lambda y, x: F.relu_(y).add(1).add_(x.mean()).mul_(0.5)),
     of_conv("x is changed in place", lambda y, x: y + x.mul_(2).mean(), steps=infer),
     of_conv("x.clone() is changed in place", lambda y, x: y * x.clone().add_(1).amax()),
+    of_conv("a list of tensors in place", change_lists),
     of_conv("masked_fill by -inf, softmax", lambda y, x: y.masked_fill(y < 0, -math.inf).exp()),
     Idiom(
         "masked_fill by an argument",
