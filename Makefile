@@ -11,6 +11,9 @@ BIN    := $(VENV)/bin
 # Python compiles a module when it is imported first. To compile all of them takes longer than to install them.
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
+# Without what Python compiled before, each process of the tests compiles PyTorch anew: 3 s.
+export PYTHONDONTWRITEBYTECODE :=
+
 # cuda13 serves drivers of CUDA 13 and later with cards of Turing (7.5) and later, cuda12 older ones.
 CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,noheader; } 2>/dev/null \
 	| sed -nE 's/.*CUDA[A-Z ]* Version: *([0-9]+).*/driver \1/p; s/^([0-9]+\.[0-9]+)$$/card \1/p' \

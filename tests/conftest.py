@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import os
 import signal
 import threading
@@ -50,6 +51,19 @@ def old_objects_are_left_alone():
     """What modules and earlier tests hold is not looked at whenever a test collects garbage."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guards_are_not_timed():
+    """TorchDynamo clears the caches to time the guards of each capture, for its log: 16 ms."""
+    if importlib.util.find_spec("torch") is None:
+        yield
+        return
+    from torch._dynamo import guards
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
