@@ -30,6 +30,7 @@ from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.held import Held
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
@@ -38,10 +39,11 @@ from ooc_cudnn.torch.region import kept_as_they_are
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
     "skip_nnmodule_hook_guards": False,
-    # else what is changed in place (requires_grad_) or by a class goes unseen
-    "skip_tensor_guards_with_matching_dict_tags": False,
-    "guard_nn_modules_using_dict_tags": False,
-    "use_recursive_dict_tags_for_guards": False,
+    # what changes no dictionary is compared by `Held`
+    "skip_tensor_guards_with_matching_dict_tags": True,
+    "guard_nn_modules_using_dict_tags": True,
+    "use_recursive_dict_tags_for_guards": True,
+    "max_saved_pointers_for_recursive_dict_tags_check": 2**20,
     "assume_dunder_attributes_remain_unchanged": False,
     "allow_rnn": True,
     "optimize_ddp": False,  # the whole graph is planned, and gradients come in groups by themselves
@@ -57,6 +59,8 @@ _CONFIG = {
     "cache_size_limit": 2**20,
     "accumulated_cache_size_limit": 2**20,
 }
+#: What makes constants of numbers, too.
+_CONSTANT = {"specialize_int": True, "automatic_dynamic_shapes": False}
 #: One capture at a time, in all threads. Nobody waits for it whose call is known.
 _capturing = threading.RLock()
 _captured_by = threading.local()
@@ -116,23 +120,49 @@ def _entry(forward: Any, args: Any, kwargs: Any) -> Any:
     return forward(*args, **kwargs)
 
 
+class _Capture:
+    """One capture: a function that Dynamo compiles, with a cache of its own, and what it read."""
+
+    def __init__(self, name: str) -> None:
+        code = _entry.__code__.replace(co_name=name)
+        scope: dict[str, Any] = {"torch": torch, "missed": _Missed, "__name__": __name__}
+        scope["__builtins__"] = __builtins__
+        self.function = types.FunctionType(code, scope)
+        weakref.finalize(self, _drop, scope)
+        self._known = torch._dynamo.run(self.function)
+        self._held: Held | None = None
+
+    def read(self, ready: Any, tensors: Sequence[Any], model: torch.nn.Module) -> None:
+        """Note what the captured graph was given."""
+        self._held = Held(ready.graph, tensors, model)
+
+    def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
+        """Run a call; raise `_Missed` where that is not as it was captured."""
+        held = self._held
+
+        def checked(ready: Any, tensors: Sequence[Any]) -> Any:
+            if held is not None and not held.are_as_they_were(tensors):
+                raise _Missed
+            return action(ready, tensors)
+
+        with working_on(call, checked):
+            return self._known(call.forward, call.args, call.kwargs)
+
+
 class Captures:
     """All captures of one kind of call."""
 
     def __init__(self) -> None:
+        # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
+        self._name = f"call_{next(_numbers)}"
         self._begin()
         #: How often a call was captured.
         self.count = 0
 
     def _begin(self) -> None:
         """Begin without any."""
-        # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
-        code = _entry.__code__.replace(co_name=f"call_{next(_numbers)}")
-        scope: dict[str, Any] = {"torch": torch, "missed": _Missed, "__name__": __name__}
-        scope["__builtins__"] = __builtins__
-        self._function = types.FunctionType(code, scope)
-        weakref.finalize(self, _drop, scope)
-        self._known = torch._dynamo.run(self._function)
+        #: The last used is the first.
+        self._captures: tuple[_Capture, ...] = ()
         self._methods: Methods | None = None
         self._is_synchronised: bool | None = None
         self._as_seen: Hashable = None
@@ -180,7 +210,10 @@ class Captures:
             return result.ready, result.tensors
         raise UnsupportedModelError("no output of the model depends on its inputs")
 
-    def _with(self, call: Call, action: Callable[..., Any] | None) -> Any:
+    def _come_first(self, capture: _Capture) -> None:
+        self._captures = (capture, *(each for each in self._captures if each is not capture))
+
+    def _with(self, call: Call, action: Callable[..., Any]) -> Any:
         if self._methods is not None and self._methods.now() != self._as_seen:
             self._begin()
         if self._is_synchronised is None:
@@ -188,29 +221,50 @@ class Captures:
             self._is_synchronised = any(issubclass(e, torch.nn.SyncBatchNorm) for e in kinds)
         with as_batch_normalization(call.model) if self._is_synchronised else nullcontext():
             for _ in range(3):
-                try:
-                    with working_on(call, action):
-                        return self._known(call.forward, call.args, call.kwargs)
-                except _Missed:
+                tried = self._captures
+                for capture in tried:
+                    try:
+                        made = capture(call, action)
+                    except _Missed:
+                        continue
+                    if capture is not self._captures[0]:
+                        self._come_first(capture)
+                    return made
+                with _capturing:
+                    if not set(self._captures) <= set(tried):
+                        continue  # another thread has captured this kind of call meanwhile
                     done = self._capture(call)
-                    if done is not None:  # it computes nothing, and has run
-                        return done[0]
+                if done is not None:  # it computes nothing, and has run
+                    return done[0]
         raise UnsupportedModelError(
             f"{type(call.model).__name__} does not stay as it was captured from one call to the "
             "next: what forward reads changes while it is looked at"
         )
 
     def _capture(self, call: Call) -> tuple[Any] | None:
-        """Capture a call; where there is nothing to compute it has run: return what it returns."""
+        """Capture a call; where there is nothing to compute it has run: return what it returns.
+
+        Numbers that have changed since an earlier capture are inputs of the graph; where Dynamo
+        cannot follow them so, they are constants.
+        """
+        try:
+            return self._captured(call, {})
+        except Exception:
+            if not self._captures:
+                raise
+            return self._captured(call, _CONSTANT)
+
+    def _captured(self, call: Call, config: dict[str, Any]) -> tuple[Any] | None:
+        capture = _Capture(self._name)
 
         def captured(ready: Any, tensors: Sequence[Any]) -> Any:
+            capture.read(ready, tensors, call.model)
             raise _Captured
 
         check_model(call.model)
-        options = {name: each for name, each in _CONFIG.items() if _has(name)}
-        compiled = torch.compile(self._function, backend=compiled_with, fullgraph=True)
+        options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
+        compiled = torch.compile(capture.function, backend=compiled_with, fullgraph=True)
         with (
-            _capturing,
             being_captured(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
@@ -224,13 +278,14 @@ class Captures:
             warnings.filterwarnings("ignore", message=".*should not be instantiated")
             warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
+            made: tuple[Any] | None
             self._methods = Methods(call.model)
             self._as_seen = self._methods.now()
             try:
                 with working_on(call, captured):
-                    return (compiled(call.forward, call.args, call.kwargs),)
+                    made = (compiled(call.forward, call.args, call.kwargs),)
             except _Captured:
-                return None
+                made = None
             except _Missed:
                 raise UnsupportedModelError(
                     "TorchDynamo is switched off here (TORCHDYNAMO_DISABLE, torch.compiler."
@@ -238,6 +293,8 @@ class Captures:
                 ) from None
             except Exception as error:
                 raise said_by_dynamo(error, call.model, call.forward, call) from None
+            self._come_first(capture)
+        return made
 
 
 def _drop(scope: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Methods of the classes of a model: TorchDynamo takes for granted that they stay; we compare."""
+"""Methods of the classes of a model: TorchDynamo takes for granted that they stay; we compare.
+
+Nor does it see an attribute that is put on a class in front of that of a base.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ class Methods:
         """All of them, and their defaults; equal to what it was where nothing has changed."""
         found: list[Hashable] = [kind.forward for kind in self._kinds]
         for base in self._bases:
+            found.extend(vars(base))  # guards look at an attribute where it was found, not before
             for value in vars(base).values():
                 for function in _functions(value):
                     found.append(function)

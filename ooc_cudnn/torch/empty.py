@@ -17,7 +17,7 @@ class EmptyModel:
     plan = None
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+        self.graph = graph
 
     @property
     def step(self) -> Any:
@@ -32,7 +32,7 @@ class EmptyModel:
 
     def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:
         """Run a call; `out` is not written to, for nothing is to be written."""
-        graph = self._graph
+        graph = self.graph
         given = {
             value: tensor_of(each) if value.kind == "input" else each
             for value, each in zip(graph.given, tensors, strict=True)

@@ -158,7 +158,7 @@ CUTS = {
 
 
 @pytest.fixture
-def infer_in(monkeypatch, few_plans):
+def infer_in(monkeypatch, fewest_plans):
     """The result in blocks that begin at these places of each axis."""
     calls = import_module("ooc_cudnn.torch.call")
 

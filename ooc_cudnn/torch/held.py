@@ -1,0 +1,86 @@
+"""What a capture's guards pass over: tensors that change in place, and classes of parts.
+
+TorchDynamo compares what forward reads by versions of dictionaries: where that of a module and
+those of its parts have not changed, nothing within is looked at. `requires_grad_()`, `.data = ...`
+and `module.__class__ = ...` change none.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import TensorGuards
+
+from ooc_cudnn.torch.graph import Graph
+
+
+class Held:
+    """The tensors that a model holds, as they were when it was captured, and its parts' classes.
+
+    Parameters
+    ----------
+    graph : Graph
+        What was captured.
+    tensors : sequence
+        What it was given, in its order.
+    model : Module
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(2, 2)
+    >>> held = Held(Graph((), (), (), ()), (), model)
+    >>> model.bias.requires_grad_(False) is model.bias
+    True
+    >>> held.are_as_they_were(())
+    False
+    """
+
+    def __init__(self, graph: Graph, tensors: Sequence[Any], model: torch.nn.Module) -> None:
+        given = zip(graph.given, tensors, strict=True)
+        self._places = [
+            at for at, (value, _) in enumerate(given) if value.kind in ("parameter", "buffer")
+        ]
+        read = [tensors[at] for at in self._places]
+        self._read = _guards(read)
+        among = set(map(id, read))
+        parts = list(model.modules())
+        #: What the graph does not read: forward may have looked at it.
+        held = (each for part in parts for each in _tensors(vars(part), set()))
+        others = {id(each): each for each in held if id(each) not in among}
+        self._others = [(weakref.ref(each), _guards([each])) for each in others.values()]
+        self._parts = [weakref.ref(part) for part in parts]
+        self._classes = list(map(type, parts))
+
+    def are_as_they_were(self, tensors: Sequence[Any]) -> bool:
+        """Whether all is as it was, of what a call is given; what was replaced, guards compare."""
+        return (
+            bool(self._read.check(*[tensors[at] for at in self._places]))
+            and all((e := each()) is None or guards.check(e) for each, guards in self._others)
+            and self._have_their_classes()
+        )
+
+    def _have_their_classes(self) -> bool:
+        now = list(map(type, map(operator.call, self._parts)))
+        if now == self._classes:
+            return True
+        gone = type(None)
+        return all(one in (other, gone) for one, other in zip(now, self._classes, strict=True))
+
+
+def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
+    """What compares dtypes, devices, shapes, strides, and whether a gradient is asked for."""
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+def _tensors(held: dict[Any, Any], within: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors in a dictionary, and in dictionaries that it holds; not in those seen already."""
+    within.add(id(held))
+    for each in held.values():
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, dict) and id(each) not in within:
+            yield from _tensors(each, within)
