@@ -188,7 +188,12 @@ def called(
 
     Arrays, tensors that are not where the model is, and images as they are stored have stand-ins.
     """
-    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    leaves: list[Any]
+    structure: Hashable
+    if kwargs or any(type(each) is not torch.Tensor for each in args):
+        leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    else:
+        leaves, structure = list(args), None
     places = {at for at, leaf in enumerate(leaves) if is_array(leaf)}
     if not places and all(isinstance(leaf, int | float | str | None) for leaf in leaves):
         raise UnsupportedModelError(
@@ -210,7 +215,10 @@ def called(
         overlapping([leaf for leaf in filled if isinstance(leaf, torch.Tensor)]),
     )
     if any(one is not other for one, other in zip(filled, leaves, strict=True)):
-        args, kwargs = pytree.tree_unflatten(filled, structure)  # else what is changed is theirs
+        # else what is changed is theirs
+        args, kwargs = (
+            (filled, kwargs) if structure is None else pytree.tree_unflatten(filled, structure)
+        )
     return kind, Call(model, forward, tuple(args), kwargs, options, standing.real)
 
 

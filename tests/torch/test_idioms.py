@@ -31,8 +31,8 @@ from tests.torch.idioms.table import TABLE
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 NAMED = {idiom.name: idiom for idiom in TABLE}
-#: One in six, or all where every case runs: a search for the least takes seconds.
-UNDER_THE_LEAST = list(NAMED)[:: sampling.number(6, of=1)]
+#: One in twelve, or all where every case runs: a search for the least takes seconds.
+UNDER_THE_LEAST = list(NAMED)[:: sampling.number(12, of=1)]
 
 
 def check(idiom, verdict, memory_limit):

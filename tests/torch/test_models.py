@@ -10,7 +10,9 @@ from tests.support.torch_models import MODELS
 #: For these all plans are compared; for larger ones that takes minutes.
 SMALL = ("squeeze and excite", "classifier")[: number(1, of=2)]
 #: In `make test` these have one limit: others are like them.
-LIKE_OTHERS = ("residual", "U-Net with batch norm", "3-D U-Net", "ConvNeXt")[: 4 - number(0, of=4)]
+LIKE_OTHERS = (
+    "residual", "U-Net", "U-Net with batch norm", "3-D U-Net", "ConvNeXt", "classifier"
+)[: 6 - number(0, of=6)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
