@@ -216,10 +216,11 @@ def called(
     )
     if any(one is not other for one, other in zip(filled, leaves, strict=True)):
         # else what is changed is theirs
-        args, kwargs = (
-            (filled, kwargs) if structure is None else pytree.tree_unflatten(filled, structure)
-        )
-    return kind, Call(model, forward, tuple(args), kwargs, options, standing.real)
+        if structure is None:
+            args = tuple(filled)
+        else:
+            args, kwargs = pytree.tree_unflatten(filled, structure)
+    return kind, Call(model, forward, args, kwargs, options, standing.real)
 
 
 #: Hooks of all modules there are. Guards look at those of a module.

@@ -6,7 +6,9 @@ Forward runs them. Backward runs them again under PyTorch's autograd, and keeps 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +72,15 @@ class Region(_Told):
     ) -> None:
         """Compute it again, and gradients of inputs; those of what images share add up."""
         given = tensor_on(dy)
+        if takes_up_nodes() and given.is_cuda:  # on the host a thread for computing runs this
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(self._backward, inputs, given, gradients, how).result()
+        else:
+            self._backward(inputs, given, gradients, how)
+
+    def _backward(
+        self, inputs: Sequence[Any], given: torch.Tensor, gradients: Mapping[int, Any], how: How
+    ) -> None:
         with on_stream(given.device, how.stream):
             tensors = [tensor_on(each) for each in inputs]
             targets = {at: tensor_on(each) for at, each in gradients.items()}
@@ -282,6 +293,16 @@ def tensor_on(array: Any) -> torch.Tensor:
 def kept_as_they_are() -> saved_tensors_hooks:
     """What autograd keeps of ours is not what a caller's hooks are for: a checkpoint counts it."""
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def takes_up_nodes() -> bool:
+    """Whether this thread, where it waits for gradients on a card, runs other nodes of autograd's.
+
+    So does one that called `backward`: among them may be the next call of a model, which is not to
+    begin before this one has ended. Autograd's own threads, which Python did not begin, take first
+    what is waited for.
+    """
+    return not isinstance(threading.current_thread(), threading._DummyThread)
 
 
 @contextlib.contextmanager

@@ -168,3 +168,27 @@ def test_a_gradient_that_lies_in_that_of_the_output_is_the_users():
         kept.append(found)
     for found, expected in kept:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+class Sorting(torch.nn.Module):
+    """An operation that PyTorch computes, between two convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 6, 3, padding=1)
+        self.last = torch.nn.Conv2d(6, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.last(torch.sort(self.first(x), 1).values)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_two_forwards_before_one_backward_with_what_pytorch_computes(place):
+    """Each backward waits for gradients that PyTorch makes; the other one begins after it."""
+    torch.manual_seed(0)
+    eager = Sorting().to(place).double()
+    limited = ooc.limit(copy.deepcopy(eager), "1GiB")
+    for each in (limited, eager):
+        total = sum(each(drawn(at).to(place)).square().sum() for at in range(3))
+        total.backward()
+    close(gradients(limited), gradients(eager))
