@@ -33,6 +33,7 @@ NAMES = [
     "layouts",
     "networks",
     "step_costs",
+    "door_cost",
 ]
 
 
@@ -48,6 +49,7 @@ def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
         "layouts",
         "networks",
         "step_costs",
+        "door_cost",
     ):
         pytest.importorskip("torch")  # what its contents are compared with
     module = importlib.import_module(f"benchmarks.{name}")

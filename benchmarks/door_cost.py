@@ -1,0 +1,108 @@
+"""What the door for PyTorch costs beside the computing: capturing a model, and each later call.
+
+Beside it stands what `torch.compile` takes to trace the same model, and to hand on a known call,
+with a backend that does nothing. A call here hands its tensors to what would run them, which
+returns at once: what is left is Python, Dynamo's guards, and what guards do not see.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+import ooc_cudnn.torch as ooc
+from benchmarks import common, torch_models
+from ooc_cudnn.bench.timing import Timing, interleave
+from ooc_cudnn.torch.call import ReadyModel
+
+NAME = "door_cost"
+LIMIT = "8GiB"
+#: Seconds that guards and dispatch of a known call may take, and how many times as long as
+#: `torch.compile` capturing may.
+DISPATCH, CAPTURE = 300e-6, 1.5
+#: Of the largest element, in float32.
+TOLERANCE = 1e-4
+
+
+def nothing(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """Of a backend: what returns as many tensors as the graph, and computes none."""
+    (outputs,) = next(node for node in module.graph.nodes if node.op == "output").args
+
+    def run(*tensors: Any) -> tuple[Any, ...]:
+        return (tensors[0],) * len(outputs)
+
+    return run
+
+
+def handed_on(self: ReadyModel, tensors: Sequence[Any], out: Any = None) -> list[Any]:
+    """In place of running a captured model."""
+    return [tensors[0]] * len(self.graph.outputs)
+
+
+def known_calls(report: common.Report, model: nn.Module, x: torch.Tensor) -> dict[str, Timing]:
+    """Seconds of a call that is known."""
+    compiled = torch.compile(copy.deepcopy(model), backend=nothing, fullgraph=True)
+    limited = ooc.limit(copy.deepcopy(model), LIMIT)
+    calls = {"dispatch": partial(limited, x), "dispatch, torch.compile": partial(compiled, x)}
+    with mock.patch.object(ReadyModel, "__call__", handed_on):
+        return interleave(
+            calls, report.synchronize, repeats=20 if report.quick else 2000, warmup=10
+        )
+
+
+def captures(report: common.Report, model: nn.Module, x: torch.Tensor) -> dict[str, Timing]:
+    """Seconds of a first call, without planning."""
+    samples: dict[str, list[float]] = {"capture": [], "capture, torch.compile": []}
+    with mock.patch.object(ReadyModel, "__call__", handed_on):
+        for repeat in range(-1, 1 if report.quick else 5):  # the first imports and is not counted
+            torch._dynamo.reset()
+            limited = ooc.limit(copy.deepcopy(model), LIMIT)
+            compiled = torch.compile(copy.deepcopy(model), backend=nothing, fullgraph=True)
+            for name, call in zip(samples, (limited, compiled), strict=True):
+                begin = time.perf_counter()
+                call(x)
+                if repeat >= 0:
+                    samples[name].append(time.perf_counter() - begin)
+    return {name: Timing(tuple(found)) for name, found in samples.items()}
+
+
+def contents(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
+    """Whether what is dispatched here computes what PyTorch does."""
+    limited = ooc.limit(copy.deepcopy(model).eval(), LIMIT)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(x)
+        found = [limited(x).to(expected.device) for _ in range(2)][-1]
+    error = float((found - expected).abs().max() / expected.abs().max())
+    return {"ok": error <= TOLERANCE, "error": error}
+
+
+def body(report: common.Report) -> None:
+    torch.manual_seed(0)
+    width = 1 / 8 if report.quick else 1.0
+    model = torch_models.ResNet50(10, width).to("cuda" if report.arguments.cuda else "cpu").train()
+    x = torch.randn((2, 3, 64, 64), device="cuda" if report.arguments.cuda else "cpu")
+    report.check("contents", contents(model, x))
+    for found in (known_calls(report, model, x), captures(report, model, x)):
+        for name, timing in found.items():
+            report.measure(name, timing)
+        (own, beside) = found.values()
+        kind = next(iter(found))
+        if kind == "dispatch":
+            report.claim("seconds of a known call", own.median, "<=", DISPATCH, "s")
+            report.claim("known call / torch.compile's", own.median / beside.median)
+        else:
+            report.claim("capture / torch.compile's", own.median / beside.median, "<=", CAPTURE)
+        report.write()
+
+
+main = partial(common.run, NAME, body, __doc__, needs_card=False)
+
+if __name__ == "__main__":
+    common.main(main)
