@@ -53,7 +53,8 @@ def check_model(model: torch.nn.Module) -> None:
         if "_BatchNorm" in kinds and module.training and _counts(module):
             raise UnsupportedModelError(
                 f"{_said(name, module)} has momentum=None: its averages depend on a count that is "
-                f"not known when the model is captured; give it a number{users_frame()}"
+                "not known when the model is captured; give it a number. While swa_utils.update_bn "
+                f"runs, ooc_cudnn.torch.release(model){users_frame()}"
             )
     for name, parameter in model.named_parameters():
         check_tensor(name, parameter)
