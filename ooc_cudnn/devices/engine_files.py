@@ -167,17 +167,31 @@ def _say_what_others_have(path: Path) -> None:
 
 
 def _read(content: bytes, identity: Mapping[str, str]) -> list[Measured]:
-    held = mapping("the file", json.loads(content))
-    if held.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT!r}")
-    if held.get("version") != FORMAT_VERSION:
-        raise ValueError(f"its version is {held.get('version')!r}, not {FORMAT_VERSION}")
-    members("the file", held, ("format", "version", "identity", "launches"))
+    held = held_in(content, (FORMAT, FORMAT_VERSION), identity, "launches")
+    return [_from_json(each) for each in held["launches"]]
+
+
+def held_in(
+    content: bytes, kind: tuple[str, int], identity: Mapping[str, str], entries: str, *more: str
+) -> Mapping[str, Any]:
+    """What a file holds that says its format, version and identity, and has a list of entries.
+
+    Raises
+    ------
+    TypeError, ValueError, RecursionError
+        If it is not of that kind and for that identity, or has other members; with what is wrong.
+    """
+    (form, version), held = kind, mapping("the file", json.loads(content))
+    if held.get("format") != form:
+        raise ValueError(f"its format is not {form!r}")
+    if held.get("version") != version:
+        raise ValueError(f"its version is {held.get('version')!r}, not {version}")
+    members("the file", held, ("format", "version", "identity", *more, entries))
     if held["identity"] != dict(identity):
         raise ValueError(f"it is of {held['identity']}, and this is {dict(identity)}")
-    if not isinstance(held["launches"], list):
-        raise ValueError("its launches are no list")
-    return [_from_json(each) for each in held["launches"]]
+    if not isinstance(held[entries], list):
+        raise ValueError(f"its {entries} are no list")
+    return held
 
 
 def _can_be_read(measured: Measured) -> bool:

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import TELLING, alone_with
+from ooc_cudnn.devices.engine_files import TELLING, alone_with, held_in
 from ooc_cudnn.devices.engine_verdicts import Key, Verdict, Verdicts, was_searched
 from ooc_cudnn.devices.machines import cache_directory, machine_key
 from ooc_cudnn.telling import warn_once
 from ooc_cudnn.version import __version__
-from perfmodel.files import replace_file
-from perfmodel.record import mapping, members, number, text
+from perfmodel.files import read_file, replace_file
+from perfmodel.record import members, number, text
 
 FORMAT, FORMAT_VERSION = "ooc_cudnn checked engines", 1
 #: Larger files were not written here.
@@ -101,7 +99,7 @@ def _read_or_none(device: Device) -> Verdicts | None:
     """What a file holds of a device; None, and a warning, where it cannot be used."""
     path = verdicts_path(device)
     try:
-        return _fresh(device, **_read(_content(path), _holds_for(device)))
+        return _fresh(device, **_read(read_file(path, LARGEST_BYTES), _holds_for(device)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -114,31 +112,10 @@ def _read_or_none(device: Device) -> Verdicts | None:
     return None
 
 
-def _content(path: Path) -> bytes:
-    """A file's bytes: of a pipe or a device, which may never end, nothing is read."""
-    opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(opened, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no file")
-        content = file.read(LARGEST_BYTES + 1)
-    if len(content) > LARGEST_BYTES:
-        raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
-    return content
-
-
 def _read(content: bytes, identity: Mapping[str, str]) -> dict[str, Any]:
-    held = mapping("the file", json.loads(content))
-    if held.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT!r}")
-    if held.get("version") != FORMAT_VERSION:
-        raise ValueError(f"its version is {held.get('version')!r}, not {FORMAT_VERSION}")
-    members("the file", held, ("format", "version", "identity", "searched", "verdicts"))
-    if held["identity"] != dict(identity):
-        raise ValueError(f"it is of {held['identity']}, and this is {dict(identity)}")
+    held = held_in(content, (FORMAT, FORMAT_VERSION), identity, "verdicts", "searched")
     if not isinstance(held["searched"], bool):
         raise TypeError(f"searched is {held['searched']!r}; it must be true or false")
-    if not isinstance(held["verdicts"], list):
-        raise ValueError("its verdicts are no list")
     return {
         "is_searched": held["searched"],
         "stored": [_from_json(each) for each in held["verdicts"]],
