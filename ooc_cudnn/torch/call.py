@@ -103,6 +103,7 @@ class ReadyModel:
             if step is not None:  # PyTorch's tensors on the card count, too
                 step.counts_given = True
                 step.beside_bytes = copies * bytes_of(outputs, self.device)
+        self._read_further = self._outputs_of_outputs()
         self._places = FixedPlaces(self.device)
         self._wrapping = Wrapping()
         #: Running statistics that the network holds in a wider type.
@@ -115,6 +116,18 @@ class ReadyModel:
         self._copies: dict[str, torch.Tensor] = {}
         #: How the last call in blocks lay, and what ran it.
         self._in_blocks: tuple[Hashable, InBlocks | None] | None = None
+
+    def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:
+        """By its place each output that forward reads further: what the network makes of it."""
+        to, outputs = self.lowered, self.graph.outputs
+        held = [*zip(outputs, to.results, strict=True), *to.handed.items()]
+        names = {of: e.tensor.name for of, e in held if isinstance(e, LoweredValue)}
+        found = {
+            at: frozenset(names[v] for v in self.graph.made_of(of, but=to.after) if v in names)
+            for at, of in enumerate(outputs)
+            if self.pausing is not None and isinstance(of, Value) and of in names
+        }
+        return {at: later for at, later in found.items() if later}
 
     def _dtype_of(self, name: str) -> torch.dtype:
         found: torch.dtype = getattr(torch, self.lowered.network.graph.tensors[name].dtype)
@@ -166,18 +179,24 @@ class ReadyModel:
         known = self._known(tensors)
         check_targets(self._targets, known)
         found = run_before(self.graph, self.lowered.before, known)
-        outputs, changed = self._run(found, out)
+        outputs, changed, request = self._run(found, out)
         for value, held in self.lowered.handed.items():
-            found[value] = self._result(held, value, found, outputs)
+            # what is made of it is made of what a user gets: hooks see the gradients of both
+            found[value] = _for_hooks(self._result(held, value, found, outputs))
         for value in self.graph.inputs if self.lowered.after else ():
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
-        results = [
+        results: list[Any] = [
             each.of(tensors)
             if isinstance(each, Number)
+            else found[of]
+            if of in self.lowered.handed
             else _for_hooks(self._result(each, of, found, outputs))
             for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
         ]
+        if request is not None:
+            further = self._read_further.items()
+            request.watch([(results[at], later) for at, later in further])
         with interrupts.deferred(), torch.no_grad():
             interrupts.hear()
             # the call has succeeded: from here on, nothing is left half done
@@ -276,8 +295,11 @@ class ReadyModel:
 
     def _run(
         self, found: Mapping[Value, Any], out: Any = None
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Run the network; return its outputs by name, and the buffers that are to change."""
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Request | None]:
+        """Run the network.
+
+        Returns its outputs by name, the buffers that are to change, and what autograd runs.
+        """
         to, net = self.lowered, self.lowered.network
         arrays = self._arrays(found, to.given)
         seeds = {name: int(torch.randint(2**53, (), dtype=torch.int64)) for name in to.drawn}
@@ -295,6 +317,7 @@ class ReadyModel:
                 arrays[name] = tensor_of(arrays[name]).clone()
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()
+        request: Request | None = None
         if self.pausing is not None:
             wanted = [name for name in net.wanted if name in arrays]
             tracked = [arrays.pop(name) for name in wanted]
@@ -319,7 +342,8 @@ class ReadyModel:
             ran = self.forward.run(inputs, written, lasting, making)
             made = tuple(lent.apart(tensor_of(each)) for each in ran.outputs)
             lent.give_back()
-        return {y.name: each for y, each in zip(to.outputs, made, strict=True)}, running
+        named = {y.name: each for y, each in zip(to.outputs, made, strict=True)}
+        return named, running, request
 
     def _copied(self, running: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Running statistics in tensors of our own, which the step may change."""

@@ -48,6 +48,10 @@ class SecondDerivativeError(UnsupportedModelError, RuntimeError):
     """A gradient of a model under a limit that is differentiated itself (create_graph=True)."""
 
 
+class HiddenGradientError(UnsupportedModelError, RuntimeError):
+    """A hook on an output that would not see the gradient of another one, made of it in forward."""
+
+
 def error_like(error: Exception, kind: type[Exception]) -> type[Exception]:
     """A class of errors that are of a kind, and of that of an error of PyTorch's or a user's.
 

@@ -7,6 +7,7 @@ goes from each to the next, so autograd runs them in this order; what is to be d
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
@@ -21,7 +22,7 @@ from ooc_cudnn.network.pausing import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there
-from ooc_cudnn.torch.errors import SecondDerivativeError
+from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent
 from ooc_cudnn.torch.places import users_frame
 from ooc_cudnn.torch.wrapping import Wrapping
@@ -68,6 +69,7 @@ class Request:
         self.device, self.wrapping, self.changing = places.device, wrapping, frozenset(changing)
         self.lent = Lent(places)
         self.inputs = frozenset(inputs)
+        self._watched: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = []
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
         """Run forward on tensors in the order of the names; again, it draws the same masks.
@@ -80,6 +82,32 @@ class Request:
         inputs, lasting = handed(arrays, self.inputs, self.wrapping)
         making = making_there(self.device, self.changing)
         return self.step.run(inputs, out, lasting, making)
+
+    def watch(self, outputs: Sequence[tuple[torch.Tensor, frozenset[str]]]) -> None:
+        """Note outputs as a user gets them that forward reads further, and what is made of each."""
+        self._watched = [(weakref.ref(each), later) for each, later in outputs]
+
+    def check_hooks(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Refuse a hook that would not see all that autograd adds up.
+
+        Raises
+        ------
+        HiddenGradientError
+            If an output has hooks or keeps its gradient, and others with gradients are made of it.
+        """
+        pairs = zip(self.step.outputs, gradients, strict=True)
+        given = {y.name for y, gradient in pairs if gradient is not None}
+        for output, later in self._watched:
+            tensor = output()
+            if tensor is None or not later & given:
+                continue
+            if tensor._backward_hooks or tensor.retains_grad:
+                raise HiddenGradientError(
+                    f"an output of shape {tuple(tensor.shape)} has a hook or keeps its gradient, "
+                    "and forward makes another output of it, whose gradient it would not see: "
+                    "register the hook in forward (y.register_hook), or put the limit on the "
+                    f"parts before and behind that output{users_frame()}"
+                )
 
     def versions(self) -> dict[str, int]:
         """How often each tensor that forward read, and autograd does not watch, was changed."""
@@ -146,6 +174,7 @@ class Run:
 
         Outputs that a loss does not depend on have None for a gradient.
         """
+        self.request.check_hooks(gradients)
         given = zip(self.request.reached, gradients, strict=True)
         self._reached = {n for names, each in given if each is not None for n in names}
         self._made = {}

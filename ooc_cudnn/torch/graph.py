@@ -6,7 +6,7 @@ images, constants) is told apart: PyTorch runs it before each call, under its au
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,6 +38,11 @@ class Value:
     kind: str = "made"
     source: str = ""
     requires_grad: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the model holds it."""
+        return self.kind in ("parameter", "buffer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +143,14 @@ class Graph:
         """Those that a call brings, in order."""
         found = (value for value in self.given if value.kind == "input")
         return tuple(sorted(found, key=lambda value: int(value.source)))
+
+    def made_of(self, value: Value, *, but: Collection[Operation] = ()) -> set[Value]:
+        """The values whose gradients reach a value, through other operations than some."""
+        reached = {value}
+        for operation in self.operations:
+            if operation not in but and reached.intersection(operation.reads):
+                reached.update(y for y in operation.results if y is not None and y.requires_grad)
+        return reached - {value}
 
     @property
     def asked(self) -> tuple[Value, ...]:

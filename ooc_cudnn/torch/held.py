@@ -41,9 +41,7 @@ class Held:
 
     def __init__(self, graph: Graph, tensors: Sequence[Any], model: torch.nn.Module) -> None:
         given = zip(graph.given, tensors, strict=True)
-        self._places = [
-            at for at, (value, _) in enumerate(given) if value.kind in ("parameter", "buffer")
-        ]
+        self._places = [at for at, (value, _) in enumerate(given) if value.is_held]
         read = [tensors[at] for at in self._places]
         self._read = _guards(read)
         among = set(map(id, read))

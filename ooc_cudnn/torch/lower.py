@@ -209,7 +209,12 @@ class Lowering:
             outputs.setdefault(held.tensor.name, held.tensor)
         for each in self.graph.outputs:
             found = each
-            if isinstance(each, Value) and each not in made and each.kind != "input":
+            if (
+                isinstance(each, Value)
+                and each not in made
+                and each.kind != "input"
+                and not each.is_held
+            ):
                 found = self._held.get(each, each)
             if isinstance(found, LoweredValue):
                 outputs.setdefault(found.tensor.name, found.tensor)
@@ -473,7 +478,7 @@ class Lowering:
             if known in self._given:
                 return self._given[known]
         dtype = str(value.dtype).removeprefix("torch.")
-        name = (value.source if value.kind in ("parameter", "buffer") else "") or value.name
+        name = (value.source if value.is_held else "") or value.name
         while name in self.net.graph.tensors:
             name += "_"
         if kind == "parameter":

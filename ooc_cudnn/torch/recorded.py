@@ -22,7 +22,9 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
             results.append(recorder.memories.read(each))
         else:
             results.append(recorder.numbers.known(each))
-    writes = tuple(_counting(recorder, tuple(_writes(recorder)), results))
+    found = tuple(_writes(recorder))
+    results = [*_written(recorder, outputs, found, results)]
+    writes = tuple(_counting(recorder, found, results))
     kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
     _keep_statistics(recorder, kept)
     kept += [value for effect in recorder.effects for value in effect.reads]
@@ -57,6 +59,19 @@ def _writes(recorder: Recorder) -> Iterator[Write]:
             )
         hidden = value.requires_grad and value not in followed  # nothing saved what was there
         yield Write(value, final, seen.as_data or hidden)
+
+
+def _written(
+    recorder: Recorder, outputs: Any, writes: Sequence[Write], results: Sequence[Any]
+) -> Iterator[Any]:
+    """The results; a parameter or buffer that was changed in place is itself handed out."""
+    own = {
+        id(recorder.inputs[write.target].tensor): write.target
+        for write in writes
+        if write.target.kind != "input" and not write.value.requires_grad
+    }
+    for each, result in zip(pytree.tree_leaves(outputs), results, strict=True):
+        yield own.get(id(each), result)
 
 
 def _counting(

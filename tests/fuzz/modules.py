@@ -20,7 +20,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.errors import HiddenGradientError, UnsupportedModelError
 from tests.fuzz.compare_modules import Judge, Seen, roughness
 from tests.support.torch_state import changed_state, global_state, mend_functorch
 
@@ -225,6 +225,9 @@ def run_module(program, device="host", *, eager=False):
             except RefusedError as error:
                 verdict.refused = reason(error.reason)
                 verdict.findings += [f"refused, and changed: {each}" for each in error.changed]
+                break
+            except HiddenGradientError as error:
+                verdict.refused = reason(error)
                 break
             except Exception as error:  # whatever PyTorch does not raise is a finding
                 verdict.findings.append(raised(error))

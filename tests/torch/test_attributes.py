@@ -122,3 +122,26 @@ def test_gradients_go_through_what_was_kept():
         model(X.double())
         model.last.square().sum().backward()
     close(under.conv.weight.grad, eager.conv.weight.grad, "gradient")
+
+
+def test_a_tensor_that_is_counted_up_stays_the_same_tensor():
+    """Whoever holds it sees every step, and backward of two calls may come after both."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.count = nn.BatchNorm2d(3), torch.zeros((), dtype=torch.long)
+
+        def forward(self, x):
+            self.count += 1
+            return self.norm(x.rot90(1, (-2, -1)) * self.count)
+
+    eager, limited = Counting(), ooc.limit(Counting(), "4000")
+    for model in (eager, limited):
+        held, outputs = model.count, [model(X), model(X * 0.5)]
+        assert model.count is held
+        assert held == 2
+        for each in reversed(outputs):
+            each.square().sum().backward()
+    for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, "gradient", least=1.0, tolerance=1e-5)

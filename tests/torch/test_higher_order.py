@@ -278,3 +278,52 @@ VMAPS = [a_vmap, along_another_axis, nested_vmap, with_a_parameter]
 @pytest.mark.parametrize("function", VMAPS, ids=lambda each: each.__name__)
 def test_a_vmap_is_pytorchs(function):
     checked(function)
+
+
+class Features(nn.Module):
+    """Hands out what it reads further, as for Grad-CAM; and a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        y = self.body(x)
+        return y, self.head(y.relu()), y.flatten(2)
+
+
+@pytest.mark.parametrize("how", ["hook", "kept"])
+def test_a_hook_on_an_output_sees_all_gradients_or_is_refused(how):
+    """What is made of it within the network would not reach it; what shows it does."""
+    torch.manual_seed(0)
+    eager = Features().double()
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    for wanted, refused in (((0,), False), ((0, 2), False), ((1,), True), ((0, 1, 2), True)):
+        seen = []
+        for model in (eager, limited):
+            outputs, found = model(drawn()), []
+            if how == "hook":
+                outputs[0].register_hook(found.append)
+            else:
+                outputs[0].retain_grad()
+            model.zero_grad()
+            loss = sum(outputs[at].square().sum() for at in wanted)
+            if refused and model is limited:
+                with pytest.raises(ooc.UnsupportedModelError, match=r"hook in forward"):
+                    loss.backward()
+                assert all(each.grad is None for each in model.parameters())
+                break
+            loss.backward()
+            found = found if how == "hook" else [outputs[0].grad]
+            seen.append([*found, *(each.grad for each in model.parameters())])
+        else:
+            for one, other in zip(seen[1], seen[0], strict=True):
+                close(one, other, f"{wanted}")
+
+
+def test_a_hook_that_is_gone_is_none():
+    torch.manual_seed(0)
+    model = ooc.limit(Features().double(), LIMIT)
+    outputs = model(drawn())
+    outputs[0].register_hook(lambda g: g * 2).remove()
+    outputs[1].sum().backward()
