@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from ooc_cudnn.operations.outside import Cost, Drawn, How
 from ooc_cudnn.operations.outside_blocks import PartOfComputation, Spans
@@ -198,14 +198,13 @@ class Region(_Told):
         made = part.shape(part.result, images)
         shape = tuple(made[axis] for axis in part.order)
         dy = torch.empty(shape, dtype=part.result.dtype, device=kind)
-        flops = FlopCounterMode(display=False)
-        with flops, _Bytes((*tensors, dy)) as counted:
+        with _Counted((*tensors, dy)) as counted:
             if wanted is None:
                 with torch.no_grad():
                     part.run(tensors, images)
             else:
                 self._gradients(tensors, dy, wanted)
-        return Cost(counted.most, counted.moved, int(flops.get_total_flops()))
+        return Cost(counted.most, counted.moved, counted.flops)
 
 
 def _said(part: Part) -> str:
@@ -243,8 +242,10 @@ def _write(target: torch.Tensor, made: torch.Tensor | None, *, adds: bool) -> No
         target.copy_(made)
 
 
-class _Bytes(_python_dispatch.TorchDispatchMode):
-    """Counts what operations read and write, and the most that is held at once.
+class _Counted(_python_dispatch.TorchDispatchMode):
+    """Counts operations, what they read and write, and the most that is held at once.
+
+    PyTorch's own `FlopCounterMode` puts hooks on all modules of the process, other threads' too.
 
     Parameters
     ----------
@@ -254,14 +255,18 @@ class _Bytes(_python_dispatch.TorchDispatchMode):
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self.most = self.moved = 0
+        self.most = self.moved = self.flops = 0
         self._given = {each.untyped_storage()._cdata for each in given}
         self._held: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        counts = flop_registry.get(func._overloadpacket)
+        if counts is not None:
+            self.flops += int(counts(*args, **kwargs, out_val=made))
         self._held = {key: each for key, each in self._held.items() if not each[0].expired()}
         fresh = []
         for tensor in _tensors(made):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.torch.region import Region, _Bytes, tensor_on
+from ooc_cudnn.torch.region import Region, _Counted, tensor_on
 from tests.support import sampling
 from tests.support.torch_checks import Result, check, close, same
 from tests.support.torchvision_models import models
@@ -341,7 +341,7 @@ def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypa
     def measured(region, inputs, dy, gradients, how):
         with _disable_current_modes():
             given = [tensor_on(each) for each in (*inputs, dy, *gradients.values())]
-        with monkeypatch.context() as patched, _Bytes(given) as counted:
+        with monkeypatch.context() as patched, _Counted(given) as counted:
             arrays = iter([given[len(inputs)], *given[: len(inputs)], *given[len(inputs) + 1 :]])
             patched.setattr("ooc_cudnn.torch.region.tensor_on", lambda _: next(arrays))
             backward(region, inputs, dy, gradients, how)
