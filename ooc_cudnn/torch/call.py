@@ -39,6 +39,7 @@ from ooc_cudnn.torch.numbers import Number
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import memory_of
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
+from ooc_cudnn.torch.same import same
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.wrapping import Wrapping
 
@@ -182,16 +183,12 @@ class ReadyModel:
         outputs, changed, request = self._run(found, out)
         for value, held in self.lowered.handed.items():
             # what is made of it is made of what a user gets: hooks see the gradients of both
-            found[value] = _for_hooks(self._result(held, value, found, outputs))
+            found[value] = self._result(held, value, found, outputs)
         for value in self.graph.inputs if self.lowered.after else ():
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
         results: list[Any] = [
-            each.of(tensors)
-            if isinstance(each, Number)
-            else found[of]
-            if of in self.lowered.handed
-            else _for_hooks(self._result(each, of, found, outputs))
+            each.of(tensors) if isinstance(each, Number) else self._result(each, of, found, outputs)
             for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
         ]
         if request is not None:
@@ -357,25 +354,26 @@ class ReadyModel:
                 torch._foreach_copy_([copies[name] for name in running], [*running.values()])
         return {name: copies[name] for name in running}
 
-    @staticmethod
-    def _result(each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]) -> Any:
+    def _result(
+        self, each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]
+    ) -> Any:
         """What the model returns, made of the network's outputs, which gradients go through."""
         if isinstance(of, Value) and of in found:
-            return found[of]  # what shows it is to show this very tensor
+            # what shows it is to show this very tensor
+            return found[of] if of in self.lowered.handed else _for_hooks(found[of])
         if not isinstance(each, LoweredValue):
-            return found[each] if isinstance(each, Value) else each
+            return _for_hooks(found[each]) if isinstance(each, Value) else each
         made = outputs[each.tensor.name]
         if not each.axes:  # a loss: one number, of float64
-            return made.reshape(()).to(of.dtype)
+            return same(made.reshape(()).to(of.dtype), of_ours=True)
         # a plan may choose another memory order than PyTorch, and `view` wants its own
-        return (made if each.is_plain else made.permute(each.axes)).contiguous()
+        ordered = (made if each.is_plain else made.permute(each.axes)).contiguous()
+        return same(ordered, of_ours=True)
 
 
 def _for_hooks(result: Any) -> Any:
     """A result whose hooks autograd calls where it has a gradient, and nowhere else."""
-    if isinstance(result, torch.Tensor) and result.grad_fn is not None:
-        return result.view_as(result)
-    return result
+    return same(result) if isinstance(result, torch.Tensor) else result
 
 
 def _as_given(found: Mapping[Value, Any], given: Given) -> Any:

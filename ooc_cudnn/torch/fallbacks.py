@@ -335,12 +335,14 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 def draws(operation: Operation) -> bool:
     """Whether an operation draws random numbers, other ones each time that it runs."""
     told: Mapping[str, Any] = operation.arguments
+    if told.get("train", told.get("training")) is False:
+        return False
     if "dropout" in operation.name:
-        return bool(told.get("train", told.get("training", True)) and told.get("p", 1))
+        return bool(told.get("p", 1))
     if "dropout_p" in told:
         return bool(told["dropout_p"])
     if operation.name in RECURRENT:
-        return bool(told["train"] and told["dropout"])
+        return bool(told["dropout"])
     tags = getattr(operation.function, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.recorder import Recorder
+from ooc_cudnn.torch.same import same
 
 #: They call their first argument, and change nothing of what it computes.
 _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
@@ -295,7 +296,7 @@ class _Hooked:
     tags = ()
 
     def __call__(self, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        made = tensor.view_as(tensor)
+        made = same(tensor)
         if made.requires_grad:
             made.register_hook(lambda gradient: self._changed(gradient, *others))
         return made

@@ -57,6 +57,12 @@ def _writes(recorder: Recorder) -> Iterator[Write]:
                 "forward changes an argument in place that gradients are asked of: let it "
                 "work on a clone of it"
             )
+        if seen.as_data and value in followed:  # PyTorch's gradients would be of either
+            raise UnsupportedModelError(
+                f"forward changes the data of {value.source or value.name} when it has been read, "
+                "so its gradients are of numbers that autograd has not: write before it is read, "
+                "or behind the step"
+            )
         hidden = value.requires_grad and value not in followed  # nothing saved what was there
         yield Write(value, final, seen.as_data or hidden)
 

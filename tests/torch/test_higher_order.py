@@ -327,3 +327,27 @@ def test_a_hook_that_is_gone_is_none():
     outputs = model(drawn())
     outputs[0].register_hook(lambda g: g * 2).remove()
     outputs[1].sum().backward()
+
+
+class Hooking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.body(x)
+        y.register_hook(torch.neg)
+        return y
+
+
+def test_hooks_stay_where_an_output_is_changed_in_place_behind_them():
+    torch.manual_seed(0)
+    eager = Hooking().double()
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    for model in (eager, limited):
+        y = model(drawn())
+        y.register_hook(lambda g: g * 5)
+        y *= 2
+        y.square().sum().backward()
+    for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, "gradient")

@@ -356,3 +356,43 @@ def test_lists_of_tensors_are_changed_one_by_one():
         each.square().sum().backward()
     for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
         close(one.grad, other.grad, "gradient")
+
+
+def test_data_that_was_read_is_not_put_in_place():
+    """A gradient of PyTorch's would be of what was there, or of what is there: it depends."""
+
+    class Normed(nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.conv, self.last, self.first = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1), first
+
+        def put(self):
+            self.conv.weight.data = torch.renorm(self.conv.weight.data, 2, 0, 0.1)
+
+        def forward(self, x):
+            if self.first:
+                self.put()
+            y = self.conv(x)
+            if not self.first:
+                self.put()
+            return self.last(y)
+
+    x = torch.randn(2, 3, 4, 4)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"changes the data of conv\.weight"):
+        ooc.limit(Normed(False), LIMIT)(x)
+    torch.manual_seed(0)
+    eager = Normed(True)
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    close(limited(x), eager(x), "y", tolerance=1e-5)
+    close(limited.conv.weight, eager.conv.weight, "weight")
+    with torch.no_grad():
+        close(ooc.limit(copy.deepcopy(eager), LIMIT)(x), eager(x), "y", tolerance=1e-5)
+
+
+def test_what_draws_nothing_leaves_random_numbers_as_they_are():
+    model = Of(lambda m, y: F.dropout(F.rrelu(y, 0.1, 0.3, training=False), 0.5, training=False))
+    limited, x = ooc.limit(model.double(), LIMIT), drawn()
+    limited(x)
+    before = torch.get_rng_state()
+    limited(x)
+    assert torch.equal(torch.get_rng_state(), before)
