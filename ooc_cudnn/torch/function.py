@@ -149,20 +149,21 @@ class Run:
         self._read_again = self._paused.read_again
         self._differentiable = {name for group in self.groups for name in group}
         self._versions = request.versions()
+        self._own: list[tuple[torch.Tensor, int]] = []
         self._made: dict[str, Any] = {}
         #: The names that have gradients in this backward: as in PyTorch, others have none, not 0.
         self._reached = set[str]()
         #: With create_graph, what gradients depend on.
         self.read: tuple[torch.Tensor, ...] = ()
 
-    def to_save(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of the outputs as the user gets them those that must not change before backward.
+    def handed_out(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Note the outputs as the user gets them: backward reads the memory of some.
 
-        That reads their memory; that of a copy it does not.
+        That of a copy it does not.
         """
         own = zip(self.request.step.outputs, map(tensor_of, self.outputs), outputs, strict=True)
-        return [
-            each
+        self._own = [
+            (each.detach(), each._version)
             for output, made, each in own
             if output.name in self._read_again and each.data_ptr() == made.data_ptr()
         ]
@@ -171,6 +172,9 @@ class Run:
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> None:
         """Begin backward; a second time (retain_graph) after forward, which kept nothing for it.
+
+        So it does where an output was changed in place that it would read: PyTorch kept another
+        tensor, or raises an error.
 
         Outputs that a loss does not depend on have None for a gradient.
         """
@@ -187,10 +191,11 @@ class Run:
         request = self.request
         request.check_unchanged(self._versions)
         with as_in_forward(self._settings), at(request.device):
-            paused = self._paused
-            if paused is None or paused.has_begun:
+            paused, self._paused = self._paused, None  # nor is it there after an error
+            changed = any(each._version != version for each, version in self._own)
+            if paused is None or paused.has_begun or changed:
+                paused = None  # what it holds makes room
                 paused = request.forward(tensors)
-            self._paused = None  # nor is it there after an error
             outputs = zip(request.step.outputs, map(tensor_of, self.outputs), strict=True)
             seeds = [
                 request.lent.gradient(y, torch.zeros_like(made) if each is None else each)
@@ -287,7 +292,8 @@ class Call(torch.autograd.Function):
         ctx.devices = [each.device for each in given[: len(names)]]
         # tensors of their own: what has a graph must not be held by what the graph holds
         outputs = tuple(run.request.lent.apart(tensor_of(each)) for each in run.outputs)
-        ctx.save_for_backward(*tensors, *run.to_save(outputs))
+        run.handed_out(outputs)
+        ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         reached = zip(outputs, run.request.reached, strict=True)
         ctx.mark_non_differentiable(*(each for each, names in reached if not names))
@@ -297,7 +303,7 @@ class Call(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Run the first part of backward."""
         run = ctx.run
-        tensors = ctx.saved_tensors[: len(run.request.names)]  # raises if one was changed since
+        tensors = ctx.saved_tensors  # raises if one was changed since
         read = (*tensors, *(each for each in gradients if each is not None))
         run.read = read if torch.is_grad_enabled() else ()
         with torch.no_grad():

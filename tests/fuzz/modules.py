@@ -214,6 +214,7 @@ def run_module(program, device="host", *, eager=False):
         for _ in range(MOST_LIMITS):
             verdict.calls += 1
             arena.reset_peak()
+            before = arena.peak_bytes  # what a program before holds until it is collected
             try:
                 found = observe(program.source, verdict.limit)
             except PlanInfeasibleError as error:
@@ -235,8 +236,9 @@ def run_module(program, device="host", *, eager=False):
             except Exception as error:  # whatever PyTorch does not raise is a finding
                 verdict.findings.append(raised(error))
                 break
-            if arena.peak_bytes > verdict.limit:
-                verdict.findings.append(f"used {arena.peak_bytes} bytes under {verdict.limit}")
+            used = arena.peak_bytes - before
+            if used > verdict.limit:
+                verdict.findings.append(f"used {used} bytes under {verdict.limit}")
             verdict.findings += judge.differences(found)
             break
         else:
