@@ -195,7 +195,8 @@ def _source(node: Any) -> str:
 def _is_a_float(node: Any) -> bool:
     """Whether Python draws it in each call: Dynamo's example is of single precision, it is not."""
     given, seen = node.meta.get("grapharg"), node.meta["example_value"]
-    return bool(getattr(given, "pass_arg_as_tensor", False)) and seen.dtype.is_floating_point
+    is_number = getattr(given, "pass_arg_as_tensor", False) and "_from_numpy(" not in _source(node)
+    return bool(is_number) and seen.dtype.is_floating_point
 
 
 def _is_argument(source: str) -> bool:

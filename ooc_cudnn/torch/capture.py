@@ -30,7 +30,7 @@ from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.held import Held
+from ooc_cudnn.torch.held import BY_DICTIONARIES, Held, without_versions_where_unsafe
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
@@ -39,10 +39,7 @@ from ooc_cudnn.torch.region import kept_as_they_are
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
     "skip_nnmodule_hook_guards": False,
-    # what changes no dictionary is compared by `Held`
-    "skip_tensor_guards_with_matching_dict_tags": True,
-    "guard_nn_modules_using_dict_tags": True,
-    "use_recursive_dict_tags_for_guards": True,
+    **dict.fromkeys(BY_DICTIONARIES, True),
     "max_saved_pointers_for_recursive_dict_tags_check": 2**20,
     "assume_dunder_attributes_remain_unchanged": False,
     "allow_rnn": True,
@@ -73,6 +70,10 @@ class _Missed(Exception):
 
 class _Captured(Exception):
     """A capture is there; nothing has run."""
+
+
+class _NotLookedAt(Exception):
+    """Guards cannot be filtered: PyTorch makes those of NumPy's arrays no second time."""
 
 
 class _Found(Exception):
@@ -131,6 +132,8 @@ class _Capture:
         weakref.finalize(self, _drop, scope)
         self._known = torch._dynamo.run(self.function)
         self._held: Held | None = None
+        #: Whether it draws of Python's random numbers, before it runs.
+        self.draws = False
 
     def read(self, ready: Any, tensors: Sequence[Any], model: torch.nn.Module) -> None:
         """Note what the captured graph was given."""
@@ -145,8 +148,14 @@ class _Capture:
                 raise _Missed
             return action(ready, tensors)
 
-        with working_on(call, checked):
-            return self._known(call.forward, call.args, call.kwargs)
+        state = random.getstate() if self.draws else None
+        try:
+            with working_on(call, checked):
+                return self._known(call.forward, call.args, call.kwargs)
+        except _Missed:
+            if state is not None:
+                random.setstate(state)
+            raise
 
 
 class Captures:
@@ -249,6 +258,8 @@ class Captures:
         """
         try:
             return self._captured(call, {})
+        except _NotLookedAt:
+            return self._captured(call, dict.fromkeys(BY_DICTIONARIES, False))
         except Exception:
             if not self._captures:
                 raise
@@ -263,7 +274,12 @@ class Captures:
 
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
-        compiled = torch.compile(capture.function, backend=compiled_with, fullgraph=True)
+        looking: dict[str, Any] = {}
+        if (_CONFIG | config)[BY_DICTIONARIES[0]]:
+            looking["guard_filter_fn"] = without_versions_where_unsafe(call.model)
+        compiled = torch.compile(
+            capture.function, backend=compiled_with, fullgraph=True, options={**looking}
+        )
         with (
             being_captured(),
             torch._dynamo.config.patch(options),
@@ -279,19 +295,22 @@ class Captures:
             warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
             made: tuple[Any] | None
+            drawn = random.getstate()
             self._methods = Methods(call.model)
             self._as_seen = self._methods.now()
             try:
                 with working_on(call, captured):
                     made = (compiled(call.forward, call.args, call.kwargs),)
             except _Captured:
-                made = None
+                made, capture.draws = None, random.getstate() != drawn
             except _Missed:
                 raise UnsupportedModelError(
                     "TorchDynamo is switched off here (TORCHDYNAMO_DISABLE, torch.compiler."
                     "set_stance), and a model under a limit is captured by it"
                 ) from None
             except Exception as error:
+                if looking and isinstance(error, torch._dynamo.exc.InternalTorchDynamoError):
+                    raise _NotLookedAt from None
                 raise said_by_dynamo(error, call.model, call.forward, call) from None
             self._come_first(capture)
         return made

@@ -8,14 +8,63 @@ and `module.__class__ = ...` change none.
 from __future__ import annotations
 
 import operator
+import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from ooc_cudnn.torch.graph import Graph
+
+#: Settings of TorchDynamo by which guards compare versions of dictionaries.
+BY_DICTIONARIES = (
+    "skip_tensor_guards_with_matching_dict_tags",
+    "guard_nn_modules_using_dict_tags",
+    "use_recursive_dict_tags_for_guards",
+)
+#: What cannot change without a change of the dictionary that holds it, or is always looked at.
+_PLAIN = frozenset({
+    type(None), bool, int, float, complex, str, bytes, dict, OrderedDict, list, set,
+    torch.dtype, torch.device, torch.Size, type, types.FunctionType, types.ModuleType,
+})  # fmt: skip
+
+
+def without_versions_where_unsafe(model: torch.nn.Module) -> Callable[[Sequence[Any]], list[bool]]:
+    """Filter guards: none goes; but all are looked at where one is of what versions do not tell.
+
+    Versions tell of numbers, tensors and parts of the model in plain dictionaries. They do not of
+    attributes of tensors, of objects that pass for numbers or dictionaries (an `IntEnum`, an
+    `EasyDict`), of methods of lists, and of modules elsewhere.
+    """
+    parts = set(map(id, model.modules()))
+
+    def kept(guards: Sequence[Any]) -> list[bool]:
+        if not all(_is_told(each, parts) for each in guards):
+            for name in BY_DICTIONARIES:
+                setattr(torch._dynamo.config, name, False)
+        return [True] * len(guards)
+
+    return kept
+
+
+def _is_told(guard: Any, parts: set[int]) -> bool:
+    if not guard.has_value:
+        return not guard.name  # of the process
+    value = guard.value
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return bool(guard.guard_type == "TENSOR_MATCH")
+    if isinstance(value, torch.nn.Module):
+        return id(value) in parts
+    if type(value) is tuple:
+        return all(type(each) in (*_PLAIN, torch.Tensor) for each in value)
+    if type(value) is types.BuiltinFunctionType:
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+    if type(value) is types.MethodType:
+        return id(value.__self__) in parts
+    return type(value) in _PLAIN
 
 
 class Held:

@@ -7,6 +7,7 @@ what PyTorch makes of them before each call) the network is given.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -56,6 +57,11 @@ LOSSES = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits", "m
 def one_rank(path: str) -> Ranks | None:
     """A module takes statistics of the images of its own process."""
     return None
+
+
+def _without_blanks(name: str) -> str:
+    """Of a name that holds keys of dictionaries: with a blank the network names its own."""
+    return re.sub(r"\s", "_", name)
 
 
 class Unlike(Exception):  # told apart within this room alone
@@ -405,7 +411,7 @@ class Lowering:
 
     def name(self, of: str = "") -> str:
         """A name for a node: that of the module it is in, with what it does there."""
-        wanted = ".".join(filter(None, (self._module, of)))
+        wanted = _without_blanks(".".join(filter(None, (self._module, of))))
         found, count = wanted, 1
         while found in self.net.graph.tensors:
             count += 1
@@ -478,7 +484,7 @@ class Lowering:
             if known in self._given:
                 return self._given[known]
         dtype = str(value.dtype).removeprefix("torch.")
-        name = (value.source if value.is_held else "") or value.name
+        name = _without_blanks((value.source if value.is_held else "") or value.name)
         while name in self.net.graph.tensors:
             name += "_"
         if kind == "parameter":

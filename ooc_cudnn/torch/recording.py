@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_autocast_cache
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,6 +70,12 @@ def record(
         first = [stored[at](fake) if at in stored else fake for at, fake in enumerate(fakes)]
         outputs = recorder.run(module, first)
     return graph_of(recorder, outputs)
+
+
+_BY_DATA = (
+    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. One of "
+    "NumPy's is a tensor, too: make it a number of Python outside of forward, float(a)\n  "
+)
 
 
 class Recording(ProxyTorchDispatchMode):
@@ -162,6 +169,8 @@ class Recording(ProxyTorchDispatchMode):
                 found[node] = self._called(node, *told)
             else:
                 raise UnsupportedModelError(f"{node.op} {node.target} in a captured graph")
+            if node.op.startswith("call_") and _is_unknown(found[node]):
+                found[node] = self._number(node)  # as NumPy's `item` is, a function of Dynamo's
         return outputs
 
     def _called(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -175,7 +184,10 @@ class Recording(ProxyTorchDispatchMode):
             return self.memories.assign(args[0], args[1])
         if name == "_lower_version_count_by_1":
             return args[0]
-        return target(*args, **kwargs)
+        try:
+            return target(*args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            raise UnsupportedModelError(_BY_DATA + self.where) from None
 
     @staticmethod
     def _number(node: Any) -> Any:
@@ -183,10 +195,7 @@ class Recording(ProxyTorchDispatchMode):
         if isinstance(example, torch.SymFloat | torch.SymInt) and example.node.has_hint():
             return known(example)  # of what is given: guards compare it
         if node.users:
-            raise UnsupportedModelError(
-                "a number that depends on data (item(), tolist()) is used in forward: keep it a "
-                f"tensor\n  {where_of(node)}"
-            )
+            raise UnsupportedModelError(_BY_DATA + where_of(node))
         return None
 
     def _attribute(self, module: Any, name: str) -> Any:
@@ -281,6 +290,9 @@ class Recording(ProxyTorchDispatchMode):
             number = number if number is not None else named.get("fill_value", values[-1])
             if not isinstance(number, Value):
                 function, values, named = Filled(results[0], tensors[0].device, number), (), {}
+        if name in ("cat", "concat", "concatenate"):  # PyTorch passes over what is empty
+            filled = [each for each in values[0] if 0 not in getattr(each, "shape", ())]
+            values = (filled or values[0], *values[1:])
         own = name + AUTOCAST * (function is not func and name not in ALIKE)
         self.emit(function, own, values, named, results, schema)
         self.memories.made(func, args, kwargs, tensors, results)
@@ -442,6 +454,12 @@ class Recording(ProxyTorchDispatchMode):
             found = f"{wanted}_{count}"
         self._taken.add(found)
         return found
+
+
+def _is_unknown(number: Any) -> bool:
+    """Whether it is a number that hangs on data."""
+    is_symbol = isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return is_symbol and not number.node.has_hint()
 
 
 def _of_lists(func: Any) -> Any:

@@ -6,6 +6,7 @@ Forward runs them. Backward runs them again under PyTorch's autograd, and keeps 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -176,9 +177,16 @@ class Region(_Told):
                 if kind != "meta":
                     stack.enter_context(FakeTensorMode())
                 return self._counted(part, kind, images, wanted)
-        except NotImplementedError as error:  # on tensors without memory
-            last = part.operations[-1]
-            why = f"PyTorch cannot say what it takes: {str(error).partition(chr(10))[0]}"
+        except RuntimeError as error:  # NotImplementedError among them, on tensors without memory
+            text = str(error).partition(chr(10))[0]
+            lacks = re.fullmatch(r"derivative for aten::(\w+) is not implemented", text)
+            if lacks is None and not isinstance(error, NotImplementedError):
+                raise
+            named = [each for each in part.operations if lacks and each.name == lacks[1]]
+            last = (named or part.operations)[-1]
+            why = f"PyTorch cannot say what it takes: {text}"
+            if lacks:
+                why = "PyTorch has no derivative of it: give it y.detach()"
             raise UnsupportedOperationError(last.said, last.where, why) from None
 
     @property
@@ -198,7 +206,8 @@ class Region(_Told):
         made = part.shape(part.result, images)
         shape = tuple(made[axis] for axis in part.order)
         dy = torch.empty(shape, dtype=part.result.dtype, device=kind)
-        with _Counted((*tensors, dy)) as counted:
+        # what a user looks for with it is in the call itself, and this has no numbers
+        with torch.autograd.set_detect_anomaly(False), _Counted((*tensors, dy)) as counted:
             if wanted is None:
                 with torch.no_grad():
                     part.run(tensors, images)
