@@ -211,10 +211,15 @@ class ImageAxes:
             reached *= extent
         raise TogetherError(f"a reshape from {x.shape} to {result.shape}")
 
+    @staticmethod
+    def _only(operation: Operation, reads: Sequence[Value]) -> Value:
+        """What an operation reads first: the rest, weights and numbers, is of no images."""
+        if list(reads) != [operation.reads[0]]:
+            raise TogetherError(f"{operation.name} by what is of images")
+        return reads[0]
+
     def _along(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
-        (x,) = reads
-        if x is not operation.reads[0]:
-            raise TogetherError("elements are taken by numbers of images")
+        x = self._only(operation, reads)
         axis, outer, inner = self.of[x]
         count = len(x.shape)
         named = operation.arguments.get("dim", operation.arguments.get("dims"))
@@ -228,17 +233,19 @@ class ImageAxes:
 
     def _per_image(self, operation: Operation, reads: Sequence[Value]) -> Images:
         lead = next(iter(values_in(operation.args)))
+        if operation.name == "batch_norm" and operation.arguments.get("training"):
+            raise TogetherError("batch_norm by statistics of all images")
         pads = operation.arguments.get("pad")
         beyond = pads is not None and len(pads) > 2 * (len(lead.shape) - 1)
-        if lead not in self.of or self.of[lead].axis != 0 or beyond:
+        if lead not in self.of or beyond:
             raise TogetherError(f"{operation.name} along the axis of images")
         axes = re.findall(r"(\d)d", operation.name) or ["2" if "shuffle" in operation.name else "1"]
         batched = len(lead.shape) >= 2 + int(axes[0])  # else it is a single image
-        if any(self.of[value].axis != 0 for value in reads) or not batched:
+        if self.of[lead].axis != 0 or not batched:
             raise TogetherError(f"{operation.name} of images in another place")
-        if operation.name.startswith("grid_sampler") and not all(
-            self._has(value, self.of[lead]) for value in operation.reads
-        ):
+        if not operation.name.startswith("grid_sampler"):
+            self._only(operation, reads)
+        elif not all(self._has(value, self.of[lead]) for value in operation.reads):
             raise TogetherError("a grid of all images")
         return self.of[lead]
 
@@ -280,7 +287,7 @@ class ImageAxes:
 
     def unfolded(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """Windows along another axis, on a new last one."""
-        (x,) = reads
+        x = self._only(operation, reads)
         found = self.of[x]
         if operation.arguments["dimension"] % len(x.shape) == found.axis:
             raise TogetherError("windows of images")
@@ -288,7 +295,7 @@ class ImageAxes:
 
     def repeated(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """Again and again along other axes; new ones come first."""
-        (x,) = reads
+        x = self._only(operation, reads)
         axis, *rest = self.of[x]
         axis += len(result.shape) - len(x.shape)
         if operation.arguments["repeats"][axis] != 1:
@@ -314,15 +321,15 @@ class ImageAxes:
 
     def linear(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """A linear layer, over the last axis."""
-        (x,) = reads
+        x = self._only(operation, reads)
         found = self.of[x]
-        if x is not operation.reads[0] or found.axis == len(x.shape) - 1:
+        if found.axis == len(x.shape) - 1:
             raise TogetherError("a linear layer over images")
         return found
 
     def normalised(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """A layer normalization, over the last axes."""
-        (x,) = reads
+        x = self._only(operation, reads)
         found = self.of[x]
         if found.axis >= len(x.shape) - len(operation.arguments["normalized_shape"]):
             raise TogetherError("a normalization over images")

@@ -379,3 +379,50 @@ def test_arrays_of_integers_meet_maps(dtype, of, few_plans):
         with torch.no_grad():
             close(ooc.infer(model, x, given, memory_limit="256KiB"), expected, "inferred")
         close(ooc.limit(model, "256KiB")(x, given), expected, "result")
+
+
+class Met(nn.Module):
+    """What two convolutions of a batch each make, met by an operation."""
+
+    def __init__(self, meet):
+        super().__init__()
+        self.one, self.other, self.meet = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 3), meet
+
+    def forward(self, x, t):
+        return self.meet(self.one(x), self.other(t))
+
+
+def pooled(y):
+    return y.mean((2, 3))
+
+
+MEETINGS = {
+    "templates": lambda y, t: F.conv2d(y, t, padding=1),
+    "templates as gates": lambda y, t: y * F.conv2d(y, t, padding=1).sigmoid(),
+    "one kernel of the batch": lambda y, t: (
+        y[:, :2] * F.conv2d(y, t.mean((2, 3)).view(4, 4, 1, 1)[:2])
+    ),
+    "transposed": lambda y, t: F.conv_transpose2d(y, t),
+    "slopes": lambda y, t: F.prelu(y, t.mean((1, 2, 3))),
+    "prototypes": lambda y, t: F.linear(F.normalize(pooled(y)), F.normalize(pooled(t))),
+    "a codebook": lambda y, t: pooled(t).index_select(0, y.argmax(1).flatten() % 4),
+    "chosen channels": lambda y, t: y.index_select(1, pooled(t).argmax(1) % 4),
+    "scales of rows": lambda y, t: F.layer_norm(y[..., :4], (4,), t.mean((1, 2, 3))),
+}
+
+
+@pytest.mark.parametrize("limit", ["4MiB", "20KiB"])
+@pytest.mark.parametrize("name", MEETINGS)
+def test_a_weight_whose_rows_are_images_is_read_whole(name, limit):
+    """Its rows are as many as the images: they are no part of theirs."""
+    torch.manual_seed(0)
+    eager = Met(MEETINGS[name]).double()
+    limited = ooc.limit(copy.deepcopy(eager), limit)
+    x, t = (torch.randn(4, 3, side, side, dtype=torch.float64) for side in (8, 5))
+    outputs = []
+    for model in (eager, limited):
+        outputs.append(model(x, t))
+        outputs[-1].square().sum().backward()
+    close(outputs[1], outputs[0], "output")
+    for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, "gradient", least=1.0)

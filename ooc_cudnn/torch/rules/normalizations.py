@@ -44,7 +44,7 @@ def batch_normalization(
     made = to.net.batch_normalization(
         x,
         epsilon=eps,
-        exponential_average_factor=momentum,
+        exponential_average_factor=0.0 if running_mean is None else momentum,
         ranks=to.ranks(),
         name=name,
         **_vectors(to, x, weight, bias),
