@@ -253,17 +253,21 @@ class Captures:
     def _capture(self, call: Call) -> tuple[Any] | None:
         """Capture a call; where there is nothing to compute it has run: return what it returns.
 
-        Numbers that have changed since an earlier capture are inputs of the graph; where Dynamo
-        cannot follow them so, they are constants.
+        Guards that cannot be looked at compare no versions of dictionaries. Numbers that have
+        changed since an earlier capture are inputs of the graph; where Dynamo cannot follow them
+        so, they are constants.
         """
-        try:
-            return self._captured(call, {})
-        except _NotLookedAt:
-            return self._captured(call, dict.fromkeys(BY_DICTIONARIES, False))
-        except Exception:
-            if not self._captures:
-                raise
-            return self._captured(call, _CONSTANT)
+        config: dict[str, Any] = {}
+        for instead in (dict.fromkeys(BY_DICTIONARIES, False), _CONSTANT):
+            try:
+                return self._captured(call, config)
+            except _NotLookedAt:
+                pass
+            except Exception:
+                if not self._captures:
+                    raise
+            config |= instead
+        return self._captured(call, config)
 
     def _captured(self, call: Call, config: dict[str, Any]) -> tuple[Any] | None:
         capture = _Capture(self._name)

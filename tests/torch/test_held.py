@@ -7,8 +7,10 @@ dictionary at all. The judge is PyTorch, after each change and after it is taken
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import functools
+import random
 import types
 
 import pytest
@@ -200,6 +202,93 @@ def test_what_is_replaced_in_each_step_is_captured_once(both):
             model.spare = torch.ones(2)
         compare(both, f"step {step}")
     assert len(calls_of(both[1])) == 1
+
+
+class EasyDict(dict):
+    """Keys that are attributes, too."""
+
+    def __init__(self, **keys):
+        for name, value in keys.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        super().__setitem__(name, value)
+
+
+class AttrDict(dict):
+    def __init__(self, **keys):
+        super().__init__(keys)
+        self.__dict__ = self
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Odd(nn.Module):
+    """Reads what versions of dictionaries tell nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.seen, self.level = nn.Conv2d(3, 3, 1), [], Level.LOW
+        self.easy, self.other = EasyDict(deep=EasyDict(gain=1.0)), AttrDict(deep=AttrDict(gain=1.0))
+        self.log, self.hidden = self.seen.append, [nn.Tanh()]
+
+    def forward(self, x):
+        self.log(x.shape[0])
+        y = self.conv(x) * self.easy.deep.gain * self.other.deep.gain * self.level.scale
+        y = y * 2 if getattr(self.conv.weight, "is_doubled", False) else y
+        return self.hidden[0](y) * len(self.seen)
+
+
+ODD = {
+    "a key that is an attribute": lambda m: setattr(m.easy.deep, "gain", 3.0),
+    "an attribute that is a key": lambda m: setattr(m.other.deep, "gain", 3.0),
+    "an attribute of a parameter": lambda m: setattr(m.conv.weight, "is_doubled", True),
+    "an attribute of a number": lambda m: setattr(Level.LOW, "scale", 5.0),
+    "a module elsewhere": lambda m: setattr(m.hidden[0], "__class__", nn.Sigmoid),
+    "nothing": lambda m: None,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_versions_of_dictionaries_do_not_tell_is_looked_at(name):
+    torch.manual_seed(0)
+    eager, x = Odd(), torch.randn(2, 3, 4, 4)
+    limited = Odd()
+    limited.load_state_dict(eager.state_dict())
+    Level.LOW.scale = 2.0
+    with ooc_cudnn.settings(device="host", machine="host", progress=False):
+        ooc.limit(limited, "4MiB")
+        for model in (eager, limited):
+            model(x), model(x)
+            ODD[name](model)
+        for _ in range(2):
+            close(limited(x), eager(x), name, tolerance=1e-5)
+        assert limited.seen == eager.seen
+
+
+def test_pythons_random_numbers_are_drawn_once_where_a_capture_does_not_hold():
+    class Drawing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.spare = nn.Conv2d(3, 3, 1), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.conv(x) * random.uniform(0.5, 1.5)
+
+    torch.manual_seed(0)
+    models, x, found = [Drawing()], torch.randn(2, 3, 4, 4), []
+    models.append(ooc.limit(copy.deepcopy(models[0]), "4MiB"))
+    with ooc_cudnn.settings(device="host", machine="host", progress=False):
+        for model in models:
+            random.seed(0)
+            outputs = [model(x), model(x)]
+            model.spare.requires_grad_(False)
+            found.append([*outputs, model(x), model(x), torch.tensor(random.random())])
+    for one, other in zip(*found, strict=True):
+        close(one, other, "drawn", tolerance=1e-5)
 
 
 @pytest.mark.parametrize("use", ["range", "keys"])

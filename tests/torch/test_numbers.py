@@ -1,7 +1,9 @@
 """Python's numbers of every kind in a model: computed as PyTorch does, or refused as it does."""
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -114,3 +116,48 @@ def test_what_pytorch_refuses_is_refused(what, operation):
         pytest.raises(Exception, match=r"bool|overflow|too big|too large|Boolean"),
     ):
         ooc.limit(Model(), "1MiB")(x)
+
+
+NUMPY = {
+    "float": (lambda m, y: y * float(m.a), np.float64(2)),
+    "int": (lambda m, y: y * int(m.a), np.int64(3)),
+    "itself": (lambda m, y: y * m.a, np.float64(2)),
+    "of single precision": (lambda m, y: y * m.a, np.float32(0.5)),
+    "an array of single precision": (lambda m, y: y - torch.from_numpy(m.a), np.ones(4, "f4")),
+    "a tensor of it": (lambda m, y: y - torch.tensor(m.a), np.ones(4, "f4")),
+    "a bound": (lambda m, y: y.clamp(-float(m.a), float(m.a)), np.float64(0.5)),
+}
+REFUSED = {
+    "of elements": (lambda m, y: sum(y * float(each) for each in m.a), np.linspace(0, 1, 3)),
+    "an index": (lambda m, y: y[:, m.a], np.int64(1)),
+}
+
+
+class OfNumpy(torch.nn.Module):
+    def __init__(self, use, a):
+        super().__init__()
+        self.conv, self.use, self.a = torch.nn.Conv2d(3, 4, 1), use, a
+
+    def forward(self, x):
+        return self.use(self, self.conv(x))
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("name", NUMPY)
+def test_numbers_of_numpy_are_what_they_are(name):
+    torch.manual_seed(0)
+    eager, x = OfNumpy(*NUMPY[name]), torch.randn(2, 3, 4, 4)
+    limited = ooc.limit(copy.deepcopy(eager), "1MiB")
+    for factor in (1, 3):
+        for model in (eager, limited):
+            model.a = (NUMPY[name][1] * factor).astype(NUMPY[name][1].dtype)
+        expected, found = eager(x), limited(x)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_of_numpy_that_hang_on_data_are_refused_with_their_line(name):
+    with pytest.raises(ooc.UnsupportedModelError, match=r"number of Python outside of forward"):
+        ooc.limit(OfNumpy(*REFUSED[name]), "1MiB")(torch.randn(2, 3, 4, 4))
