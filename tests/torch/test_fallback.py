@@ -1,6 +1,7 @@
 """What the library has not PyTorch computes within the network: some images at a time, exactly."""
 
 import copy
+import warnings
 from functools import partial
 
 import numpy as np
@@ -426,3 +427,60 @@ def test_a_weight_whose_rows_are_images_is_read_whole(name, limit):
     close(outputs[1], outputs[0], "output")
     for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
         close(one.grad, other.grad, "gradient", least=1.0)
+
+
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Blank(nn.Module):
+    """Keys with blanks: of parts, parameters, and of what is made once for a shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"a b": nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))})
+        self.gains, self.cache = nn.ParameterDict({"a b": nn.Parameter(torch.ones(1))}), {}
+
+    def forward(self, x):
+        y, key = self.parts["a b"](x) * self.gains["a b"], tuple(x.shape[-2:])
+        if key not in self.cache:
+            self.cache[key] = torch.linspace(0, 1, key[1], dtype=x.dtype)
+        return y + self.cache[key]
+
+
+def emptied(x):
+    empty = torch.zeros(len(x), 0, *x.shape[2:], dtype=x.dtype)
+    return torch.cat([x, x.new_zeros(len(x), 0, *x.shape[2:]), empty], 1)
+
+
+@pytest.mark.parametrize("make", [Blank, lambda: nn.Sequential(nn.Conv2d(3, 2, 1), Of(emptied))])
+def test_keys_with_blanks_and_empty_parts(make):
+    torch.manual_seed(0)
+    eager, x = make().double(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    limited = ooc.limit(copy.deepcopy(eager), "1MiB")
+    for _ in range(2):
+        close(limited(x), eager(x), "output")
+
+
+def test_anomalies_are_looked_for_in_the_call_alone():
+    """Not where costs are found, on tensors without numbers."""
+    model = ooc.limit(
+        nn.Sequential(nn.Conv2d(3, 4, 1), Of(lambda x: torch.sort(x, 1).values)), 9999
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Anomaly Detection has been enabled")
+        with torch.autograd.set_detect_anomaly(True):
+            model(torch.randn(2, 3, 5, 5)).sum().backward()
+
+
+def test_what_has_no_derivative_says_where():
+    model = ooc.limit(nn.Sequential(nn.Conv2d(3, 4, 1), Of(lambda x: x // 2)), "1MiB")
+    with pytest.raises(
+        ooc.UnsupportedOperationError, match=r"(?s)floor_divide.*y.detach\(\).*// 2"
+    ):
+        model(torch.randn(2, 3, 5, 5))
