@@ -126,7 +126,7 @@ class ReadyModel:
         found = {
             at: frozenset(names[v] for v in self.graph.made_of(of, but=to.after) if v in names)
             for at, of in enumerate(outputs)
-            if self.pausing is not None and isinstance(of, Value) and of in names
+            if self.pausing is not None and isinstance(of, Value) and of.kind == "made"
         }
         return {at: later for at, later in found.items() if later}
 

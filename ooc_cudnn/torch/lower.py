@@ -175,6 +175,8 @@ class Lowering:
         self.graph, self.differentiable, self.training = graph, set(differentiable), training
         self.strict = strict
         self.after: list[Operation] = []
+        #: What is to be handed out, and may show an input as it is given.
+        self._shown: list[Value] = []
         self.net = Network()
         self.inputs: dict[str, Given] = {}
         self.parameters: dict[str, Given] = {}
@@ -200,6 +202,8 @@ class Lowering:
         for each in self.graph.outputs:
             if isinstance(each, Value) and self._shows_another(each):
                 self._make_after(each)
+        while self._shown:  # when nothing in the network is to read it any more
+            self._remake(self._shown.pop())
         self.after.sort(key=self.fallbacks.place)
         self.after.extend(self.graph.effects)
         results, outputs = [], dict[str, Tensor]()
@@ -282,7 +286,7 @@ class Lowering:
         """
         if value not in self.fallbacks:
             if value in self._held and value.kind == "made":
-                self._remake(value)
+                self._shown.append(value)
             return
         held = None if self.fallbacks.moves_alone(value) else self.fallbacks.make(value, whole=True)
         if held is not None:
@@ -299,7 +303,7 @@ class Lowering:
 
     def _remake(self, value: Value) -> None:
         """Have PyTorch make behind the network what shows an input as it is given: no node does."""
-        if self._held[value].tensor.name in self.net.graph.nodes:
+        if value not in self._held or self._held[value].tensor.name in self.net.graph.nodes:
             return
         operation = next(each for each in self.graph.operations if value in each.results)
         del self._held[value]
@@ -479,6 +483,8 @@ class Lowering:
     def _declared(self, value: Any, shape: Sequence[int] | None, kind: str) -> Tensor:
         if not isinstance(value, Value):
             raise Unlike("what should be a parameter depends on the inputs")
+        if value.kind == "made" and not self._is_made_before(value):
+            raise Unlike(f"{value.name} is made of the inputs by PyTorch")
         given = Given(value, tuple(value.shape if shape is None else shape))
         for known in ((given, "parameter"), (given, kind)):
             if known in self._given:
@@ -498,6 +504,9 @@ class Lowering:
             self.inputs[made.name] = given
         self._given[given, kind] = made
         return made
+
+    def _is_made_before(self, value: Value) -> bool:
+        return any(value in each.results for each in (*self.graph.before, *self.before))
 
     def statistics(self, value: Value, name: str, dtype: str) -> Any:
         """What to hand to a node that updates a buffer, or reads it: shared if another one does.

@@ -77,7 +77,7 @@ class _Batching:
             )  # fmt: skip
             self._operations.append(made)
             return
-        elif any(each in self._batches for each in operation.reads) and _follows(operation):
+        elif self._is_of_maps(operation):
             made = self._of_batches(operation)
         else:
             for each in operation.reads:
@@ -87,6 +87,13 @@ class _Batching:
                 self._makers.update({y: operation for y in operation.results if y is not None})
             return
         self._enter(operation, made)
+
+    def _is_of_maps(self, operation: Operation) -> bool:
+        """Whether batches go through an operation: not where a map meets images."""
+        maps = [each for each in operation.reads if each in self._batches]
+        ranks = {len(y.shape) for y in operation.results if y is not None}
+        meets = operation.name in PER_ELEMENT and any({len(each.shape)} != ranks for each in maps)
+        return bool(maps) and _follows(operation) and not meets
 
     def _enter(self, operation: Operation, made: Operation) -> None:
         """Add what makes batches of what an operation made."""

@@ -484,3 +484,18 @@ def test_what_has_no_derivative_says_where():
         ooc.UnsupportedOperationError, match=r"(?s)floor_divide.*y.detach\(\).*// 2"
     ):
         model(torch.randn(2, 3, 5, 5))
+
+
+def test_what_shows_an_input_is_read_and_handed_out():
+    """Without gradients an input that asks for them is read detached, within and behind."""
+
+    class Showing(nn.Module):
+        def forward(self, x):
+            self.kept = x.mean()
+            return self.kept * 2, torch.einsum("...i->...", x) * 0.1
+
+    eager, limited = Showing(), ooc.limit(Showing(), "1MiB")
+    x = torch.randn(2, 2, 6, 6, 6, requires_grad=True)
+    with torch.no_grad():
+        for one, other in zip(limited(x), eager(x), strict=True):
+            close(one, other, "output", tolerance=1e-5)

@@ -130,3 +130,27 @@ def test_a_graph_of_batches_stays_as_it_is():
     graph = model.forward.last.graph
     assert batched(graph) is graph
     assert all(isinstance(each, Value) for each in graph.outputs)
+
+
+@pytest.mark.parametrize("take", ["first", "mean"])
+def test_a_map_may_meet_images(take):
+    """What is computed of one image without a batch is added to all."""
+
+    class Meeting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return y + self.conv(y[0] if take == "first" else y.mean(0)).tanh()
+
+    torch.manual_seed(0)
+    eager, x = Meeting().double(), torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    with ooc_cudnn.settings(device="host", machine="host", progress=False):
+        limited = ooc.limit(copy.deepcopy(eager), "1MiB")
+        for model in (eager, limited):
+            model(x).square().sum().backward()
+        close(limited(x), eager(x), "output")
+    for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, "gradient")
