@@ -44,7 +44,8 @@ def without_versions_where_unsafe(model: torch.nn.Module) -> Callable[[Sequence[
     def kept(guards: Sequence[Any]) -> list[bool]:
         if not all(_is_told(each, parts) for each in guards):
             for name in BY_DICTIONARIES:
-                setattr(torch._dynamo.config, name, False)
+                if hasattr(torch._dynamo.config, name):  # older versions have fewer
+                    setattr(torch._dynamo.config, name, False)
         return [True] * len(guards)
 
     return kept
