@@ -69,6 +69,8 @@ class Request:
         self.device, self.wrapping, self.changing = places.device, wrapping, frozenset(changing)
         self.lent = Lent(places)
         self.inputs = frozenset(inputs)
+        # a step is made anew in other settings than those of the call
+        self._outputs = [each.name for each in step.outputs]
         self._watched: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = []
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
@@ -95,8 +97,8 @@ class Request:
         HiddenGradientError
             If an output has hooks or keeps its gradient, and others with gradients are made of it.
         """
-        pairs = zip(self.step.outputs, gradients, strict=True)
-        given = {y.name for y, gradient in pairs if gradient is not None}
+        pairs = zip(self._outputs, gradients, strict=True)
+        given = {name for name, gradient in pairs if gradient is not None}
         for output, later in self._watched:
             tensor = output()
             if tensor is None or not later & given:

@@ -11,7 +11,7 @@ import os
 
 #: Of tests in these folders and files of `tests/` one case in so many runs.
 ONE_IN = {
-    "functions": 16, "devices": 6, "operations": 6, "torch/test_operations.py": 18,
+    "functions": 32, "devices": 6, "operations": 6, "torch/test_operations.py": 9,
     "torch/test_inference_blocks.py": 2,
 }  # fmt: skip
 #: Whether every case runs: `make test-all`.
