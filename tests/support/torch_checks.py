@@ -42,6 +42,17 @@ class Result:
         self.buffers = {name: each.clone() for name, each in model.named_buffers()}
 
 
+class Of(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 def close(found, expected, what, least=0.0, tolerance=TOLERANCE):
     """Assert that two tensors agree, by the largest of the second, or `least` if that is more."""
     assert (found is None) == (expected is None), what

@@ -13,7 +13,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from tests.support.torch_checks import held, modes
+from tests.support.torch_checks import Of, held, modes
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -28,17 +28,6 @@ def on_the_host():
 
 def model():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
-
-
-class Of(nn.Module):
-    """A function of the input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def misshapen(x):

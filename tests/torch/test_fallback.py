@@ -17,7 +17,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.region import Region, _Counted, tensor_on
 from tests.support import sampling
-from tests.support.torch_checks import Result, check, close, same
+from tests.support.torch_checks import Of, Result, check, close, same
 from tests.support.torchvision_models import models
 
 pytestmark = pytest.mark.usefixtures("few_plans")
@@ -427,15 +427,6 @@ def test_a_weight_whose_rows_are_images_is_read_whole(name, limit):
     close(outputs[1], outputs[0], "output")
     for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
         close(one.grad, other.grad, "gradient", least=1.0)
-
-
-class Of(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 class Blank(nn.Module):

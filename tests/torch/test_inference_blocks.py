@@ -11,18 +11,7 @@ from torch.nn import functional as F
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.in_blocks import BlockPlan
-from tests.support.torch_checks import close
-
-
-class Of(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+from tests.support.torch_checks import Of, close
 
 
 def of(function):
