@@ -105,6 +105,7 @@ class ReadyModel:
                 step.counts_given = True
                 step.beside_bytes = copies * bytes_of(outputs, self.device)
         self._read_further = self._outputs_of_outputs()
+        self._copies_of_others = self._values_that_are_copies()
         self._places = FixedPlaces(self.device)
         self._wrapping = Wrapping()
         #: Running statistics that the network holds in a wider type.
@@ -129,6 +130,17 @@ class ReadyModel:
             if self.pausing is not None and isinstance(of, Value) and of.kind == "made"
         }
         return {at: later for at, later in found.items() if later}
+
+    def _values_that_are_copies(self) -> set[Value]:
+        """Those that are one tensor with others in the network, and lie apart in PyTorch."""
+        to, memories = self.lowered, self.graph.memories
+        first, found = dict[str, Any](), set[Value]()
+        for of, each in (*to.handed.items(), *zip(self.graph.outputs, to.results, strict=True)):
+            if isinstance(each, LoweredValue):
+                memory = memories.get(of, of)
+                if first.setdefault(each.tensor.name, memory) != memory:
+                    found.add(of)
+        return found
 
     def _dtype_of(self, name: str) -> torch.dtype:
         found: torch.dtype = getattr(torch, self.lowered.network.graph.tensors[name].dtype)
@@ -187,10 +199,16 @@ class ReadyModel:
         for value in self.graph.inputs if self.lowered.after else ():
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
-        results: list[Any] = [
-            each.of(tensors) if isinstance(each, Number) else self._result(each, of, found, outputs)
-            for each, of in zip(self.lowered.results, self.graph.outputs, strict=True)
-        ]
+        pairs = [*zip(self.lowered.results, self.graph.outputs, strict=True)]
+        results: list[Any] = []
+        for number, first in enumerate(self.graph.same):
+            each, of = pairs[number]
+            if first < number:  # what is one tensor is handed out as one
+                results.append(results[first])
+            elif isinstance(each, Number):
+                results.append(each.of(tensors))
+            else:
+                results.append(self._result(each, of, found, outputs))
         if request is not None:
             further = self._read_further.items()
             request.watch([(results[at], later) for at, later in further])
@@ -364,6 +382,8 @@ class ReadyModel:
         if not isinstance(each, LoweredValue):
             return _for_hooks(found[each]) if isinstance(each, Value) else each
         made = outputs[each.tensor.name]
+        if of in self._copies_of_others:
+            made = made.clone()
         if not each.axes:  # a loss: one number, of float64
             return same(made.reshape(()).to(of.dtype), of_ours=True)
         # a plan may choose another memory order than PyTorch, and `view` wants its own

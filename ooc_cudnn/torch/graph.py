@@ -128,6 +128,12 @@ class Graph:
         Values, and what is no tensor.
     constants : mapping
         Tensors that the graph holds itself, by value.
+    same : tuple of int
+        Of each output the place of the first one that is the same tensor.
+    memories : mapping
+        In which memory a value lies, by a number.
+    views : frozenset of Value
+        Those that show memory of the first that their operation reads.
     """
 
     given: tuple[Value, ...]
@@ -137,6 +143,9 @@ class Graph:
     effects: tuple[Operation, ...] = ()
     writes: tuple[Write, ...] = ()
     constants: Mapping[Value, torch.Tensor] = field(default_factory=dict)
+    same: tuple[int, ...] = ()
+    memories: Mapping[Value, int] = field(default_factory=dict)
+    views: frozenset[Value] = frozenset()
 
     @property
     def inputs(self) -> tuple[Value, ...]:

@@ -253,16 +253,21 @@ class Lowering:
         if value.kind == "input":
             return False
         maker, held = self._makers.get(value), self._held.get(value)
+        memories, asked = self.graph.memories, value
         if maker is not None and held and held.tensor.name not in self.net.graph.nodes:
             return True  # nothing was done to an input
         if maker is not None and maker.name == "register_hook":
             return value not in self._read
-        while maker is not None and maker.name in MOVES:
-            (lead, *_) = maker.reads
-            if lead.kind == "input" or lead in self.graph.outputs:
+        while maker is not None and (maker.name in MOVES or value in self.graph.views):
+            (value, *_) = maker.reads
+            if value.kind == "input" or value in self.graph.outputs:
                 return True
-            maker = self._makers.get(lead)
-        return False
+            maker = self._makers.get(value)
+        lies = memories.get(asked)
+        return asked in self.graph.views and any(
+            isinstance(other, Value) and other != asked and memories.get(other, -1) == lies
+            for other in self.graph.outputs
+        )
 
     def _make_after(self, value: Value) -> None:
         maker = self._makers[value]

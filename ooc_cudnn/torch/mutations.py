@@ -71,6 +71,14 @@ class Memories:
         self._seen: dict[int, Seen] = {}
         self._memories: dict[int, Memory] = {}
         self._last: dict[int, Seen] = {}
+        #: Those that show another one's memory.
+        self.views: set[Value] = set()
+
+    @property
+    def numbers(self) -> dict[Value, int]:
+        """In which memory each value lies."""
+        number = {id(memory): at for at, memory in enumerate(self._memories.values())}
+        return {seen.value: number[id(seen.memory)] for seen in self._seen.values()}
 
     def knows(self, tensor: Any) -> bool:
         """Whether a tensor has been seen."""
@@ -161,6 +169,7 @@ class Memories:
             view = _view(function, args, kwargs, base, several)
             seen = self.seen(base)
             self._enter(Seen(tensor, value, seen.memory, seen, view, seen.memory.writes))
+            self.views.add(value)
 
     def write(self, tensor: torch.Tensor, value: Value, *, as_data: bool = False) -> None:
         """Note that a tensor has been written to; all that share its memory have changed."""

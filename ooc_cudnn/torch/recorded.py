@@ -16,8 +16,8 @@ from ooc_cudnn.torch.recorder import Recorder
 
 def graph_of(recorder: Recorder, outputs: Any) -> Graph:
     """All that was noted, of which something comes."""
-    results = []
-    for each in pytree.tree_leaves(outputs):
+    results, leaves, first = [], pytree.tree_leaves(outputs), dict[int, int]()
+    for each in leaves:
         if isinstance(each, torch.Tensor):
             results.append(recorder.memories.read(each))
         else:
@@ -36,6 +36,9 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
         tuple(recorder.effects),
         writes,
         recorder.constants,
+        same=tuple(first.setdefault(id(each), at) for at, each in enumerate(leaves)),
+        memories=recorder.memories.numbers,
+        views=frozenset(recorder.memories.views),
     )
 
 

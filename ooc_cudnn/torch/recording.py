@@ -236,6 +236,8 @@ class Recording(ProxyTorchDispatchMode):
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
         if _reads_strides(func):
             values = (self._laid_out(args[0], values[0]), *values[1:])
+        if func is torch.ops.aten.dropout.default and not (args[1] and args[2]):
+            return args[0]  # as PyTorch's kernel does; the form for fake tensors makes a clone
         with casts_of(func, args, kwargs, self.memories.read) as casts:
             made = func(*args, **kwargs)
         self._note(func, args, kwargs, values, named, made, casts)
@@ -334,6 +336,8 @@ class Recording(ProxyTorchDispatchMode):
         if value.shape != tuple(target.shape):
             shape = tuple(target.shape)
             value = self.one(aten.expand.default, "expand", (value, shape), shape, value.dtype)
+        if value is source:  # it is in two places from here on
+            value = self.one(aten.clone.default, "clone", (value,), value.shape, value.dtype)
         return value
 
     def _stopped(self, values: Any, named: Any, made: Sequence[Any]) -> Any:
