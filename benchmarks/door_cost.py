@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from benchmarks import common, torch_models
 from ooc_cudnn.bench.timing import Timing, interleave
@@ -74,9 +75,10 @@ def captures(report: common.Report, model: nn.Module, x: torch.Tensor) -> dict[s
 
 
 def contents(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
-    """Whether what is dispatched here computes what PyTorch does."""
+    """Whether what is dispatched here computes what PyTorch does, both in strict float32."""
     limited = ooc.limit(copy.deepcopy(model).eval(), LIMIT)
-    with torch.no_grad():
+    strict = ooc_cudnn.settings(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False)
+    with torch.no_grad(), strict[0], strict[1]:
         expected = copy.deepcopy(model).eval()(x)
         found = [limited(x).to(expected.device) for _ in range(2)][-1]
     error = float((found - expected).abs().max() / expected.abs().max())

@@ -20,7 +20,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationEr
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.part import Part
+from ooc_cudnn.torch.part import RECURRENT, Part
 from ooc_cudnn.torch.region import Region
 
 #: Why most of a region is computed by PyTorch.
@@ -326,10 +326,6 @@ def _differentiable(part: Part) -> set[Value]:
         if any(value in found for value in operation.results):
             found.update(value for value in operation.reads if value.requires_grad)
     return found
-
-
-#: Layers that PyTorch says draw random numbers: between them, where dropout is asked for.
-RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def draws(operation: Operation) -> bool:

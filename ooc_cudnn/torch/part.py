@@ -12,6 +12,9 @@ from ooc_cudnn.torch.bits import as_it_was
 from ooc_cudnn.torch.graph import Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import RESHAPES, ImageAxes
 
+#: Layers that PyTorch says draw random numbers: between them, where dropout is asked for.
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -89,9 +92,20 @@ class Part:
             found[first] = found[operation.reads[0]].to(first.dtype)
             return
         args = replaced(operation.args, found.__getitem__)
+        if name in RECURRENT and torch.is_grad_enabled():
+            args = _as_in_training(operation, args)
         kwargs = replaced(dict(operation.kwargs), found.__getitem__)
         made = operation.function(*args, **kwargs)
         parts = made if isinstance(made, tuple | list) else (made,)
         for value, part in zip(operation.results, parts, strict=False):
             if value is not None:
                 found[value] = part
+
+
+def _as_in_training(operation: Operation, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same numbers by what has a gradient: cuDNN has none of a recurrence in evaluation."""
+    names = list(operation.arguments)
+    if operation.arguments["train"]:
+        return args
+    changed = {names.index("train"): True, names.index("dropout"): 0.0}
+    return tuple(changed.get(at, each) for at, each in enumerate(args))

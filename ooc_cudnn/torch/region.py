@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,13 @@ from torch.utils.flop_counter import flop_registry
 
 from ooc_cudnn.operations.outside import Cost, Drawn, How
 from ooc_cudnn.operations.outside_blocks import PartOfComputation, Spans
+from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.block_parts import part_in_block
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.part import Part
+from ooc_cudnn.torch.precision import strict_float32
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Region(_Told):
         given = tensor_on(dy)
         if takes_up_nodes() and given.is_cuda:  # on the host a thread for computing runs this
             with ThreadPoolExecutor(1) as pool:
-                pool.submit(self._backward, inputs, given, gradients, how).result()
+                settings = copy_context()
+                pool.submit(settings.run, self._backward, inputs, given, gradients, how).result()
         else:
             self._backward(inputs, given, gradients, how)
 
@@ -341,5 +345,6 @@ def on_stream(device: torch.device, stream: Any) -> Iterator[None]:
     there = (
         torch.cuda.ExternalStream(pointer, index) if pointer else torch.cuda.default_stream(index)
     )
-    with torch.cuda.device(index), torch.cuda.stream(there), without_autocast():
+    precision = contextlib.nullcontext() if current().allow_tf32 else strict_float32()
+    with torch.cuda.device(index), torch.cuda.stream(there), without_autocast(), precision:
         yield

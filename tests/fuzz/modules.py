@@ -132,6 +132,7 @@ def imported(source):
             yield module
         finally:
             del sys.modules[name]
+            vars(module).clear()  # what it keeps in lists of its own: TorchDynamo keeps its code
 
 
 def observe(source, limit=None, replaced=()):

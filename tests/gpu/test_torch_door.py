@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.pipeline import repeated
 
@@ -192,3 +193,30 @@ def test_two_forwards_before_one_backward_with_what_pytorch_computes(place):
         total = sum(each(drawn(at).to(place)).square().sum() for at in range(3))
         total.backward()
     close(gradients(limited), gradients(eager))
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrence, which PyTorch computes, over the columns of a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 6, 3, padding=1)
+        self.steps = torch.nn.GRU(6, 5, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x):
+        return self.steps(self.conv(x).mean(2).transpose(1, 2))[0]
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_recurrence_in_evaluation_has_gradients_and_is_strict_where_that_is_asked(place):
+    """cuDNN has none, and PyTorch lets it compute in TF32; both on the card alone."""
+    torch.manual_seed(0)
+    eager = Recurrent().eval()
+    limited = ooc.limit(copy.deepcopy(eager).to(place), "1GiB")
+    x = torch.randn(SHAPE)
+    eager(x).square().sum().backward()
+    with ooc_cudnn.settings(allow_tf32=False):
+        limited(x.to(place)).square().sum().backward()
+    for one, other in zip(gradients(limited), gradients(eager), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
+    assert torch.backends.cudnn.allow_tf32
