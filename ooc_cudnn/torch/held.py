@@ -27,7 +27,7 @@ BY_DICTIONARIES = (
 )
 #: What cannot change without a change of the dictionary that holds it, or is always looked at.
 _PLAIN = frozenset({
-    type(None), bool, int, float, complex, str, bytes, dict, OrderedDict, list, set,
+    object, type(None), bool, int, float, complex, str, bytes, dict, OrderedDict, list, set,
     torch.dtype, torch.device, torch.Size, type, types.FunctionType, types.ModuleType,
 })  # fmt: skip
 
@@ -63,8 +63,6 @@ def _is_told(guard: Any, parts: set[int]) -> bool:
         return all(type(each) in (*_PLAIN, torch.Tensor) for each in value)
     if type(value) is types.BuiltinFunctionType:
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    if type(value) is types.CodeType:  # of a function by itself: older versions look at that
-        return not guard.name.startswith("forward.__self__")
     if type(value) is types.MethodType:
         return id(value.__self__) in parts
     return type(value) in _PLAIN

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +97,8 @@ class Part:
         if name in RECURRENT and torch.is_grad_enabled():
             args = _as_in_training(operation, args)
         kwargs = replaced(dict(operation.kwargs), found.__getitem__)
-        made = operation.function(*args, **kwargs)
+        with _quiet() if name in RECURRENT else contextlib.nullcontext():
+            made = operation.function(*args, **kwargs)
         parts = made if isinstance(made, tuple | list) else (made,)
         for value, part in zip(operation.results, parts, strict=False):
             if value is not None:
@@ -109,3 +112,11 @@ def _as_in_training(operation: Operation, args: tuple[Any, ...]) -> tuple[Any, .
         return args
     changed = {names.index("train"): True, names.index("dropout"): 0.0}
     return tuple(changed.get(at, each) for at, each in enumerate(args))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's warning that weights are not in one piece of memory: arrays are not."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single")
+        yield
