@@ -10,7 +10,7 @@ for the first and the last time, is what its phases bind.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ooc_cudnn.network.emitting import Backward, Forward, _Emit
 from ooc_cudnn.network.graph import Graph
@@ -33,15 +33,17 @@ def training_step(
     settings: Settings,
     *,
     pauses: bool = False,
+    seeded: Collection[int] | None = None,
 ) -> Step:
     """Forward and backward: gradients of what is wanted, by name, from those of the outputs.
 
     The step's `seeds` name the tensors that hold the gradients of the outputs: ones for a loss. If
     it `pauses`, they are given when the outputs are there, each as a tensor of its own. An output
-    that nothing wanted leads to has none.
+    that nothing wanted leads to has none, nor one whose place is not
+    among those that are `seeded`.
     """
     leaves = frozenset(wanted)
-    return _step(graph, outputs, leaves, settings, is_training=True, pauses=pauses)
+    return _step(graph, outputs, leaves, settings, is_training=True, pauses=pauses, seeded=seeded)
 
 
 def check_loss(loss: Tensor) -> None:
@@ -61,6 +63,7 @@ def _step(
     *,
     is_training: bool,
     pauses: bool = False,
+    seeded: Collection[int] | None = None,
 ) -> Step:
     nodes = graph.nodes_before(outputs)
     on_the_way = _on_the_way(nodes, leaves)
@@ -79,7 +82,9 @@ def _step(
     seeds: dict[str, str] = {}
     gradients: dict[str, str] = {}
     if is_training:
-        last = backward = Backward(forward, [each for each in outputs if forward.wants(each)])
+        numbered = enumerate(outputs)
+        given = [y for at, y in numbered if forward.wants(y) and (seeded is None or at in seeded)]
+        last = backward = Backward(forward, given)
         for node in reversed(nodes):
             dy = backward.gradient_of(node.y)
             if dy is not None and forward.wants(node.y):
@@ -89,7 +94,7 @@ def _step(
         found = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
         gradients = {n: each.name for n, each in found.items() if each and n in leaves}
         pairs = zip(outputs, asked, strict=True)
-        seeds = {there.name: backward.seeds[y.name] for y, there in pairs if forward.wants(y)}
+        seeds = {there.name: backward.seeds[y.name] for y, there in pairs if y in given}
     return Step(
         dict(last.tensors),
         (*forward.phases, *(last.phases if is_training else ())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Self
 
 from ooc_cudnn.network import saving
@@ -228,10 +228,10 @@ class Network(
         found = [self.graph.check_own(output, "outputs") for output in outputs]
         return training_step(self.graph, found, self.wanted, current())
 
-    def pausing_phases(self, *outputs: Tensor) -> Step:
-        """The same, for gradients that are given when the outputs are there."""
+    def pausing_phases(self, *outputs: Tensor, seeded: Collection[int] | None = None) -> Step:
+        """The same, for gradients that are given when the outputs are there, of some of them."""
         found = [self.graph.check_own(output, "outputs") for output in outputs]
-        return training_step(self.graph, found, self.wanted, current(), pauses=True)
+        return training_step(self.graph, found, self.wanted, current(), pauses=True, seeded=seeded)
 
     def training_forward_phases(self, *outputs: Tensor) -> Step:
         """The phases of training's forward alone: by the batch's statistics, with dropout."""

@@ -108,6 +108,12 @@ class PausingStep(Prepared["ReadyParts"]):
         """What forward makes."""
         return tuple(self._step.tensors[name] for name in self._step.outputs)
 
+    @property
+    def seeded(self) -> frozenset[int]:
+        """The places of the outputs whose gradients backward takes."""
+        step = self._step
+        return frozenset(at for at, name in enumerate(step.outputs) if name in step.seeds)
+
     def _seeds(self, written: Mapping[str, Wrapped]) -> dict[str, Wrapped]:
         """How the gradients that will be given lie: packed, where the outputs are."""
         step, found = self._step, {}

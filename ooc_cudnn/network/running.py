@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -40,8 +40,8 @@ class Runnable:
         """The phases of a step of training."""
 
     @abstractmethod
-    def pausing_phases(self, *outputs: Tensor) -> Step:
-        """The phases of a step of training that pauses at the outputs."""
+    def pausing_phases(self, *outputs: Tensor, seeded: Collection[int] | None = None) -> Step:
+        """The phases of a step of training that pauses; outputs that are seeded have gradients."""
 
     @abstractmethod
     def training_forward_phases(self, *outputs: Tensor) -> Step:
@@ -170,7 +170,11 @@ class Runnable:
         return TrainingStep(self, make, limit, asked, plan)
 
     def pausing_step(
-        self, *outputs: Tensor, memory_limit: Limit = None, policy: str = "best"
+        self,
+        *outputs: Tensor,
+        memory_limit: Limit = None,
+        policy: str = "best",
+        seeded: Collection[int] | None = None,
     ) -> PausingStep:
         """Return a step of training in two calls, for a loss that is made elsewhere.
 
@@ -184,13 +188,16 @@ class Runnable:
             What is asked for; each depends on something that has a gradient.
         memory_limit, policy
             As for `plan`; it holds for both calls, and between them.
+        seeded : collection of int, optional
+            The places of the outputs whose gradients are given; by default of all that have one. A
+            gradient of zeros would be multiplied with what may be infinite.
 
         Raises
         ------
         ValueError
             If an output is given and not made, or none depends on anything that has a gradient.
         """
-        make = partial(self.pausing_phases, *outputs)
+        make = partial(self.pausing_phases, *outputs, seeded=seeded)
         step = make()
         if not step.seeds:
             said = ", ".join(step.outputs)

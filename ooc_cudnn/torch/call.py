@@ -89,22 +89,24 @@ class ReadyModel:
             self.lowered = labelled(self.lowered, options.labels)
         self._targets = targets_of(self.lowered)
         net, outputs = self.lowered.network, self.lowered.outputs
+        #: What ran last, for gradients of the outputs that had one.
         self.pausing: PausingStep | None = None
+        self._pause_bytes = bucket_bytes(model, statistics)
+        self._steps: dict[frozenset[int], PausingStep] = {}
         self.forward: ForwardStep | None = None
         #: Of each output what has a gradient that depends on that of the output.
         self._reached = [
             frozenset(net.pausing_phases(y).gradients if net.wanted else ()) for y in outputs
         ]
         if any(self._reached):
-            self.pausing = net.pausing_step(*outputs, memory_limit=memory_limit)
-            self.pausing.pause_bytes = bucket_bytes(model, statistics)
+            places = (at for at, names in enumerate(self._reached) if names)
+            self.pausing = self._pausing(frozenset(places))
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
-        for step, copies in ((self.pausing, 2), (self.forward, 1)):  # gradients of outputs, too
-            if step is not None:  # PyTorch's tensors on the card count, too
-                step.counts_given = True
-                step.beside_bytes = copies * bytes_of(outputs, self.device)
+            self._count(self.forward)
         self._read_further = self._outputs_of_outputs()
+        after = self.lowered.after
+        self._hooked = {y for e in after if e.name == "register_hook" for y in e.results}
         self._copies_of_others = self._values_that_are_copies()
         self._places = FixedPlaces(self.device)
         self._wrapping = Wrapping()
@@ -118,6 +120,24 @@ class ReadyModel:
         self._copies: dict[str, torch.Tensor] = {}
         #: How the last call in blocks lay, and what ran it.
         self._in_blocks: tuple[Hashable, InBlocks | None] | None = None
+
+    def _pausing(self, seeded: frozenset[int]) -> PausingStep:
+        """What runs steps in which these outputs have gradients; later calls take it, too."""
+        step = self._steps.get(seeded)
+        if step is None:
+            step = self.lowered.network.pausing_step(
+                *self.lowered.outputs, memory_limit=self._memory_limit, seeded=seeded
+            )
+            step.pause_bytes = self._pause_bytes
+            self._count(step, copies=2)  # gradients of outputs, too
+            self._steps[seeded] = step
+        self.pausing = step
+        return step
+
+    def _count(self, step: PausingStep | ForwardStep, copies: int = 1) -> None:
+        """PyTorch's tensors on the card count, too."""
+        step.counts_given = True
+        step.beside_bytes = copies * bytes_of(self.lowered.outputs, self.device)
 
     def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:
         """By its place each output that forward reads further: what the network makes of it."""
@@ -338,6 +358,7 @@ class ReadyModel:
             tracked = [arrays.pop(name) for name in wanted]
             request = Request(
                 self.pausing,
+                self._pausing,
                 wanted,
                 arrays,
                 to.inputs,
@@ -377,8 +398,9 @@ class ReadyModel:
     ) -> Any:
         """What the model returns, made of the network's outputs, which gradients go through."""
         if isinstance(of, Value) and of in found:
-            # what shows it is to show this very tensor
-            return found[of] if of in self.lowered.handed else _for_hooks(found[of])
+            # what shows it is to show this very tensor, and its hooks come before a user's
+            own = of in self.lowered.handed or of in self._hooked
+            return found[of] if own else _for_hooks(found[of])
         if not isinstance(each, LoweredValue):
             return _for_hooks(found[each]) if isinstance(each, Value) else each
         made = outputs[each.tensor.name]

@@ -8,7 +8,7 @@ goes from each to the next, so autograd runs them in this order; what is to be d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from typing import Any
@@ -34,6 +34,8 @@ class Request:
     Parameters
     ----------
     step : PausingStep
+    otherwise : callable
+        Of places of outputs, the step in which those have gradients, and no others.
     names : sequence of str
         In the network, of the tensors that gradients are made of.
     others : mapping
@@ -55,6 +57,7 @@ class Request:
     def __init__(
         self,
         step: PausingStep,
+        otherwise: Callable[[frozenset[int]], PausingStep],
         names: Sequence[str],
         others: Mapping[str, Any],
         inputs: Collection[str],
@@ -66,12 +69,26 @@ class Request:
     ) -> None:
         self.seeds, self.reached = seeds, reached
         self.step, self.names, self.others = step, tuple(names), dict(others)
+        self._otherwise = otherwise
         self.device, self.wrapping, self.changing = places.device, wrapping, frozenset(changing)
         self.lent = Lent(places)
         self.inputs = frozenset(inputs)
         # a step is made anew in other settings than those of the call
         self._outputs = [each.name for each in step.outputs]
         self._watched: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = []
+
+    def is_of(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the step is of these gradients of outputs; from here on it is.
+
+        PyTorch does not multiply with a gradient that is not there. Zeros in its place would be NaN
+        behind what has an infinite derivative, and take time.
+        """
+        pairs = enumerate(zip(gradients, self.reached, strict=True))
+        given = frozenset(at for at, (each, names) in pairs if each is not None and names)
+        if given == self.step.seeded:
+            return True
+        self.step = self._otherwise(given)
+        return False
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
         """Run forward on tensors in the order of the names; again, it draws the same masks.
@@ -195,14 +212,17 @@ class Run:
         with as_in_forward(self._settings), at(request.device):
             paused, self._paused = self._paused, None  # nor is it there after an error
             changed = any(each._version != version for each, version in self._own)
-            if paused is None or paused.has_begun or changed:
+            if not request.is_of(gradients) or paused is None or paused.has_begun or changed:
                 paused = None  # what it holds makes room
                 paused = request.forward(tensors)
-            outputs = zip(request.step.outputs, map(tensor_of, self.outputs), strict=True)
+                self._differentiable = {name for group in paused.groups for name in group}
+                self._shared = paused.shared
             seeds = [
-                request.lent.gradient(y, torch.zeros_like(made) if each is None else each)
-                for (y, made), each, names in zip(outputs, gradients, request.reached, strict=True)
-                if names
+                request.lent.gradient(y, each)
+                for y, each, names in zip(
+                    request.step.outputs, gradients, request.reached, strict=True
+                )
+                if each is not None and names
             ]
             self._made = paused.begin_backward(seeds)
             self._paused = paused

@@ -52,10 +52,12 @@ class KeptStatistics:
             told[place] = None
         return tuple(told)
 
-    def given(self, args: tuple[Any, ...], memories: Any) -> tuple[Any, ...]:
+    def given(self, args: tuple[Any, ...], recorder: Recorder) -> tuple[Any, ...]:
         """Its arguments, with buffers that the network updates, where it can."""
-        tensors = [args[place] for place in self._places]
+        tensors, memories = [args[place] for place in self._places], recorder.memories
         if self._of_images or not all(map(memories.knows, tensors)):
+            return self._without(args)
+        if memories.read(args[0]) not in recorder.of_inputs:  # PyTorch runs it before the call
             return self._without(args)
         seen = [memories.seen(each) for each in tensors]
         values = [each.value for each in seen]

@@ -23,6 +23,8 @@ class Recorder(Protocol):
         Value to tensor.
     memories : Memories
         What each fake tensor stands for.
+    of_inputs : set of Value
+        Those that depend on an input of the call.
     inputs : mapping
         What is given, to what is known of its fake tensor.
     numbers : Numbers
@@ -34,6 +36,7 @@ class Recorder(Protocol):
     effects: list[Operation]
     constants: dict[Value, torch.Tensor]
     memories: Any
+    of_inputs: set[Value]
     inputs: dict[Value, Any]
     numbers: Any
 

@@ -232,7 +232,7 @@ class Recording(ProxyTorchDispatchMode):
                 self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (target, value))
             return args[0] if func._schema.returns else None
         kept = keeping_statistics(func, args)
-        told = args if kept is None else kept.given(args, self.memories)
+        told = args if kept is None else kept.given(args, self)
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
         if _reads_strides(func):
             values = (self._laid_out(args[0], values[0]), *values[1:])

@@ -277,7 +277,8 @@ made = model({call})
 backward(loss(made{some}))
 seen['made'] = made""",
     "autocast around": """
-with torch.autocast('cpu', torch.bfloat16, enabled=AUTOCAST and DTYPE == torch.float32):
+enabled = AUTOCAST and DTYPE == torch.float32  # without PyTorch's casts of weights as they were
+with torch.autocast('cpu', torch.bfloat16, enabled=enabled, cache_enabled=False):
     made = model({call})
 backward(loss(made{some}))
 seen['made'] = made""",

@@ -3,6 +3,7 @@
 import copy
 import gc
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.network.pausing import Paused
+from ooc_cudnn.network.pausing import Paused, PausingStep
 from tests.support.points import Pressed
 from tests.support.torch_checks import close
 from tests.support.torch_models import residual
@@ -286,3 +287,39 @@ def test_what_a_loss_does_not_depend_on_has_no_gradient(monkeypatch):
         optimizer.zero_grad()
     for (name, found), expected in zip(model.named_parameters(), eager.parameters(), strict=True):
         close(found, expected, name)
+
+
+class Logged(nn.Module):
+    """Probabilities, some of which are 0, and their logarithms."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x):
+        y = self.conv(x).square() * (x[:, :1] > 0)
+        return y, y.log(), y.sqrt()
+
+
+@pytest.mark.parametrize("use", [(0,), (0, 0), (0, 1, 0), (1,)])
+def test_what_a_loss_does_not_take_has_no_gradient_not_zeros(use):
+    """Zeros times the infinite derivative of a logarithm are no number."""
+    x = torch.randn(2, 2, 5, 4)
+    eager, limited = Logged(), ooc.limit(Logged(), "1MiB")
+    for at in use:
+        for model in (eager, limited):
+            model(x)[at].nan_to_num(0, 0, 0).sum().backward()
+    for one, other in zip(limited.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert torch.isfinite(limited.conv.weight.grad).all() == (1 not in use)
+
+
+def test_outputs_that_no_loss_takes_cost_a_forward_once():
+    x = torch.randn(2, 2, 5, 4)
+    limited, runs = ooc.limit(Logged(), "1MiB"), []
+    run = PausingStep.run
+    with mock.patch.object(PausingStep, "run", lambda *args: runs.append(1) or run(*args)):
+        for _ in range(4):
+            limited(x)[0].sum().backward()
+    assert len(runs) == 5
