@@ -137,6 +137,14 @@ def checkpointed(reentrant):
     return lambda s, x: s.d(checkpoint(s.c, x, use_reentrant=reentrant))
 
 
+def kept_gradient(run):
+    y = run(image())
+    y.register_hook(lambda gradient: gradient * 3)
+    y.retain_grad()
+    run.backward(y.square().sum())
+    run.note(y.grad)
+
+
 CASES = [
     Idiom("a tensor's hook that replaces", model(hooked(0.1), c=conv(), d=conv()), train),
     Idiom("a tensor's hook that looks", model(looked_at, c=conv(), seen=list), train, REFUSED),
@@ -208,6 +216,11 @@ CASES = [
         "nothing needs a gradient",
         model(lambda s, x: s.c(x), c=lambda: freeze(conv()())),
         lambda run: (run(image()), run.fails(lambda: run.backward(run(image()).sum()))),
+    ),
+    Idiom(
+        "retain_grad of what forward has put a hook on",
+        model(hooked(0.5), c=conv(), d=nn.Identity),
+        kept_gradient,
     ),
     Idiom(
         "a parameter that forward does not use",

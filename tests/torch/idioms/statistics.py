@@ -15,6 +15,13 @@ def norm(**how):
     return lambda: nn.BatchNorm2d(4, **how)
 
 
+def normed_zeros(self, x):
+    """What is normalized depends on no input."""
+    y = self.c(x)
+    self.n(torch.zeros_like(y))
+    return y - self.n.running_var.clone().view(1, -1, 1, 1)
+
+
 def after_a_norm(**how):
     return model(lambda s, x: s.n(s.c(x)), c=conv(), n=norm(**how))
 
@@ -297,6 +304,7 @@ CASES = [
     of("weight standardization by batch norm", c=lambda: Normed(4, 4, 3)),
     of("weight.data = renorm(weight.data)", renorm, c=conv()),
     of("weight.clamp_ in forward", clamped, c=conv()),
+    of("a norm of zeros, and its statistics", normed_zeros, c=conv(), n=norm()),
     Idiom("a moving average in a buffer", Averaged, then_eval),
     Idiom("a buffer that is assigned", Replaced, train),
     Idiom("a codebook that follows (VQ-VAE)", Codebook, then_eval),
