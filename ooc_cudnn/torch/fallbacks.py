@@ -63,7 +63,9 @@ class Fallbacks:
         self._makers: dict[Value, Operation] = {}
         self.errors: dict[Operation, UnsupportedOperationError] = {}
         operations = to.graph.operations
-        self._at = {operation: at for at, operation in enumerate(operations)}
+        before = to.graph.before
+        numbered = enumerate((*before, *operations), -len(before))
+        self._at = {operation: at for at, operation in numbered}
         self._readers: dict[Value, list[Operation]] = {}
         for operation in operations:
             for value in dict.fromkeys(operation.reads):
@@ -190,7 +192,7 @@ class Fallbacks:
             if operation is not None and operation not in found:
                 found.add(operation)
                 wanted.extend(operation.reads)
-        return sorted(found, key=lambda operation: self._at.get(operation, -1))
+        return sorted(found, key=self._at.__getitem__)
 
     def _make_shared(self, value: Value) -> None:
         """Make what is computed on the way to a value, and read elsewhere, too."""

@@ -50,8 +50,10 @@ LAYERS = frozenset(
     for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool")
     for axes in (1, 2, 3)
 ) | {"batch_norm", "instance_norm", "group_norm", "layer_norm", "linear"}
+#: Losses whose target has no gradient in the network.
+OF_TARGETS = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits"})
 #: One number of all images.
-LOSSES = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits", "mse_loss"})
+LOSSES = OF_TARGETS | {"mse_loss"}
 
 
 def one_rank(path: str) -> Ranks | None:
@@ -298,7 +300,7 @@ class Lowering:
             self.fallbacks.settle(value, held)
             return
         operation = self.fallbacks.maker(value)
-        layered = any(read in self.differentiable for read in operation.reads)
+        layered = any(read in self.differentiable and read.shape for read in operation.reads)
         if layered or operation.name in LAYERS or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)
         if operation not in self.after:
@@ -332,6 +334,9 @@ class Lowering:
         lower = RULES.get(operation.name)
         if lower is None:
             self._fall_back(operation, "the library has no such operation")
+            return
+        if operation.name in OF_TARGETS and operation.arguments["target"].requires_grad:
+            self._fall_back(operation, "its target has a gradient")
             return
         try:
             found = self._by_rule(lower, operation, self._argument)

@@ -177,10 +177,11 @@ class Region(_Told):
     def _measured(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         part, kind = self._part, self._kind
         try:
-            with contextlib.ExitStack() as stack:
-                if kind != "meta":
-                    stack.enter_context(FakeTensorMode())
-                return self._counted(part, kind, images, wanted)
+            if kind == "meta":
+                with contextlib.suppress(NotImplementedError):  # fake ones may do without a form
+                    return self._counted(part, kind, images, wanted)
+            with FakeTensorMode():
+                return self._counted(part, "cpu" if kind == "meta" else kind, images, wanted)
         except RuntimeError as error:  # NotImplementedError among them, on tensors without memory
             text = str(error).partition(chr(10))[0]
             lacks = re.fullmatch(r"derivative for aten::(\w+) is not implemented", text)
@@ -195,9 +196,13 @@ class Region(_Told):
 
     @property
     def _kind(self) -> str:
-        """Of the tensors that cost is found on: autocast looks at it."""
-        under = (getattr(each.function, "entered", ()) for each in self._part.operations)
-        return next((kind for kinds in under for kind, _ in kinds), "meta")
+        """Of the tensors that cost is found on: autocast looks at it, and what makes others."""
+        operations = self._part.operations
+        under = (getattr(each.function, "entered", ()) for each in operations)
+        found = [kind for kinds in under for kind, _ in kinds]
+        devices = (each.arguments.get("device") for each in operations if not each.reads)
+        found += [torch.device(device).type for device in devices if device is not None]
+        return next(iter(found), "meta")
 
     def _counted(self, part: Part, kind: str, images: int, wanted: tuple[int, ...] | None) -> Cost:
         tensors = []

@@ -137,6 +137,27 @@ def checkpointed(reentrant):
     return lambda s, x: s.d(checkpoint(s.c, x, use_reentrant=reentrant))
 
 
+def penalized(self, x):
+    y = self.c(x)
+    return F.mse_loss(y, torch.zeros_like(y)) + 0.1 * sum(
+        p.square().sum() for p in self.parameters()
+    )
+
+
+def modes():
+    return nn.Parameter(drawn(4, 4, 2, 2, 2))
+
+
+def spectral(self, x):
+    y = self.c(x)
+    found = torch.fft.rfft2(y)
+    made = torch.zeros_like(found)
+    made[:, :, :2, :2] = torch.einsum(
+        "bihw,iohw->bohw", found[:, :, :2, :2], torch.view_as_complex(self.w)
+    )
+    return y + torch.fft.irfft2(made, s=y.shape[-2:])
+
+
 def kept_gradient(run):
     y = run(image())
     y.register_hook(lambda gradient: gradient * 3)
@@ -250,4 +271,24 @@ CASES = [
         ),
         training_on(image, lambda: (drawn(2, 5, 4) > 0).long()),
     ),
+    Idiom("a penalty on parameters beside a loss", model(penalized, c=conv()), train),
+    Idiom(
+        "a loss of two predictions",
+        model(
+            lambda s, x: F.binary_cross_entropy_with_logits(s.c(x), s.d(x).sigmoid()),
+            c=conv(),
+            d=conv(),
+        ),
+        train,
+    ),
+    Idiom(
+        "fake quantization of a map",
+        model(
+            lambda s, x: s.d(torch.fake_quantize_per_tensor_affine(s.c(x), 0.1, 0, -128, 127)),
+            c=conv(),
+            d=conv(4),
+        ),
+        train,
+    ),
+    Idiom("a spectral convolution (FNO)", model(spectral, c=conv(), w=modes), train),
 ]
