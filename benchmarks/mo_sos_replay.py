@@ -9,10 +9,11 @@ from benchmarks import mo_sos_machine as p40
 from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES, taken_whole
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, most_held
+from ooc_cudnn.network.placing import most_held
 from ooc_cudnn.network.planning import plan_step
 from ooc_cudnn.network.policies import keep
 from ooc_cudnn.network.tensors import Tensor

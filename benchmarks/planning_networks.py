@@ -16,8 +16,8 @@ from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.computing import order_seconds
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import bounded, plan_step
 from ooc_cudnn.network.rewriting import as_taken

@@ -19,7 +19,8 @@ from benchmarks.vdnn_machine import (
 )
 from benchmarks.vdnn_networks import network, step_of
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.placing import Terms, place_step
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.placing import place_step
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.pipeline.program import COMPUTE, Program
 from ooc_cudnn.pipeline.schedule import make_schedule

@@ -7,19 +7,17 @@ whenever they like. Those that go down the rows in bands are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from ooc_cudnn.network.computing import compute_seconds
+from ooc_cudnn.network.computing import priced
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.micro_batches import WholeBatchError, parts_of
 from ooc_cudnn.network.outline import Outline, outlined
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.program import Link, solved
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.splittable import Splittable
 from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room or of all tensors, take no memory here.
@@ -106,27 +104,6 @@ def _bound(
     )
     found = solved(replace(outline, things=things), link, room, repeated=parts.equal)
     return None if found is None else once + parts.equal * found.seconds
-
-
-def priced(machine: MachineModel) -> Callable[[Phase], float]:
-    """Seconds of a phase in one piece; those that are alike are priced once."""
-    known: dict[Hashable, float] = {}
-
-    def seconds_of(phase: Phase) -> float:
-        kind = kind_of(phase.call)
-        if kind not in known:
-            known[kind] = compute_seconds(phase, machine)
-        return known[kind]
-
-    return seconds_of
-
-
-def kind_of(call: Splittable) -> Hashable:
-    """What the seconds of a call depend on: not on the very images or rows of a part of one."""
-    if not isinstance(call, PartOf):
-        return call
-    pieces = map(call.whole_piece, range(call.sweeps))
-    return call.inner, call.extents, *map(call.row_key, pieces)
 
 
 def _issued(phases: Iterable[Phase], machine: MachineModel) -> list[float]:

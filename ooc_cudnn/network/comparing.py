@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.deciding import MOST_IN_VAIN, Alone
 from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.fusing_backward import summed
@@ -12,7 +13,7 @@ from ooc_cudnn.network.in_time import in_time
 from ooc_cudnn.network.made_again import ALL, INPUTS
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, most_touched
+from ooc_cudnn.network.placing import most_touched
 from ooc_cudnn.network.searched import searched
 from ooc_cudnn.network.ways import (
     MICRO_BATCHES,

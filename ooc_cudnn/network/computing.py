@@ -6,12 +6,13 @@ Nothing is cut here: each phase is one piece, as if memory were plenty.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ooc_cudnn.devices.machines import computing_machine
+from ooc_cudnn.network.constraints import OrderSeconds
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.operations.launches_on import launches_on
+from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
@@ -34,22 +35,6 @@ def seconds_in(
     return seconds
 
 
-class OrderSeconds(NamedTuple):
-    """Seconds of computing a step in one piece.
-
-    In each memory order throughout, the fastest first; and with each phase in its own fastest one,
-    re-layouts not counted: what mixing orders could reach at the most.
-    """
-
-    throughout: tuple[tuple[str, float], ...]
-    each: float
-
-    @property
-    def fastest(self) -> str:
-        """The order in which all phases take least."""
-        return self.throughout[0][0]
-
-
 def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> OrderSeconds:
     """What a step takes to compute, by memory order."""
     total, each = dict.fromkeys(orders, 0.0), 0.0
@@ -58,3 +43,24 @@ def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> O
         total = {order: total[order] + seconds for order, seconds in found.items()}
         each += min(found.values())
     return OrderSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), each)
+
+
+def priced(machine: MachineModel) -> Callable[[Phase], float]:
+    """Seconds of a phase in one piece; those that are alike are priced once."""
+    known: dict[Hashable, float] = {}
+
+    def seconds_of(phase: Phase) -> float:
+        kind = kind_of(phase.call)
+        if kind not in known:
+            known[kind] = compute_seconds(phase, machine)
+        return known[kind]
+
+    return seconds_of
+
+
+def kind_of(call: Splittable) -> Hashable:
+    """What the seconds of a call depend on: not on the very images or rows of a part of one."""
+    if not isinstance(call, PartOf):
+        return call
+    pieces = map(call.whole_piece, range(call.sweeps))
+    return call.inner, call.extents, *map(call.row_key, pieces)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.least_computing import LeastComputing
 from ooc_cudnn.network.micro_batches import micro_batched
 from ooc_cudnn.network.offloading import leaving
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, most_held, place_step
+from ooc_cudnn.network.placing import PlannedStep, most_held, place_step
 from ooc_cudnn.network.policies import POLICIES, Policy
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.remaking import remade

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
 
 from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.least_computing import LeastComputing
 from ooc_cudnn.network.least_seconds import least_seconds
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Placed, Terms
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.within_host import least_on_host
@@ -23,14 +23,6 @@ WORTH_TIME = 0.003
 #: Work is counted in phases of plans, never in time. So much is worth each second that a faster
 #: plan may save, for a step is run often; and so much is enough for any step.
 WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
-
-
-class PlannedStep(NamedTuple):
-    """A plan, and what it runs: the rewritten step and its program."""
-
-    plan: NetworkPlan
-    step: Step
-    placed: Placed
 
 
 class Fastest:

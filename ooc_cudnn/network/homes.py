@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.phases import Step, orders_of
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.pipeline.program import Home, byte_range
 from ooc_cudnn.tensor import TensorSpec, packed_strides
-
-
-def orders_of(step: Step, order: str) -> Callable[[Tensor], str]:
-    """The memory order of each tensor that is no view, where a step makes it.
-
-    Parameters have channels first, and so have their gradients, which users add to them.
-    """
-    of_parameters = {
-        step.base(gradient)
-        for name, gradient in step.gradients.items()
-        if step.tensors[name].kind == "parameter"
-    }
-
-    def order_of(tensor: Tensor) -> str:
-        is_map = tensor.kind in ("map", "gradient") and tensor.name not in of_parameters
-        return order if is_map else "channels_first"
-
-    return order_of
 
 
 class Homes:

@@ -24,12 +24,12 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.files import bases
 from ooc_cudnn.network.blocks import block_of_step
 from ooc_cudnn.network.computing import order_seconds
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.graph import Graph
 from ooc_cudnn.network.grids import Grid, GridBlock
 from ooc_cudnn.network.inferring import ForwardStep
 from ooc_cudnn.network.parameters import Parameters
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.plan_files import planned
 from ooc_cudnn.network.ready import PLAIN, Making

@@ -7,10 +7,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ooc_cudnn.network.fastest import NEAR, Fastest, PlannedStep
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.fastest import NEAR, Fastest
 from ooc_cudnn.network.first_reads import streamed_first
 from ooc_cudnn.network.least_seconds import least_seconds
-from ooc_cudnn.network.placing import Terms, place_step
+from ooc_cudnn.network.placing import PlannedStep, place_step
 from ooc_cudnn.network.predicted import predicted
 from ooc_cudnn.network.time_to_copy import with_time_to_copy
 from ooc_cudnn.pipeline.program import Task

@@ -7,9 +7,9 @@ from typing import Any
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import NONE, arrays_given, plain, results_given
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import PLAIN, Making, ReadyStep
 from ooc_cudnn.network.tensors import Tensor

@@ -6,11 +6,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ooc_cudnn.network.bound import kind_of
-from ooc_cudnn.network.computing import compute_seconds, seconds_in
-from ooc_cudnn.network.homes import orders_of
-from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.computing import compute_seconds, kind_of, seconds_in
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.phases import Phase, Step, orders_of
 from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import memory_order, packed_strides
 

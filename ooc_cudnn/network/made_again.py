@@ -8,12 +8,13 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.computing import priced
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.micro_batches import parts_of, whole_name
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, working_bytes
-from ooc_cudnn.network.repeating import Again, makers_of
+from ooc_cudnn.network.phases import Again, Step
+from ooc_cudnn.network.placing import working_bytes
+from ooc_cudnn.network.repeating import makers_of
 from ooc_cudnn.network.residency import GIVEN, Residency, Stay, kept
 from ooc_cudnn.network.searching import fits, search
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.crossings import Copy, begun_by, copy_of, left_by
-from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.phases import Again, Phase, Step
 from ooc_cudnn.network.remaking import compared, is_repeatable
-from ooc_cudnn.network.repeating import Again, makers_of
+from ooc_cudnn.network.repeating import makers_of
 from ooc_cudnn.network.residency import GIVEN, results_of
 from perfmodel import MachineModel
 

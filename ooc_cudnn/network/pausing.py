@@ -21,10 +21,10 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.memory.pinned import allocate
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.final import when_final
 from ooc_cudnn.network.given import NONE, arrays_given, check_given, plain, results_given
 from ooc_cudnn.network.gradients import SETS, Block
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import PLAIN, Making, Ready
 from ooc_cudnn.network.tensors import Tensor

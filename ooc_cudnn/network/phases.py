@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ooc_cudnn.network.tensors import Place, Tensor, place_of
 from ooc_cudnn.operations.splittable import Splittable
@@ -155,3 +156,39 @@ class Step:
             base: Uses(tuple(found), tuple(written.get(base, ())))
             for base, found in touched.items()
         }
+
+
+class Again(NamedTuple):
+    """From which phase on readers find a map that was let go.
+
+    Attributes
+    ----------
+    before : int
+        The number of a phase of backward, in the step that is rewritten.
+    name : str
+        The map.
+    is_made : bool
+        Whether it is made again there; else it is back from the host, and what was made goes.
+    """
+
+    before: int
+    name: str
+    is_made: bool = True
+
+
+def orders_of(step: Step, order: str) -> Callable[[Tensor], str]:
+    """The memory order of each tensor that is no view, where a step makes it.
+
+    Parameters have channels first, and so have their gradients, which users add to them.
+    """
+    of_parameters = {
+        step.base(gradient)
+        for name, gradient in step.gradients.items()
+        if step.tensors[name].kind == "parameter"
+    }
+
+    def order_of(tensor: Tensor) -> str:
+        is_map = tensor.kind in ("map", "gradient") and tensor.name not in of_parameters
+        return order if is_map else "channels_first"
+
+    return order_of

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.figures import COLOURS, legend, panels
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.phases import Phase
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.remaking import REMADE
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,16 +19,16 @@ import numpy as np
 from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.known_engines import slowness_of, with_engines
-from ooc_cudnn.functions.target import Target, make_request
+from ooc_cudnn.functions.target import make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
-from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.alike import plan_request
-from ooc_cudnn.network.computing import OrderSeconds
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.homes import Homes
 from ooc_cudnn.network.least_copies import least_copied
 from ooc_cudnn.network.phases import Phase, Step
 from ooc_cudnn.network.pinned_block import in_pinned_block
+from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.residency import GIVEN, Residency, is_there, results_of
 from ooc_cudnn.network.spilling import spilled
 from ooc_cudnn.pipeline.program import (
@@ -43,44 +42,6 @@ from ooc_cudnn.pipeline.program import (
 )
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.tensor import TensorSpec
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Under what a step is placed.
-
-    Attributes
-    ----------
-    target : Target
-        The machine model, and the bytes that the block may take (`room_bytes`).
-    given : mapping
-        Name to the spec of the array that is handed in: inputs, parameters, running statistics,
-        results, gradients on the device. What has none is packed in pinned memory, which the step
-        keeps.
-    order : str
-        Memory order of maps on the device.
-    by_order : OrderSeconds, optional
-        What computing takes in each, where there was a choice.
-    synchronous : bool
-        Whether computing waits at the end of a phase for the copies that leave there, as vDNN does.
-    host : Room, optional
-        Pinned memory that the step may keep; None for any.
-    misaligned : frozenset of str
-        Arrays that are handed in and begin on no 16-byte boundary.
-    on_host : frozenset of str
-        Phases that the host computes: `room_outside.py`.
-    """
-
-    target: Target
-    given: Mapping[str, TensorSpec]
-    order: str = "channels_first"
-    by_order: OrderSeconds | None = None
-    synchronous: bool = False
-    host: Room | None = None
-    misaligned: frozenset[str] = frozenset()
-    on_host: frozenset[str] = frozenset()
-
 
 #: A phase has too little memory where it is cut into more pieces than this, and takes more than so
 #: many times as long as with all memory to itself. Then a tensor beside it goes to the host.
@@ -95,6 +56,14 @@ class Placed(NamedTuple):
 
     program: Program
     residency: Residency
+
+
+class PlannedStep(NamedTuple):
+    """A plan, and what it runs: the rewritten step and its program."""
+
+    plan: NetworkPlan
+    step: Step
+    placed: Placed
 
 
 #: Whether stays of a step are worth a plan.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
-from ooc_cudnn.network.computing import OrderSeconds
-from ooc_cudnn.network.repeating import Again
+from ooc_cudnn.network.constraints import OrderSeconds
+from ooc_cudnn.network.phases import Again
 from ooc_cudnn.network.residency import Stay
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds

@@ -19,10 +19,10 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.digest import digest_of, library_digest
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.planning import bounded, check_asked, plan_again, plan_step
 from ooc_cudnn.settings import current

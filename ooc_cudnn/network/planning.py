@@ -11,13 +11,14 @@ from ooc_cudnn.network.bound import bound_of
 from ooc_cudnn.network.collecting import no_garbage_collection
 from ooc_cudnn.network.comparing import BEST_OF, VDNN, Comparison, micro_batches_of
 from ooc_cudnn.network.computing import order_seconds
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.deciding import Deciding
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import plan_mo_sos
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, place_step
+from ooc_cudnn.network.placing import PlannedStep, place_step
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.predicted import predicted
 from ooc_cudnn.network.repeating import repeated

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.gradients import bytes_there, gradients_of
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Placed, Terms
+from ooc_cudnn.network.phases import Again, Step
+from ooc_cudnn.network.placing import Placed
 from ooc_cudnn.network.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.remaking import REMADE
-from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.residency import GIVEN, Residency
 from ooc_cudnn.network.room_outside import outside_bytes, outside_bytes_of, why_outside
 from ooc_cudnn.pipeline.program import Task

@@ -13,10 +13,10 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, as_held
 from ooc_cudnn.network.gradients import SETS, Kept, block_bytes, gradients_there
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.plan_files import planned
 from ooc_cudnn.network.planning import plan_again

@@ -15,9 +15,9 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.observed import run_observed
 from ooc_cudnn.memory.loans import Allocation, Lent
 from ooc_cudnn.memory.pinned import allocate, have_ready
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.gradients import Block, bytes_there, gradients_of
 from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.residency import changed_by, results_of
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.settings import current

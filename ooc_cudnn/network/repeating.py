@@ -9,28 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
-from ooc_cudnn.network.phases import Phase, Step
+from ooc_cudnn.network.phases import Again, Phase, Step
 from ooc_cudnn.network.remaking import REMADE, Remaking
-
-
-class Again(NamedTuple):
-    """From which phase on readers find a map that was let go.
-
-    Attributes
-    ----------
-    before : int
-        The number of a phase of backward, in the step that is rewritten.
-    name : str
-        The map.
-    is_made : bool
-        Whether it is made again there; else it is back from the host, and what was made goes.
-    """
-
-    before: int
-    name: str
-    is_made: bool = True
 
 
 def repeated(step: Step, again: Iterable[Again]) -> Step:

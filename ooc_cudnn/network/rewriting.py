@@ -12,9 +12,9 @@ from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.micro_batches import micro_batched
 from ooc_cudnn.network.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.mo_sos.planning import taken_whole
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.phases import Again, Step
 from ooc_cudnn.network.remaking import remade
-from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.through_normalizations import through_normalizations
 
 

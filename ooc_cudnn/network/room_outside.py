@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.placing import Terms, least_bytes
+from ooc_cudnn.network.placing import least_bytes
 from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient
 from ooc_cudnn.operations.over_ranks import OverRanks
 from ooc_cudnn.operations.part_of import PartOf

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.made_again import coming_back, made_again
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, place_step
+from ooc_cudnn.network.phases import Again, Step
+from ooc_cudnn.network.placing import PlannedStep, place_step
 from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.rewriting import repeated_in_parts
 
 #: The policy that a plan shows whose events a search found.

@@ -27,7 +27,7 @@ import numpy as np
 
 from ooc_cudnn.network.makings import Makings
 from ooc_cudnn.network.micro_batches import whole_name
-from ooc_cudnn.network.repeating import Again
+from ooc_cudnn.network.phases import Again
 
 #: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
 #: each of the two measures, and when an event is to be replaced.

@@ -15,9 +15,9 @@ from ooc_cudnn.functions.plan import limit_of
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.gradients import gradients_there
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.ready import made_anew_bytes
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS

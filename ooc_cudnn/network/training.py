@@ -15,11 +15,11 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
-from ooc_cudnn.network.fastest import PlannedStep
 from ooc_cudnn.network.given import Holder, arrays_given, as_held
 from ooc_cudnn.network.gradients import SETS, Kept
 from ooc_cudnn.network.phases import Step
 from ooc_cudnn.network.pictures import draw_step
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.prepared import Prepared
 from ooc_cudnn.network.ready import ReadyStep, number

@@ -8,7 +8,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import BATCH_SECONDS, Tell, measure_what_is_launched
 from ooc_cudnn.functions.tune_wanted import Effort, Planned
-from ooc_cudnn.network.fastest import PlannedStep
+from ooc_cudnn.network.placing import PlannedStep
 from ooc_cudnn.pipeline.program import Task
 
 #: Launches that take longer are measured on fewer images, as long as a batch of them lasts. With a

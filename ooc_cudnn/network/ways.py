@@ -10,15 +10,16 @@ import numpy as np
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.bands import is_of_band
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.deciding import Deciding
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.made_again import ALL, INPUTS
 from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.phases import Again, Step
 from ooc_cudnn.network.placing import (
     Placed,
-    Terms,
+    PlannedStep,
     Worth,
     always,
     most_held,
@@ -29,7 +30,7 @@ from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.policies import POLICIES, Decision, Policy, keep, mixed
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.remaking import can_be_remade, forward_only, seconds_to_remake
-from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import Residency
 from ooc_cudnn.network.rewriting import as_planned
 from ooc_cudnn.network.searched import SEARCHED, searched

@@ -11,11 +11,10 @@ from collections.abc import Set
 from typing import Any
 
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.computing import priced
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.makings import Makings
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms
-from ooc_cudnn.network.repeating import Again
+from ooc_cudnn.network.phases import Again, Step
 from ooc_cudnn.network.residency import GIVEN, results_of
 from ooc_cudnn.network.searching import search
 

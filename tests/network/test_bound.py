@@ -13,8 +13,8 @@ from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.outline import Group, Outline, Thing, Use, outlined
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.network.program import Link, solved
 from ooc_cudnn.tensor import ORDERS

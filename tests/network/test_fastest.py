@@ -7,9 +7,9 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning, rewriting
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.fastest import MOST_WORK, WORK_A_SECOND, Fastest
 from ooc_cudnn.network.least_computing import LeastComputing
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 

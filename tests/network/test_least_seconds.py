@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ooc_cudnn import networks
 from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.least_seconds import least_seconds
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.planning import plan_step
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped

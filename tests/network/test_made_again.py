@@ -14,7 +14,8 @@ import ooc_cudnn
 from ooc_cudnn.cli.network import drawn_inputs
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import planning, rewriting
-from ooc_cudnn.network.bound import priced
+from ooc_cudnn.network.computing import priced
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.made_again import (
     ALL,
@@ -24,9 +25,10 @@ from ooc_cudnn.network.made_again import (
     made_again,
 )
 from ooc_cudnn.network.makings import Makings
-from ooc_cudnn.network.placing import Terms, most_held
+from ooc_cudnn.network.phases import Again
+from ooc_cudnn.network.placing import most_held
 from ooc_cudnn.network.policies import POLICIES
-from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import check_stays
 from ooc_cudnn.network.searched import searched
 from ooc_cudnn.network.terms import terms_for

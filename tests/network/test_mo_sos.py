@@ -11,8 +11,9 @@ from ooc_cudnn.network.mo_sos.following import schedule_of
 from ooc_cudnn.network.mo_sos.planning import MO_SOS, _program
 from ooc_cudnn.network.mo_sos.problem import Choice, Map, Problem, Stage
 from ooc_cudnn.network.mo_sos.program import Allowed, Program
+from ooc_cudnn.network.phases import Again
 from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.rewriting import as_taken
 from ooc_cudnn.network.terms import terms_for
 from tests.fuzz.networks import PLENTY, Drawn

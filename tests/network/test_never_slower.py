@@ -10,9 +10,9 @@ import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network import fastest
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.least_computing import LeastComputing
 from ooc_cudnn.network.least_seconds import least_seconds
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.planning import plan_step
 from ooc_cudnn.network.trade import QUICK
 from ooc_cudnn.tensor import ORDERS

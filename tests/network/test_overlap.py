@@ -11,7 +11,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.placing import Terms, _Placing
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.placing import _Placing
 from ooc_cudnn.network.planning import plan_step
 from ooc_cudnn.network.policies import mixed
 from ooc_cudnn.network.remaking import can_be_remade

@@ -8,8 +8,8 @@ from ooc_cudnn import networks
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.target import Target
 from ooc_cudnn.functions.tune_rounds import NothingToTuneError
+from ooc_cudnn.network.constraints import Terms
 from ooc_cudnn.network.pictures import CLASSES, course_of, draw_step
-from ooc_cudnn.network.placing import Terms
 from ooc_cudnn.network.planning import plan_step
 from perfmodel import shipped
 

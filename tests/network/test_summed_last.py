@@ -10,8 +10,8 @@ from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
 from ooc_cudnn.network.made_again import INPUTS, made_again
 from ooc_cudnn.network.micro_batches import images_of, micro_batched, parts_of
+from ooc_cudnn.network.phases import Again
 from ooc_cudnn.network.planning import plan_step
-from ooc_cudnn.network.repeating import Again
 from ooc_cudnn.network.rewriting import as_taken, repeated_in_parts
 from ooc_cudnn.network.summed_last import run_before, summed_last
 from ooc_cudnn.network.terms import terms_for

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
-from ooc_cudnn.network.placing import place_step
+from ooc_cudnn.network.fastest import Fastest
+from ooc_cudnn.network.placing import PlannedStep, place_step
 from ooc_cudnn.network.policies import POLICIES
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.rewriting import as_planned, as_taken

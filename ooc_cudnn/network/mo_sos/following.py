@@ -9,8 +9,8 @@ from ooc_cudnn.network.mo_sos.posing import Posed
 from ooc_cudnn.network.mo_sos.problem import Choice
 from ooc_cudnn.network.mo_sos.program import Program
 from ooc_cudnn.network.mo_sos.rows import Solved
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.repeating import Again, repeated
+from ooc_cudnn.network.phases import Again, Step
+from ooc_cudnn.network.repeating import repeated
 from ooc_cudnn.network.residency import Residency, Stay, kept
 
 

@@ -9,7 +9,8 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.extents import Extent
 from ooc_cudnn.network.apart import apart
 from ooc_cudnn.network.compacting import with_indices
-from ooc_cudnn.network.fastest import Fastest, PlannedStep
+from ooc_cudnn.network.constraints import Terms
+from ooc_cudnn.network.fastest import Fastest
 from ooc_cudnn.network.fusing import fused
 from ooc_cudnn.network.fusing_backward import summed
 from ooc_cudnn.network.in_place import in_place
@@ -19,7 +20,7 @@ from ooc_cudnn.network.mo_sos.packing import packed
 from ooc_cudnn.network.mo_sos.posing import Posed, pose
 from ooc_cudnn.network.mo_sos.program import Allowed, Program
 from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import Terms, place_step
+from ooc_cudnn.network.placing import PlannedStep, place_step
 from ooc_cudnn.network.predicted import How, predicted
 from ooc_cudnn.network.residency import check_stays
 
