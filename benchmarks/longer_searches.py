@@ -18,7 +18,7 @@ from benchmarks import common
 from benchmarks.pages.blocks import Block, markdown, stored
 from benchmarks.planning_networks import CASES, PAGE, PLENTY, SMALL, Case, planned
 from ooc_cudnn import networks
-from ooc_cudnn.network import fastest, searching
+from ooc_cudnn.network.search import incumbent, remat_greedy
 from ooc_cudnn.units import format_seconds
 
 NAME = "longer_searches"
@@ -36,18 +36,18 @@ ASKED = 0.005
 def longer(times: int) -> Iterator[None]:
     """Search so many times as hard, in this block."""
     squared = times * times
-    candidates = tuple(times * count for count in searching.FIRST)
-    steps = tuple(squared * count for count in searching.MOST_TO_FIT)
+    candidates = tuple(times * count for count in remat_greedy.FIRST)
+    steps = tuple(squared * count for count in remat_greedy.MOST_TO_FIT)
     with ExitStack() as stack:
         for module, name, value in (
-            (searching, "FIRST", candidates),
-            (searching, "LATER", times * searching.LATER),
-            (searching, "MOST_INSTEAD", times * searching.MOST_INSTEAD),
-            (searching, "MOST_ROUNDS", times * searching.MOST_ROUNDS),
-            (searching, "MOST_TO_FIT", steps),
-            (searching, "MOST_TO_IMPROVE", squared * searching.MOST_TO_IMPROVE),
-            (fastest, "WORK_A_SECOND", MORE_PLANS * fastest.WORK_A_SECOND),
-            (fastest, "MOST_WORK", MORE_PLANS * fastest.MOST_WORK),
+            (remat_greedy, "FIRST", candidates),
+            (remat_greedy, "LATER", times * remat_greedy.LATER),
+            (remat_greedy, "MOST_INSTEAD", times * remat_greedy.MOST_INSTEAD),
+            (remat_greedy, "MOST_ROUNDS", times * remat_greedy.MOST_ROUNDS),
+            (remat_greedy, "MOST_TO_FIT", steps),
+            (remat_greedy, "MOST_TO_IMPROVE", squared * remat_greedy.MOST_TO_IMPROVE),
+            (incumbent, "WORK_A_SECOND", MORE_PLANS * incumbent.WORK_A_SECOND),
+            (incumbent, "MOST_WORK", MORE_PLANS * incumbent.MOST_WORK),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield

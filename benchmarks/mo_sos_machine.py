@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cache
 
 from ooc_cudnn.devices.engines import MEASURED, Option, front
-from ooc_cudnn.network.phases import Step
+from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     ConvolutionBackwardFilter,

@@ -9,15 +9,15 @@ from benchmarks import mo_sos_machine as p40
 from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.mo_sos.planning import CANDIDATES, taken_whole
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.lowering.lower import most_held
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.placing import most_held
-from ooc_cudnn.network.planning import plan_step
-from ooc_cudnn.network.policies import keep
-from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.network.through_normalizations import through_normalizations
+from ooc_cudnn.network.passes.fuse_activation_gradients import through_normalizations
+from ooc_cudnn.network.policies.policy import keep
+from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES, taken_whole
+from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel
 

@@ -18,11 +18,11 @@ from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.pictures import Course, Span, course_of, figure_of
-from ooc_cudnn.network.placing import PlannedStep
-from ooc_cudnn.network.planning import plan_step
-from ooc_cudnn.network.trade import QUICK
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.report.timeline import Course, Span, course_of, figure_of
+from ooc_cudnn.network.search.plan_step import plan_step
+from ooc_cudnn.network.tradeoff.curve import QUICK
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds, parse_limit
 from perfmodel import shipped

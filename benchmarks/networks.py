@@ -34,7 +34,7 @@ from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.network.gradients import SETS
+from ooc_cudnn.network.lowering.device_gradients import SETS
 
 NAME = "networks"
 #: Of the largest gradient, and of the loss, in float64: sums in another order, through all layers.

@@ -15,12 +15,12 @@ from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.computing import order_seconds
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.planning import bounded, plan_step
-from ooc_cudnn.network.rewriting import as_taken
+from ooc_cudnn.network.cost.compute_seconds import order_seconds
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.plan_step import bounded, plan_step
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import shipped

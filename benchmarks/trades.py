@@ -16,8 +16,8 @@ from benchmarks.planning_networks import CASES as PLANNED
 from benchmarks.planning_networks import MACHINE, SMALL, Case
 from ooc_cudnn import networks
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.network.trade import SHARES, Trade, trade_of
-from ooc_cudnn.network.trade_pictures import figure_of
+from ooc_cudnn.network.tradeoff.curve import SHARES, Trade, trade_of
+from ooc_cudnn.network.tradeoff.plot import figure_of
 
 NAME = "trades"
 IMAGES = ROOT / "docs" / "images" / "networks"

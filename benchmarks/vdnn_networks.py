@@ -10,12 +10,12 @@ from functools import cache
 
 from benchmarks.vdnn_figures import Case
 from ooc_cudnn import networks
-from ooc_cudnn.network.compacting import compacted
-from ooc_cudnn.network.fusing import fused
-from ooc_cudnn.network.in_place import in_place
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.passes.compress_activations import compacted
+from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.inplace_gradients import in_place
 
 
 @cache

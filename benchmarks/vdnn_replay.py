@@ -19,9 +19,9 @@ from benchmarks.vdnn_machine import (
 )
 from benchmarks.vdnn_networks import network, step_of
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.placing import place_step
-from ooc_cudnn.network.policies import POLICIES
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.lowering.lower import place_step
+from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.pipeline.program import COMPUTE, Program
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed

@@ -25,7 +25,7 @@ from distributed import Client
 
 import ooc_cudnn
 import ooc_cudnn.dask as ooc
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.units import format_seconds
 
 CLASSES = 3

@@ -19,9 +19,9 @@ from ooc_cudnn.pipeline.trace import COLOURS as STREAM_COLOURS
 
 if TYPE_CHECKING:
     from notebooks.occupancy import Held
+    from ooc_cudnn.network.ir.plan import NetworkPlan
+    from ooc_cudnn.network.ir.tensor import Tensor
     from ooc_cudnn.network.network import Network
-    from ooc_cudnn.network.plan import NetworkPlan
-    from ooc_cudnn.network.tensors import Tensor
     from ooc_cudnn.profiling import Profile
     from perfmodel import MachineModel
 

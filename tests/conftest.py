@@ -131,10 +131,10 @@ def few_plans(monkeypatch, searches_are_shared):
 @pytest.fixture
 def fewest_plans(monkeypatch, few_plans):
     """Of those one, in `make test`: for tests of larger models."""
-    from ooc_cudnn.network import comparing
+    from ooc_cudnn.network.search import best
 
     if not sampling.EVERY:
-        monkeypatch.setattr(comparing, "BEST_OF", ("remake",))
+        monkeypatch.setattr(best, "BEST_OF", ("remake",))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune import NothingToTuneError
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.network.gradients import SETS
+from ooc_cudnn.network.lowering.device_gradients import SETS
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, parse_limit
 

@@ -8,10 +8,10 @@ import math
 import sys
 
 from ooc_cudnn.cli.stdout import kept_clean
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
-from ooc_cudnn.network.trade import QUICK, SHARES, trade_of
-from ooc_cudnn.network.trade_pictures import draw_trade
+from ooc_cudnn.network.tradeoff.curve import QUICK, SHARES, trade_of
+from ooc_cudnn.network.tradeoff.plot import draw_trade
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import parse_limit

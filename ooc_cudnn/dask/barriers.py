@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 
-from ooc_cudnn.network.emitting import identity
-from ooc_cudnn.network.phases import Phase, Step
-from ooc_cudnn.network.tensors import Tensor, counted_from, extents, hull, meet
+from ooc_cudnn.network.graph.autodiff_emit import identity
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import Tensor, counted_from, extents, hull, meet
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED
 from ooc_cudnn.operations.global_average import GlobalAverage

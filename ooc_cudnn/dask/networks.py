@@ -31,14 +31,14 @@ from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
 from ooc_cudnn.dask.lazily import as_numpy, named
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.dask.work import client_settings, trimmed
-from ooc_cudnn.network.blocks import block_of_step
-from ooc_cudnn.network.given import wrong_names
-from ooc_cudnn.network.grids import Grid
-from ooc_cudnn.network.in_blocks import forward_alone
-from ooc_cudnn.network.inferring import ForwardStep
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.runtime.inference import ForwardStep
+from ooc_cudnn.network.runtime.inputs import wrong_names
+from ooc_cudnn.network.tiled.infer import forward_alone
+from ooc_cudnn.network.tiled.tile_grid import Grid
+from ooc_cudnn.network.tiled.tile_step import block_of_step
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import numpy_dtype

@@ -21,9 +21,9 @@ from ooc_cudnn.dask.work import Part, Work
 from ooc_cudnn.dask.workers import Worker, workers
 from ooc_cudnn.functions.planning import plan_call
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.blocks import block_of_step
-from ooc_cudnn.network.in_blocks import forward_alone
-from ooc_cudnn.network.tensors import extents
+from ooc_cudnn.network.ir.tensor import extents
+from ooc_cudnn.network.tiled.infer import forward_alone
+from ooc_cudnn.network.tiled.tile_step import block_of_step
 from ooc_cudnn.operations.blocks import call_of_block, cut_shape
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current

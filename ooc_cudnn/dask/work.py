@@ -15,7 +15,7 @@ from ooc_cudnn.dask.chunks import joined
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.description import Description, Specs
 from ooc_cudnn.functions.public import call as run_call
-from ooc_cudnn.network.tensors import extents
+from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.operations.blocks import Block, BlockCall, call_of_block
 from ooc_cudnn.operations.splittable import Region, Splittable
 from ooc_cudnn.settings import current, settings

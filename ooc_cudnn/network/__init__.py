@@ -1,6 +1,7 @@
-"""Networks: graphs of nodes, and the phases of a step that they become.
+"""Networks: graphs of nodes, planned and run as steps under a memory limit.
 
-What a network is; how a step is planned and run, the engine knows. `tensors` and `phases` are what
-it takes; `nodes/` says how an operation becomes phases; `builders/` are the methods of `Network`;
-`backward` is the rewrite from a graph to a step.
+From the ground up: `ir` (steps, tensors, live ranges, plans) and `solver`; `graph` (what users
+build, autodiff) and `cost`; `passes` rewrite steps; `lowering` makes programs of them, `policies`
+decide by rule; `bound` and `search` look for the fastest plan; `runtime` runs it, `tiled` does so
+tile by tile, `tradeoff` and `report` draw it. `network` is the class that users call.
 """

@@ -6,19 +6,19 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any, Self
 
-from ooc_cudnn.network import saving
-from ooc_cudnn.network.backward import check_loss, forward_step, training_step
-from ooc_cudnn.network.builders.base import translated
-from ooc_cudnn.network.builders.elementwise import ElementwiseBuilders
-from ooc_cudnn.network.builders.losses import LossBuilders
-from ooc_cudnn.network.builders.normalizations import NormalizationBuilders
-from ooc_cudnn.network.builders.outside import OutsideBuilders
-from ooc_cudnn.network.builders.shapes import ShapeBuilders
-from ooc_cudnn.network.builders.windows import WindowBuilders
-from ooc_cudnn.network.initial import zeros
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.running import Runnable
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.graph import serialize
+from ooc_cudnn.network.graph.autodiff import check_loss, forward_step, training_step
+from ooc_cudnn.network.graph.builders.base import translated
+from ooc_cudnn.network.graph.builders.elementwise import ElementwiseBuilders
+from ooc_cudnn.network.graph.builders.losses import LossBuilders
+from ooc_cudnn.network.graph.builders.normalizations import NormalizationBuilders
+from ooc_cudnn.network.graph.builders.outside import OutsideBuilders
+from ooc_cudnn.network.graph.builders.shapes import ShapeBuilders
+from ooc_cudnn.network.graph.builders.windows import WindowBuilders
+from ooc_cudnn.network.graph.initializers import zeros
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.runtime.runnable import Runnable
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
@@ -191,7 +191,7 @@ class Network(
         OSError
             If it cannot be written; the same.
         """
-        saving.save(path, self.graph, self.parameters, self.running)
+        serialize.save(path, self.graph, self.parameters, self.running)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read parameters and running statistics from a file of `save`, into the arrays here.
@@ -204,7 +204,7 @@ class Network(
         OSError
             If there is no such file, or it cannot be read.
         """
-        saving.load(path, self.graph, self.parameters, self.running)
+        serialize.load(path, self.graph, self.parameters, self.running)
 
     # Phases -----------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
 
 
 def wide(channels: int, width: float) -> int:

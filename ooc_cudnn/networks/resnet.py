@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.networks.common import classified, start, wide
 
 

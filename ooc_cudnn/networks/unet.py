@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.networks.common import convolution_relu, start, wide
 
 

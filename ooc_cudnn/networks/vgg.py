@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.networks.common import classified, convolution_relu, linear_relu, start, wide
 
 #: Convolutions of each of the five groups, by the number of layers with weights.

@@ -12,12 +12,12 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.arrays.stores import wrap_regional
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network.given import check_given
-from ooc_cudnn.network.in_blocks import InBlocks, Under, planned_in_blocks
-from ooc_cudnn.network.inferring import ForwardStep
-from ooc_cudnn.network.pausing import PausingStep
-from ooc_cudnn.network.phases import Step
-from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.runtime.inference import ForwardStep
+from ooc_cudnn.network.runtime.inputs import check_given
+from ooc_cudnn.network.runtime.two_part import PausingStep
+from ooc_cudnn.network.tiled.infer import InBlocks, Under, planned_in_blocks
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.autocast import without_autocast

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 import torch
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network.ready import Making
+from ooc_cudnn.network.runtime.executable import Making
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.tensor import TensorSpec
 

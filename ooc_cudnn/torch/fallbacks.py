@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.tensor import ITEM_BYTES
 from ooc_cudnn.torch.bits import STORED_AS, stored
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from ooc_cudnn.arrays.operands import Wrapped
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.cards import empty_there
 

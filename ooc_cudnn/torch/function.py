@@ -18,7 +18,7 @@ import torch
 
 from ooc_cudnn.arrays.tensors import to_tensor
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network.pausing import Paused, PausingStep
+from ooc_cudnn.network.runtime.two_part import Paused, PausingStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there

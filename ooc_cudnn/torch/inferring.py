@@ -14,9 +14,9 @@ from ooc_cudnn.arrays.operands import Located, Wrapped, check_writable
 from ooc_cudnn.arrays.stores import Store, regional, room_for, whole
 from ooc_cudnn.arrays.tensors import is_tensor
 from ooc_cudnn.keywords import explaining
-from ooc_cudnn.network.in_blocks import BlockPlan, Under, planned_in_blocks
-from ooc_cudnn.network.inferring import ForwardStep
-from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.network.runtime.constraints_here import Limit
+from ooc_cudnn.network.runtime.inference import ForwardStep
+from ooc_cudnn.network.tiled.infer import BlockPlan, Under, planned_in_blocks
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of

@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.keywords import explaining
-from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.capture import Call, is_captured_by_us

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tensors import Tensor
 from ooc_cudnn.operations.over_ranks import Ranks
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor
 
 
 class LoweredValue(NamedTuple):

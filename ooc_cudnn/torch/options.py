@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.network.runtime.constraints_here import Limit
 
 
 @dataclass(frozen=True)

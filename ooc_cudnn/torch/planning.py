@@ -11,8 +11,8 @@ import torch
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune_rounds import Tell
 from ooc_cudnn.keywords import explaining
-from ooc_cudnn.network.plan import NetworkPlan
-from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls

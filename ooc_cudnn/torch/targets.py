@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ooc_cudnn.network.nodes.losses import SoftmaxCrossEntropy
+from ooc_cudnn.network.graph.nodes.losses import SoftmaxCrossEntropy
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.lower import Lowered
 

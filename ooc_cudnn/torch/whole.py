@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.network.terms import Limit
+from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.torch.limit import limit
 
 

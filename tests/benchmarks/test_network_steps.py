@@ -7,8 +7,8 @@ from benchmarks import common, network_steps
 from benchmarks.network_steps import CASES, Case, course_from, figures, plain, planned
 from benchmarks.pages.blocks import stored
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.network.pictures import course_of
-from ooc_cudnn.network.planning import NAMES
+from ooc_cudnn.network.report.timeline import course_of
+from ooc_cudnn.network.search.plan_step import NAMES
 
 SMALL = Case("alexnet", 8, "512MiB")
 

@@ -6,7 +6,7 @@ from benchmarks import longer_searches, planning_networks
 from benchmarks.pages.blocks import stored
 from benchmarks.planning_networks import CASES, PLENTY, RATIOS, planned, with_bound
 from ooc_cudnn import networks
-from ooc_cudnn.network import searching
+from ooc_cudnn.network.search import remat_greedy
 
 
 def test_a_plan_and_its_bound():
@@ -35,12 +35,12 @@ def test_the_table_has_a_row_for_each():
 
 
 def test_a_longer_search_is_one_while_it_lasts():
-    before, first = searching.LATER, searching.FIRST
+    before, first = remat_greedy.LATER, remat_greedy.FIRST
     with longer_searches.longer(2):
-        assert 2 * before == searching.LATER
-        assert tuple(2 * count for count in first) == searching.FIRST
-    assert before == searching.LATER
-    assert first == searching.FIRST
+        assert 2 * before == remat_greedy.LATER
+        assert tuple(2 * count for count in first) == remat_greedy.FIRST
+    assert before == remat_greedy.LATER
+    assert first == remat_greedy.FIRST
 
 
 def test_longer_searches_are_of_every_network():

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import trades
 from benchmarks.pages.blocks import stored
-from ooc_cudnn.network.trade import QUICK, SHARES, Figures, Point, Trade
+from ooc_cudnn.network.tradeoff.curve import QUICK, SHARES, Figures, Point, Trade
 
 
 def trade(*seconds):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ooc_cudnn import cli
-from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.ir.plan import NetworkPlan
 
 pytest.importorskip("torch")
 

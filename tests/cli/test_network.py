@@ -6,7 +6,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import cli
-from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import engines_maker
 

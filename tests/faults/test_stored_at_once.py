@@ -13,8 +13,8 @@ from ooc_cudnn.devices import machines
 from ooc_cudnn.devices.engine_files import forget_tables, save_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option
 from ooc_cudnn.devices.machines import cache_directory, machine_path
-from ooc_cudnn.network import plan_files
-from ooc_cudnn.network.plan_files import plans_folder
+from ooc_cudnn.network.runtime import plan_cache
+from ooc_cudnn.network.runtime.plan_cache import plans_folder
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.telling import forget_warnings
 from perfmodel import shipped
@@ -41,7 +41,7 @@ def _stores(folder, number, barrier):
     """Calibrate, tune and plan again and again; warnings, as of what is half written, raise."""
     with pytest.MonkeyPatch.context() as patch:
         device = engines_maker(patch, folder)(FakeEngine(100, 1e-6))
-        patch.setattr(plan_files, "SHORTEST_SECONDS", 0.0)
+        patch.setattr(plan_cache, "SHORTEST_SECONDS", 0.0)
         ooc_cudnn.settings(plan_cache=True)
         warnings.simplefilter("error")
         barrier.wait()

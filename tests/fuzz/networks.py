@@ -19,9 +19,9 @@ import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import allocate
-from ooc_cudnn.network import planning
-from ooc_cudnn.network.micro_batches import WholeBatchError
-from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.passes.microbatch import WholeBatchError
+from ooc_cudnn.network.search import plan_step
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS
@@ -32,7 +32,7 @@ from tests.support.network_checks import twin_step, values
 from tests.support.network_steps import banded, banded_plan, compare, spilling_plans
 from tests.support.on_device import on_the_device
 
-POLICIES = planning.NAMES
+POLICIES = plan_step.NAMES
 PLENTY = 2**30
 
 

@@ -13,15 +13,15 @@ import time
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.apart import apart
-from ooc_cudnn.network.bands import banded, whole_maps
-from ooc_cudnn.network.fusing import fused
-from ooc_cudnn.network.fusing_backward import summed
-from ooc_cudnn.network.in_place import in_place
-from ooc_cudnn.network.micro_batches import WholeBatchError, images_of, micro_batched
-from ooc_cudnn.network.remaking import can_be_remade, remade
-from ooc_cudnn.network.rewriting import as_taken
-from ooc_cudnn.network.slabs import in_slabs
+from ooc_cudnn.network.passes.batch_slices import in_slabs
+from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.fuse_gradient_sums import summed
+from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, micro_batched
+from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
+from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
+from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.search.pass_pipeline import as_taken
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.fastest import Fastest
-from ooc_cudnn.network.pausing import PausingStep
-from ooc_cudnn.network.rewriting import as_taken
-from ooc_cudnn.network.terms import terms_for
-from ooc_cudnn.network.ways import by_search_in_slabs
-from tests.network.test_pausing import LARGE, arrays, network, run
+from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.two_part import PausingStep
+from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.strategies import by_search_in_slabs
+from tests.network.runtime.test_two_part import LARGE, arrays, network, run
 from tests.support.network_checks import assert_close
 
 LIMITS = (1_000_000, 1_500_000, 2_000_000, 3_000_000)

@@ -3,9 +3,9 @@
 import pytest
 
 from ooc_cudnn import settings
-from ooc_cudnn.network.computing import order_seconds, seconds_in
+from ooc_cudnn.network.cost.compute_seconds import order_seconds, seconds_in
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.plan import NetworkPlan
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.network.fusing import fused
+from ooc_cudnn.network.passes.fuse_chains import fused
 from tests.support.network_checks import check_network, values
 
 SHAPE = (2, 3, 4, 5)

@@ -9,13 +9,13 @@ from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option
 from ooc_cudnn.functions.known_engines import slowness_of
 from ooc_cudnn.functions.target import make_request
-from ooc_cudnn.network.alike import plan_request
-from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.network.lowering.call_plans import plan_request
+from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
 from ooc_cudnn.tensor import TensorSpec, packed_strides
-from tests.network.test_tuning import QUICK, algorithms, inputs, network
+from tests.network.runtime.test_engine_tuning import QUICK, algorithms, inputs, network
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, engines_maker
 

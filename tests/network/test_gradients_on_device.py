@@ -12,7 +12,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.plan import NetworkPlan
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from tests.support.on_device import on_the_device
 
 PLENTY = "4MiB"

@@ -8,8 +8,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.planning import plan_step
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 from tests.support.sampling import number

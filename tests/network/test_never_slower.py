@@ -9,12 +9,12 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network import fastest
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.least_computing import LeastComputing
-from ooc_cudnn.network.least_seconds import least_seconds
-from ooc_cudnn.network.planning import plan_step
-from ooc_cudnn.network.trade import QUICK
+from ooc_cudnn.network.cost.compute_bound import LeastComputing
+from ooc_cudnn.network.cost.overlap_bound import least_seconds
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.search import incumbent
+from ooc_cudnn.network.search.plan_step import plan_step
+from ooc_cudnn.network.tradeoff.curve import QUICK
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 from tests.support.sampling import number
@@ -75,6 +75,6 @@ def test_best_is_never_slower_than_a_policy(seed, monkeypatch):
         if not by_policy:
             continue  # then there is none to be found
         with monkeypatch.context() as patch:
-            patch.setattr(fastest, "MOST_WORK", 1)
+            patch.setattr(incumbent, "MOST_WORK", 1)
             best = planned(step, machine, limit, "best")
         assert best.seconds <= min(by_policy.values()), (share, best.taken, by_policy)

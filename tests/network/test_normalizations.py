@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.network.micro_batches import micro_batched
-from ooc_cudnn.network.remaking import can_be_remade, remade
+from ooc_cudnn.network.passes.microbatch import micro_batched
+from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
 from ooc_cudnn.operations.batch_phases import ChannelMoments
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network

@@ -11,11 +11,11 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.placing import _Placing
-from ooc_cudnn.network.planning import plan_step
-from ooc_cudnn.network.policies import mixed
-from ooc_cudnn.network.remaking import can_be_remade
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.lowering.lower import _Placing
+from ooc_cudnn.network.passes.rematerialize import can_be_remade
+from ooc_cudnn.network.policies.policy import mixed
+from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.pipeline.hazards import Hazards
 from ooc_cudnn.pipeline.program import Home
 from ooc_cudnn.pipeline.schedule import make_schedule

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.network.nodes import global_pooling
+from ooc_cudnn.network.graph.nodes import global_pooling
 from tests.support.network_checks import check_network
 
 TRANSPOSED = {

@@ -9,8 +9,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.functions.target import Target
-from ooc_cudnn.network.constraints import Terms
-from ooc_cudnn.network.planning import plan_step
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from ooc_cudnn import networks
-from ooc_cudnn.network import rewriting
+from ooc_cudnn.network.search import pass_pipeline
 from ooc_cudnn.operations.launches_on import launches_on
 from ooc_cudnn.operations.outside import Cost, OutsideCall, Taken
 from ooc_cudnn.tensor import ORDERS
@@ -16,8 +16,8 @@ from ooc_cudnn.tensor import ORDERS
 @pytest.mark.parametrize("parts", [1, 2])
 def test_they_are_those_of_each_piece(parts):
     net, loss = networks.vgg16(4, 32, width=1 / 16)
-    step = rewriting.as_taken(net.training_phases(loss), "best")
-    for phase in rewriting.as_planned(step, frozenset(), parts, 1).phases:
+    step = pass_pipeline.as_taken(net.training_phases(loss), "best")
+    for phase in pass_pipeline.as_planned(step, frozenset(), parts, 1).phases:
         call = phase.call
         for layout in ORDERS:
             how = {"layout": layout, "orders": dict.fromkeys(call.operands, layout)}

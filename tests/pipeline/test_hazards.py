@@ -9,12 +9,12 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.functions.target import make_request
-from ooc_cudnn.network.pinned_block import in_pinned_block
-from ooc_cudnn.network.placing import place_step
-from ooc_cudnn.network.planning import plan_step
-from ooc_cudnn.network.policies import POLICIES
-from ooc_cudnn.network.rewriting import as_planned, as_taken
-from ooc_cudnn.network.terms import terms_for
+from ooc_cudnn.network.lowering.host_arena import in_pinned_block
+from ooc_cudnn.network.lowering.lower import place_step
+from ooc_cudnn.network.policies.policy import POLICIES
+from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken
+from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pipeline import hazards as tracked

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from examples import ddp_resnet50
-from ooc_cudnn.network.pausing import Paused
+from ooc_cudnn.network.runtime.two_part import Paused
 from ooc_cudnn.torch import ranks
 from tests.support import searches
 from tests.support.few_plans import compare_few

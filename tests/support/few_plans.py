@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.network import comparing, deciding
+from ooc_cudnn.network.search import best, by_policy
 
 
 def compare_few(patch):
@@ -10,9 +10,9 @@ def compare_few(patch):
 
     What is left keeps, makes again, offloads and streams; tests of networks compare all plans.
     """
-    patch.setattr(comparing, "BEST_OF", ("keep", "remake"))
-    patch.setattr(deciding, "SHARES_HELD", (1.0,))
-    patch.setattr(comparing, "VDNN", ())
-    patch.setattr(comparing, "WAYS", ())
+    patch.setattr(best, "BEST_OF", ("keep", "remake"))
+    patch.setattr(by_policy, "SHARES_HELD", (1.0,))
+    patch.setattr(best, "VDNN", ())
+    patch.setattr(best, "WAYS", ())
     for searching in ("searched", "by_search_in_slabs"):
-        patch.setattr(comparing, searching, lambda *asked, **how: ())
+        patch.setattr(best, searching, lambda *asked, **how: ())

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ooc_cudnn.devices.host.device import RUNNERS, WORKSPACE
-from ooc_cudnn.network.in_place import may_be_in_place
+from ooc_cudnn.network.passes.inplace_gradients import may_be_in_place
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.tensor import numpy_dtype
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.fastest import Fastest
-from ooc_cudnn.network.placing import PlannedStep, place_step
-from ooc_cudnn.network.policies import POLICIES
-from ooc_cudnn.network.predicted import How, predicted
-from ooc_cudnn.network.rewriting import as_planned, as_taken
-from ooc_cudnn.network.terms import terms_for
-from ooc_cudnn.network.ways import by_spilling
+from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.lowering.summarize import How, predicted
+from ooc_cudnn.network.policies.policy import POLICIES
+from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken
+from ooc_cudnn.network.search.strategies import by_spilling
 from tests.support.network_checks import assert_close, sizes_of
 from tests.support.on_device import fetched
 

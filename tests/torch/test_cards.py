@@ -11,8 +11,8 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network import prepared
-from ooc_cudnn.network.gradients import Block
+from ooc_cudnn.network.lowering.device_gradients import Block
+from ooc_cudnn.network.runtime import prepared
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there

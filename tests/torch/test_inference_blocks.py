@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.in_blocks import BlockPlan
+from ooc_cudnn.network.tiled.infer import BlockPlan
 from tests.support.torch_checks import Of, close
 
 

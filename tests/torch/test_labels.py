@@ -7,7 +7,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network import in_blocks
+from ooc_cudnn.network.tiled import infer
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet
 
@@ -62,15 +62,15 @@ def model():
 @pytest.fixture
 def cut_in_two(monkeypatch):
     """Blocks of half an axis, whatever they take: on the host, links cost nothing."""
-    monkeypatch.setattr(in_blocks, "MUCH_HALO", 1e9)
-    monkeypatch.setattr(in_blocks, "CUTS", (2,))
+    monkeypatch.setattr(infer, "MUCH_HALO", 1e9)
+    monkeypatch.setattr(infer, "CUTS", (2,))
 
 
 def test_labels_go_from_file_to_file_in_blocks(model, tmp_path, monkeypatch, cut_in_two):
     made = []
-    run = in_blocks.InBlocks.run
+    run = infer.InBlocks.run
     monkeypatch.setattr(
-        in_blocks.InBlocks, "run", lambda self, *args: (made.append(self), run(self, *args))[1]
+        infer.InBlocks, "run", lambda self, *args: (made.append(self), run(self, *args))[1]
     )
     image = np.lib.format.open_memmap(tmp_path / "image.npy", "w+", "uint8", (1, 2, 112, 144))
     image[...] = stored(image.shape)

@@ -7,7 +7,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network import in_blocks
+from ooc_cudnn.network.tiled import infer
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet
 
@@ -58,8 +58,8 @@ STORES = {
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("limit", ["64MiB", "420KiB"])  # whole, and in blocks
 def test_stores_are_read_and_written(kind, limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(in_blocks, "MUCH_HALO", 1e9)  # on the host, links cost nothing
-    monkeypatch.setattr(in_blocks, "CUTS", (2,))
+    monkeypatch.setattr(infer, "MUCH_HALO", 1e9)  # on the host, links cost nothing
+    monkeypatch.setattr(infer, "CUTS", (2,))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).double().eval()
     image = np.random.default_rng(0).standard_normal((1, 2, 100, 84))

@@ -13,7 +13,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.network.pausing import Paused, PausingStep
+from ooc_cudnn.network.runtime.two_part import Paused, PausingStep
 from tests.support.points import Pressed
 from tests.support.torch_checks import close
 from tests.support.torch_models import residual

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.images import STORED
 from ooc_cudnn.tensor import DTYPES, rounded_to
 from ooc_cudnn.torch.graph import Value

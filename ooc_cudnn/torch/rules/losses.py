@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
 
 #: ATen's numbers of what is done with the losses of all elements.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.network.tensors import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import ACCUMULATOR
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule

@@ -17,7 +17,7 @@ from ooc_cudnn.operations.convolution_backward import (
 )
 from ooc_cudnn.pipeline import checked_engines
 from ooc_cudnn.telling import forget_warnings
-from tests.network.test_tuning import QUICK, inputs, network
+from tests.network.runtime.test_engine_tuning import QUICK, inputs, network
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine
 from tests.support.tuned import KIB, call, planned, tuned
 

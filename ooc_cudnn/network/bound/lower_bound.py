@@ -1,0 +1,112 @@
+"""The bound of a step: seconds that no plan of its kind can beat, by the linear program.
+
+Of its kind are plans that run the phases of a step in their order, the whole batch at once or in
+micro-batches, and keep, offload, stream or make again whatever share of each tensor they like,
+whenever they like. Those that go down the rows in bands are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from ooc_cudnn.network.bound.abstract_step import Outline, outlined
+from ooc_cudnn.network.bound.relaxation import Link, solved
+from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, parts_of
+from perfmodel import MachineModel
+
+#: Smaller tensors, as a share of the room or of all tensors, take no memory here.
+SMALL = 2**-12
+#: Groups of each direction, and those things times groups that are to be had in seconds.
+MOST_GROUPS, FEWEST_GROUPS, MOST_PAIRS = 80, 24, 16_000
+
+
+class Bound(NamedTuple):
+    """What no plan can beat.
+
+    Attributes
+    ----------
+    seconds : float
+    micro_batches : int
+        With which that may be reached.
+    """
+
+    seconds: float
+    micro_batches: int
+
+
+def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
+    """Return the least seconds of a step over numbers of micro-batches; None where none fits.
+
+    Parameters
+    ----------
+    step : Step
+        As it is planned, nothing made again.
+    counts : iterable of int
+        Numbers of micro-batches.
+    """
+    machine, best = terms.target.machine, None
+    seconds_of = priced(machine)
+    for count in counts:
+        most = float("inf") if best is None else best.seconds
+        try:
+            found = _bound(step, terms, count, seconds_of, most)
+        except WholeBatchError:
+            break
+        if found is not None and found < most:
+            best = Bound(found, count)
+    return best
+
+
+def outline_of(step: Step, terms: Terms, seconds_of: Callable[[Phase], float]) -> Outline:
+    """A step in outline, in as many groups as are solved quickly."""
+    on_device = frozenset(n for n, spec in terms.given.items() if spec.placement == "device")
+    together = sum(each.nbytes for each in step.tensors.values() if not each.of)
+    small = max(int(SMALL * min(terms.target.room_bytes, together)), 1)
+    fine = outlined(step, seconds_of, small_bytes=small, on_device=on_device)
+    most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)
+    return outlined(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
+
+
+def _bound(
+    step: Step, terms: Terms, count: int, seconds_of: Callable[[Phase], float], most: float
+) -> float | None:
+    """The bound for one number of micro-batches; None where none fits, or it is above `most`."""
+    machine, room = terms.target.machine, terms.target.room_bytes
+    link = Link.of(machine)
+    if count == 1:
+        if sum(map(seconds_of, step.phases)) >= most:
+            return None
+        issued = _issued(step.phases, machine)
+        found = solved(outline_of(step, terms, seconds_of), link, room, issued=issued)
+        return None if found is None else max(found.seconds, issued[-1])
+    parts = parts_of(step, count)
+    once = sum(map(seconds_of, (*parts.once, *parts.rest)))
+    if once + parts.equal * sum(map(seconds_of, parts.part.phases)) >= most:
+        return None
+    outline = outline_of(parts.part, terms, seconds_of)
+    whole = {name: each.nbytes for name, each in step.tensors.items()}
+    things = tuple(
+        replace(
+            each,
+            is_result=False,
+            is_given=each.is_given or each.is_result,
+            shared=(1 - 1 / parts.equal) * (each.nbytes == whole.get(each.name)),
+        )
+        if each.is_given or each.is_result
+        else each
+        for each in outline.things
+    )
+    found = solved(replace(outline, things=things), link, room, repeated=parts.equal)
+    return None if found is None else once + parts.equal * found.seconds
+
+
+def _issued(phases: Iterable[Phase], machine: MachineModel) -> list[float]:
+    """When the host can have issued each phase, if each is one launch; a GPU may record them."""
+    each = 0.0 if machine.is_of_gpu else machine.step_seconds
+    return list(accumulate(each for _ in phases))

@@ -1,0 +1,211 @@
+"""The linear program over fates and copies: what no plan of a step can beat, and what is worth it.
+
+See docs/planning-networks.md. Of every thing (`outline.py`), in every gap between two groups of
+phases that use it, a share k is held; what comes back is fetched (f) or made again (m). Phases of
+backward may make again what is only wanted for making others again: in a gap the share held (c)
+changes from group to group. Bytes cross the link in prefix sums: D out and Q in, by the end of each
+group. A group takes T seconds: what it computes, or copies.
+
+    c(i, s) <= c(i, s-1) + f(i, s) + m(maker of i, s)          what is held was there, or came
+    m(j, s) <= the same sum of each thing that phase j reads   parents are there when j runs again
+    what is held + what is still to leave + what came early <= budget
+    minimise the sum of T
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ooc_cudnn.network.bound.abstract_step import Outline
+from ooc_cudnn.network.bound.live_range_lp import Ledger
+from ooc_cudnn.network.solver.model import add, running, total
+from perfmodel import MachineModel
+
+
+@dataclass(frozen=True)
+class Link:
+    """Seconds a byte each way, what both ways lose to each other, and computing to a copy."""
+
+    in_seconds: float
+    out_seconds: float
+    in_factor: float = 1.0
+    out_factor: float = 1.0
+    loss: float = 0.0
+
+    @classmethod
+    def of(cls, machine: MachineModel) -> Link:
+        """Pinned memory's: the fastest there is."""
+        transfer = machine.transfer
+        slower = transfer.slowdown("pinned", "pinned")
+        return cls(
+            transfer.copy_in["pinned"].alpha,
+            transfer.copy_out["pinned"].alpha,
+            slower.copy_in,
+            slower.copy_out,
+            machine.losses.get("copies", 0.0),
+        )
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """A solution.
+
+    Attributes
+    ----------
+    seconds : float
+        The sum of T.
+    kept : mapping
+        Of each thing (by number) that backward reads, the share that is held all the time between
+        forward and backward.
+    offloaded : mapping
+        And the share that comes from the host; the rest is made again.
+    """
+
+    seconds: float
+    kept: Mapping[int, float]
+    offloaded: Mapping[int, float]
+
+
+def solved(
+    outline: Outline,
+    link: Link,
+    budget_bytes: int,
+    *,
+    margin: Mapping[int, int] | None = None,
+    issued: Sequence[float] = (),
+    repeated: int = 1,
+    most_iterations: int = 200_000,
+) -> Optimum | None:
+    """Solve the program of a step; None where no such step fits, or no optimum was found.
+
+    Parameters
+    ----------
+    margin : mapping, optional
+        Bytes that phases take beside all things; none in a bound.
+    issued : tuple of float, optional
+        When the host can have issued each phase.
+    repeated : int
+        How often the step follows itself: what it is given may be there from before, or come in
+        while the one before runs. The seconds are those of one, in the mean.
+    """
+    if budget_bytes <= 0:
+        return None
+    made = Program(outline, budget_bytes, repeated)
+    made.fits(margin or {})
+    made.copies()
+    made.lasts(link, issued)
+    x = made.minimised(made.E[-1], most_iterations)
+    if x is None:
+        return None
+    kept, fetched = (
+        {index: float(x[at]) for index, at in found.items()} for found in (made.kept, made.fetched)
+    )
+    return Optimum(float(x[made.E[-1]]) * made.unit, kept, fetched)
+
+
+class Program(Ledger):
+    """The rows; bytes are shares of the budget, seconds shares of all computing.
+
+    Attributes
+    ----------
+    E : list of int
+        The variables of seconds by the end of each group: the last one is to be least.
+    """
+
+    def __init__(self, outline: Outline, budget_bytes: int, repeated: int = 1) -> None:
+        super().__init__(outline, budget_bytes, repeated)
+        self.unit = sum(outline.seconds) or 1.0
+        #: By the end of each group: seconds, bytes out and bytes in. Another follows the last.
+        self.E, self.D, self.Q = (self.variables(self.count + 1) for _ in range(3))
+        #: In each group: what is gone and still to leave, and what came early.
+        self.P, self.U = (self.variables(self.count) for _ in range(2))
+        self._parents()
+
+    def _parents(self) -> None:
+        """What a phase reads is there when it runs again."""
+        for maker, runs in self.m.items():
+            for parent in self.outline.parents[maker]:
+                for at, variable in runs.items():
+                    if (parent, at) not in self.used:
+                        self.at_least(total(self.there[parent, at], {variable: -1}))
+
+    def fits(self, margin: Mapping[int, int]) -> None:
+        """What is held in each phase fits; of a group, in those that use most."""
+        touched = defaultdict[int, set[int]](set)
+        for index, thing in enumerate(self.outline.things):
+            for use in thing.uses:
+                touched[use.phase].add(index)
+        kept = self.levels(self.held)
+        for group, (start, settled, stop) in enumerate(self.outline.groups):
+            held = self.variable()
+            self.at_least(total({held: 1, kept[group]: -1}, self.moving[group], -1))
+            own = sorted({index for at in range(start, stop) for index in touched[at]})
+            spans = {
+                index: [
+                    use.phase
+                    for use in self.outline.things[index].uses
+                    if start <= use.phase < stop
+                ]
+                for index in own
+            }
+            # before, what is made again in the group need not be there
+            forward = group < self.outline.forward_groups
+            rows_of = range(start if forward else settled, stop)
+            rows = set[tuple[frozenset[int], int]]()
+            for at in rows_of:
+                if any(touched[at] < touched[other] for other in rows_of):
+                    continue
+                if (key := (frozenset(touched[at]), margin.get(at, 0))) in rows:
+                    continue
+                rows.add(key)
+                row = total({}, dict.fromkeys((self.P[group], self.U[group], held), 1.0), -1)
+                for index in own:
+                    before, used, after = self.used[index, group]
+                    size = self.outline.things[index].nbytes / self.budget
+                    if spans[index][0] <= at <= spans[index][-1]:
+                        if index in touched[at]:
+                            add(row, {used: 1}, -size)
+                    elif at > spans[index][-1]:
+                        add(row, after, -size)
+                    elif group not in self.asked[index]:  # else it may be gone once it served
+                        add(row, before, -size)
+                self.at_least(row, margin.get(at, 0) / self.budget - 1)
+
+    def copies(self) -> None:
+        """Prefix sums of copies: nothing leaves before it is made, all comes before it is read."""
+        wanted, made = self.levels(running(self.wanted)), self.levels(running(self.made))
+        gone = self.levels(self.gone)
+        for group in range(self.count + 1):
+            self.at_least({self.Q[group]: 1, wanted[group]: -1})
+            self.at_least({made[group]: 1, self.D[group]: -1})
+            if group < self.count:
+                self.at_least({self.P[group]: 1, self.D[group]: 1, gone[group]: -1})
+            if 0 < group < self.count:
+                self.at_least({self.U[group]: 1, self.Q[group - 1]: -1, wanted[group]: 1})
+        self.at_least({self.D[-1]: 1, made[-1]: -1})
+
+    def lasts(self, link: Link, issued: Sequence[float] = ()) -> None:
+        """A group lasts as long as what it computes, or copies."""
+        each_in = link.in_seconds * self.budget / self.unit
+        each_out = link.out_seconds * self.budget / self.unit
+        beside_in = link.in_factor * (1 - 1 / link.out_factor)
+        beside_out = link.out_factor * (1 - 1 / link.in_factor)
+        for group in range(self.count + 1):
+            lasts = {self.E[group]: 1.0}
+            out, back = {self.D[group]: 1.0}, {self.Q[group]: 1.0}
+            if group:
+                lasts[self.E[group - 1]] = out[self.D[group - 1]] = back[self.Q[group - 1]] = -1.0
+                self.at_least(out)
+                self.at_least(back)
+            self.at_least(total(total(lasts, back, -each_in), out, -each_out * beside_out))
+            self.at_least(total(total(lasts, out, -each_out), back, -each_in * beside_in))
+            start, _, stop = self.outline.groups[group] if group < self.count else (0, 0, 0)
+            for maker, runs in self.m.items():
+                if group in runs:
+                    lasts[runs[group]] = -self.outline.seconds[maker] / self.unit
+            lasts = total(total(lasts, back, -each_in * link.loss), out, -each_out * link.loss)
+            self.at_least(lasts, sum(self.outline.seconds[start:stop]) / self.unit)
+            if issued and 0 < group < self.count:
+                self.at_least({self.E[group - 1]: 1.0}, issued[start] / self.unit)

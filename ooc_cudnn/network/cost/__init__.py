@@ -1,0 +1,1 @@
+"""Cost model: seconds of computing and of copies, in whole and at the least."""

@@ -1,0 +1,66 @@
+"""Seconds to compute phases by the machine model, and the memory order in which a step takes least.
+
+Nothing is cut here: each phase is one piece, as if memory were plenty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from ooc_cudnn.devices.machines import computing_machine
+from ooc_cudnn.network.ir.constraints import OrderSeconds
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.operations.launches_on import launches_on
+from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import MachineModel
+
+
+def compute_seconds(phase: Phase, machine: MachineModel) -> float:
+    """Seconds to compute a phase in one piece, in the memory order it computes fastest in."""
+    return min(seconds_in(order, phase.call, machine) for order in ORDERS)
+
+
+def seconds_in(
+    layout: str, call: Splittable, machine: MachineModel, orders: Mapping[str, str] | None = None
+) -> float:
+    """Seconds to compute a call in one piece in a layout, its operands in it too, or in these."""
+    orders, seconds = orders or dict.fromkeys(call.operands, layout), 0.0
+    machine = computing_machine(machine, on_host=call.on_host)
+    for sweep in range(call.sweeps):
+        launches, _ = launches_on(call, call.whole_piece(sweep), layout=layout, orders=orders)
+        seconds += sum(float(machine.compute.seconds(e.operation.work())) for e in launches)
+    return seconds
+
+
+def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> OrderSeconds:
+    """What a step takes to compute, by memory order."""
+    total, each = dict.fromkeys(orders, 0.0), 0.0
+    for call, count in Counter(phase.call for phase in step.phases).items():
+        found = {order: count * seconds_in(order, call, machine) for order in orders}
+        total = {order: total[order] + seconds for order, seconds in found.items()}
+        each += min(found.values())
+    return OrderSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), each)
+
+
+def priced(machine: MachineModel) -> Callable[[Phase], float]:
+    """Seconds of a phase in one piece; those that are alike are priced once."""
+    known: dict[Hashable, float] = {}
+
+    def seconds_of(phase: Phase) -> float:
+        kind = kind_of(phase.call)
+        if kind not in known:
+            known[kind] = compute_seconds(phase, machine)
+        return known[kind]
+
+    return seconds_of
+
+
+def kind_of(call: Splittable) -> Hashable:
+    """What the seconds of a call depend on: not on the very images or rows of a part of one."""
+    if not isinstance(call, PartOf):
+        return call
+    pieces = map(call.whole_piece, range(call.sweeps))
+    return call.inner, call.extents, *map(call.row_key, pieces)

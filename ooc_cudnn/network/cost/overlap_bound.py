@@ -1,0 +1,102 @@
+"""The least that a step takes with its copies: before anything has an address, or is replayed.
+
+Phases run one after the other, and copies each way one after the other. A phase does not end before
+what it reads has come; a copy does not leave before the phase begins that makes it. Where a phase
+is one piece, it does not begin before, and the copy not before it has ended. Nothing waits for
+memory here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from ooc_cudnn.network.ir.live_ranges import Residency, is_there
+from ooc_cudnn.network.ir.step import Step
+from perfmodel import MachineModel
+
+
+class Least(NamedTuple):
+    """Seconds that a step takes at the least; and if computing and copies did not wait at all."""
+
+    seconds: float
+    unwaited: float
+
+
+def least_seconds(
+    step: Step,
+    stays: Residency,
+    machine: MachineModel,
+    seconds: Sequence[float],
+    on_device: Collection[str] = (),
+    pieces: Sequence[int] = (),
+) -> Least:
+    """Return what a step takes at the least.
+
+    Parameters
+    ----------
+    stays : Residency
+        What is in none of its own when a phase reads or writes it is streamed.
+    seconds, pieces : sequence
+        Of each phase; several pieces when left out.
+    on_device : collection of str
+        Tensors that lie there in any case.
+    """
+    copies = _Copies(step, stays, machine, on_device)
+    come, left, end, busy_out, there = 0.0, 0.0, 0.0, 0.0, dict[int, float]()
+    for at, lasts in enumerate(seconds):
+        for reader, copied in copies.fetched[at]:  # one after the other
+            come += copied
+            there[reader] = max(there.get(reader, 0.0), come)
+        come += copies.streamed_in[at]
+        is_whole = at < len(pieces) and pieces[at] == 1
+        begin = max(end, there.get(at, 0.0)) if is_whole else end
+        end = max(begin + lasts, there.get(at, 0.0), come if copies.streamed_in[at] else 0.0)
+        if copies.leaving[at]:
+            left = max(left, end if is_whole else begin) + copies.leaving[at]
+        # what several phases make may leave before the last of them begins
+        left += copies.summed_out[at]
+        busy_out += copies.leaving[at] + copies.summed_out[at]
+    return Least(max(end, come, left), max(sum(seconds), come, busy_out))
+
+
+class _Copies:
+    """Seconds of the copies of each phase."""
+
+    def __init__(
+        self, step: Step, stays: Residency, machine: MachineModel, on_device: Collection[str]
+    ) -> None:
+        self.streamed_in, self.leaving, self.summed_out = (
+            defaultdict[int, float](float) for _ in range(3)
+        )
+        #: What is fetched before a phase, in order: by which one all of it is read first, or -1.
+        self.fetched = defaultdict[int, list[tuple[int, float]]](list)
+        tensors, uses, copy_seconds = step.tensors, step.uses, machine.transfer.copy_seconds
+        for base, found in stays.items():
+            if base in on_device:
+                continue
+            nbytes, used = tensors[base].nbytes, uses[base]
+            for stay in found:
+                if stay.fetched:
+                    reader = next(at for at in used.phases if at >= stay.first)
+                    reader = reader if base in step.phases[reader].reads else -1
+                    copied = copy_seconds("copy_in", "pinned", nbytes)
+                    self.fetched[stay.first].append((reader, copied))
+                if stay.leaves is not None:
+                    to = self.leaving if used.written == (stay.leaves,) else self.summed_out
+                    to[stay.leaves] += copy_seconds("copy_out", "pinned", nbytes)
+        streamed = {
+            base
+            for base in uses.keys() - on_device
+            if not all(is_there(stays.get(base, ()), at) for at in uses[base].phases)
+        }
+        for at, phase in enumerate(step.phases if streamed else ()):
+            if phase.call.on_host:
+                continue
+            for way, names in (("copy_in", phase.reads), ("copy_out", phase.writes)):
+                to = self.streamed_in if way == "copy_in" else self.summed_out
+                for name in set(names):
+                    base = step.base(name)
+                    if base in streamed and not is_there(stays.get(base, ()), at):
+                        to[at] += copy_seconds(way, "pinned", tensors[name].nbytes)

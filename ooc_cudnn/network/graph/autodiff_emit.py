@@ -1,0 +1,274 @@
+"""What nodes emit phases into: forward ones, then backward ones with gradients that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ooc_cudnn.network.ir.step import Phase
+from ooc_cudnn.network.ir.tensor import (
+    Place,
+    Tensor,
+    extents,
+    meet,
+    place_of,
+    same_but_for_ones,
+    whole,
+)
+from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.per_site import Addition
+from ooc_cudnn.operations.splittable import Operand, Region, Splittable
+from ooc_cudnn.settings_table import Settings
+
+
+def identity(tensor: Tensor) -> Chain:
+    """The call that copies a tensor."""
+    return Chain((Activation(tensor.shape, "identity", 0.0, tensor.dtype),), tensor.dtype)
+
+
+class _Emit:
+    """What both directions share: phases that become more, tensors that become known."""
+
+    is_backward = False
+
+    def __init__(self, settings: Settings, wanted: frozenset[str], *, is_training: bool) -> None:
+        self.settings, self.is_training, self._wanted = settings, is_training, wanted
+        self.tensors: dict[str, Tensor] = {}
+        self.phases: list[Phase] = []
+        self.node = ""
+
+    def wants(self, tensor: Tensor) -> bool:
+        """Whether a gradient of a tensor will be made in this step."""
+        return tensor.name in self._wanted
+
+    def phase(self, what: str, call: Splittable, **binds: Tensor) -> None:
+        """Emit a phase that binds every operand of a call to a tensor, of its shape and dtype.
+
+        A shape may differ in axes of extent 1: then a view of the tensor is bound.
+        """
+        names = {name: self._bound(operand, binds[name]) for name, operand in call.operands.items()}
+        name = f"{self.node} {what}"
+        if len(names) != len(binds):
+            surplus = sorted(set(binds) - set(names))
+            raise ValueError(f"{name}: the call has no operand {', '.join(surplus)}")
+        self.phases.append(Phase(name, call, names, self.node, self.is_backward))
+
+    def _bound(self, operand: Operand, tensor: Tensor) -> str:
+        shape, dtype, _ = operand
+        tensor = self.known(tensor)
+        if tensor.dtype != dtype:
+            raise TypeError(f"{self.node}: {tensor.name} is {tensor.dtype}, the call takes {dtype}")
+        return tensor.name if tensor.shape == shape else self.view(tensor, shape).name
+
+    def place(self, name: str) -> Place:
+        """Where a tensor lies, as far as that is known yet."""
+        return place_of(name, self.tensors)
+
+    def known(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is known in this step, where it may be a view of another one."""
+        known = self.tensors.setdefault(tensor.name, tensor)
+        if (known.kind, known.shape, known.dtype) != (tensor.kind, tensor.shape, tensor.dtype):
+            raise ValueError(
+                f"{self.node}: {tensor.name!r} names both a {known.kind} and a {tensor.kind}: give "
+                "the node another name"
+            )
+        return known
+
+    def view(self, tensor: Tensor, shape: Shape, region: Region = (), name: str = "") -> Tensor:
+        """A region of a tensor (all of it when left out) as a tensor of its own.
+
+        `shape` is the region's, with more or fewer axes of extent 1.
+        """
+        region = region or whole(tensor.shape)
+        if not same_but_for_ones(extents(region), shape):
+            raise ValueError(
+                f"{self.node}: a region of {extents(region)} of {tensor.name} has not shape {shape}"
+            )
+        name = name or f"{tensor.name} as {'x'.join(map(str, shape))}"
+        made = Tensor(name, shape, tensor.dtype, tensor.kind, self.known(tensor).name, region)
+        return self.known(made)
+
+    def copy(self, what: str, source: Tensor, target: Tensor) -> None:
+        """Emit a phase that copies a tensor to another one of its shape."""
+        self.phase(what, identity(source), x=source, y=target)
+
+
+class Forward(_Emit):
+    """What nodes emit forward phases into.
+
+    Attributes
+    ----------
+    settings : Settings
+        Those in force: `allow_tf32`, `deterministic`.
+    is_training : bool
+        Whether the step is one of training: batch statistics, dropout.
+    """
+
+    def saved(self, name: str, shape: Shape, dtype: str) -> Tensor:
+        """A small tensor that forward makes for backward: "mean" of "norm_1" is "norm_1.mean".
+
+        Backward gets the same one by the same call.
+        """
+        return self.known(Tensor(f"{self.node}.{name}", shape, dtype, "statistics"))
+
+    def alias(self, y: Tensor, x: Tensor, region: Region = ()) -> None:
+        """Make y a view of x (or of a region of it), and emit nothing."""
+        region = region or whole(x.shape)
+        self.tensors[y.name] = replace(y, of=self.known(x).name, region=region)
+
+    def lay_into(self, part: Tensor, target: Tensor, region: Region) -> bool:
+        """Make a tensor a view of a region of another one; False if its maker cannot write there.
+
+        A map can be laid into one other, and what is given or lives between steps into none.
+        """
+        base, inner = place_of(self.known(part).name, self.tensors)
+        found = self.tensors[base]
+        target_base = place_of(self.known(target).name, self.tensors).base
+        if found.kind != "map" or inner != whole(found.shape) or base == target_base:
+            return False
+        self.tensors[base] = replace(found, of=target.name, region=region)
+        return True
+
+
+class Backward(_Emit):
+    """What nodes emit backward phases into. It says where each gradient goes.
+
+    The first phase that makes a gradient writes it, later ones add to it in place (beta = 1). What
+    nobody wants is not made. A gradient that is also another tensor's (both operands of a sum have
+    its own) is never changed while somebody has yet to read it: whoever adds makes a new one.
+    """
+
+    is_backward = True
+
+    def __init__(self, forward: Forward, seeds: Iterable[Tensor]) -> None:
+        super().__init__(forward.settings, forward._wanted, is_training=forward.is_training)
+        self.tensors = forward.tensors
+        self.seeds: dict[str, str] = {}
+        self._gradients: dict[str, Tensor] = {}
+        #: Of each tensor whose gradient somebody has yet to read, where that lies.
+        self._unread: dict[str, Place] = {}
+        for output in seeds:
+            seed = self._new(output)
+            self.seeds[output.name] = seed.name
+            self._holds(output, seed)
+            self._unread[f"given {seed.name}"] = Place(seed.name, whole(seed.shape))
+
+    def saved(self, name: str, shape: Shape, dtype: str) -> Tensor:
+        """What forward saved under that name."""
+        return self.known(Tensor(f"{self.node}.{name}", shape, dtype, "statistics"))
+
+    def gradient_of(self, tensor: Tensor) -> Tensor | None:
+        """The gradient of a tensor as far as it is made; None if there is none."""
+        return self._gradients.get(tensor.name)
+
+    def done_with(self, tensor: Tensor) -> None:
+        """Nobody reads the gradient of a tensor any more."""
+        self._unread.pop(tensor.name, None)
+
+    def gradient(
+        self, what: str, call: Splittable, reads: Mapping[str, Tensor], **makes: Tensor
+    ) -> None:
+        """Emit a phase that makes gradients, or nothing if nobody wants any of them.
+
+        Parameters
+        ----------
+        what : str
+            What is done, for the phase's name: "filter gradient".
+        call : Splittable
+            It must honour ``beta``, at least of its first result.
+        reads : mapping
+            The operands that the call reads, and the tensors they are; results that others read,
+            too (sums that are made beside).
+        makes : Tensor
+            Of each result of the call (``dx=``, ``dw=``): the tensor whose gradient it is. A result
+            that is not named, or not wanted, is thrown away.
+        """
+        wanted = {result: of for result, of in makes.items() if self.wants(of)}
+        if not wanted:
+            return
+        adding = replace(call, beta=1.0)
+        scaled = {result for result in call.results if adding.scaling(result)[1] == 1}
+        apart = len({of.name for of in wanted.values()}) == len(wanted)
+        adds = (
+            bool(scaled)
+            and apart
+            and all(result in wanted and self._may_change(wanted[result]) for result in scaled)
+        )
+        binds, later = dict(reads), list[tuple[Tensor, Tensor]]()
+        for result in call.results:
+            if result in binds:
+                continue
+            if result not in wanted:
+                shape, dtype, _ = call.operands[result]
+                name = f"{self.node}.{what}.{result}"
+                binds[result] = self.known(Tensor(self._free(name), shape, dtype, "gradient"))
+            elif adds and result in scaled:
+                binds[result] = self._gradients[wanted[result].name]
+            elif wanted[result].name not in self._gradients:
+                binds[result] = self._new(wanted[result])
+                self._holds(wanted[result], binds[result])
+            else:
+                binds[result] = self._new(wanted[result])
+                later.append((wanted[result], binds[result]))
+        self.phase(what, adding if adds else call, **binds)
+        for of, made in later:
+            self._add(of, made, made_here=True)
+
+    def hand_on(self, dy: Tensor, x: Tensor, region: Region = ()) -> None:
+        """Make dy (or a region of it) the gradient of x without a copy, or add it to what x has."""
+        if not self.wants(x):
+            return
+        if region or dy.shape != x.shape:
+            dy = self.view(dy, x.shape, region, self._free(f"{x.name}.gradient"))
+        if x.name in self._gradients:
+            self._add(x, dy)
+        else:
+            self._holds(x, dy)
+
+    def _add(self, of: Tensor, more: Tensor, *, made_here: bool = False) -> None:
+        """Add `more` to the gradient of a tensor; in place on either, if that may change."""
+        old = self._gradients[of.name]
+        what = f"sum of {of.name}.gradient"
+        if self._may_change(of):
+            target, other, out = old, more, None
+        elif made_here:
+            target, other, out = more, old, None
+        else:
+            target, other, out = old, more, self._new(of)
+        shape = of.shape if len(of.shape) > 1 else (1, *of.shape)
+        call = Addition(shape, shape, of.dtype, apart=out is not None)
+        if out is None:
+            self.phase(what, call, y=target, b=other)
+        else:
+            self.phase(what, call, y=target, b=other, out=out)
+        self._holds(of, out or target)
+
+    def _holds(self, of: Tensor, gradient: Tensor) -> None:
+        self._gradients[of.name] = gradient
+        self._unread[of.name] = place_of(gradient.name, self.tensors)
+
+    def _may_change(self, of: Tensor) -> bool:
+        """Whether a tensor has a gradient, and that may be added to where it lies.
+
+        It may not while the same bytes are another tensor's gradient, which somebody has yet to
+        read.
+        """
+        if of.name not in self._gradients:
+            return False
+        base, region = place_of(self._gradients[of.name].name, self.tensors)
+        return not any(
+            place.base == base and meet(place.region, region)
+            for name, place in self._unread.items()
+            if name != of.name
+        )
+
+    def _new(self, of: Tensor) -> Tensor:
+        return self.known(Tensor(self._free(f"{of.name}.gradient"), of.shape, of.dtype, "gradient"))
+
+    def _free(self, name: str) -> str:
+        """The name, or with the first number that makes it a new one."""
+        if name not in self.tensors:
+            return name
+        return next(n for at in range(2, 2**30) if (n := f"{name}.{at}") not in self.tensors)

@@ -1,0 +1,62 @@
+"""The builder of what somebody outside of the library computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ooc_cudnn.network.graph.builders.base import Builders, builder
+from ooc_cudnn.network.graph.initializers import random_state
+from ooc_cudnn.network.graph.nodes.outside import Outside
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.outside import Computation
+from ooc_cudnn.tensor import dtype_name
+
+
+class OutsideBuilders(Builders):
+    """Functions of others."""
+
+    @builder
+    def outside(
+        self,
+        xs: Sequence[Tensor],
+        shape: Shape,
+        dtype: str,
+        computation: Computation,
+        *,
+        images: int,
+        of_images: Sequence[bool],
+        draws: bool = False,
+        differentiable: Sequence[bool] = (),
+        name: str = "",
+    ) -> Tensor:
+        """What a function makes of some tensors, image by image.
+
+        Parameters
+        ----------
+        xs : sequence of Tensor
+            What it reads: maps, inputs, parameters; each once.
+        shape, dtype : tuple of int, str
+            Of its result; the first axis is that of the images.
+        computation : Computation
+            The function, its gradients and its cost (`operations.outside`).
+        images : int
+            Into so many parts its work may be cut: the first axes of its result, and of what is
+            `of_images`, are multiples of it.
+        of_images : sequence of bool
+            Of each of `xs` whether an image reads a part of it alone; else all of it.
+        draws : bool
+            Whether it draws random numbers: then it has a state, as `dropout` has.
+        differentiable : sequence of bool
+            Of each of `xs` whether its gradient may be asked for; all where left out.
+        """
+        taken = tuple(self.graph.check_own(x, f"xs[{at}]") for at, x in enumerate(xs))
+        own = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
+        if any(each[0] % images for each in own):
+            raise ValueError(f"the first axes of {own} must be multiples of {images} images")
+        y = self._result(name, tuple(shape), dtype_name(dtype))
+        state = None
+        if draws:
+            state = self._running_statistics(name, "state", (2,), "int64", random_state)
+        told = tuple(of_images), images, computation, state, tuple(differentiable)
+        return self._add(Outside(name, y, taken, *told))

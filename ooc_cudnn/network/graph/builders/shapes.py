@@ -1,0 +1,107 @@
+"""Builders of what moves elements and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ooc_cudnn.network.graph.builders.base import Builders, builder
+from ooc_cudnn.network.graph.nodes.concatenate import Concatenate
+from ooc_cudnn.network.graph.nodes.crop import Crop
+from ooc_cudnn.network.graph.nodes.pooling import Pooling
+from ooc_cudnn.network.graph.nodes.reshape import Reshape
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.resampling_arguments import cropped, interpolation, padded
+from ooc_cudnn.operations.reshape import flattened
+from ooc_cudnn.types import Padding, Sizes
+
+
+class ShapeBuilders(Builders):
+    """Concatenation, and what changes shapes."""
+
+    @builder
+    def flatten(self, x: Tensor, *, name: str = "") -> Tensor:
+        """All elements of an image on one axis, (n, c * sites): channel after channel."""
+        x = self._own(x)
+        return self._add(Reshape(name, self._result(name, flattened(x.shape), x.dtype), x))
+
+    @builder
+    def concatenate(self, parts: Sequence[Tensor], *, name: str = "") -> Tensor:
+        """The channels of several maps, one after the other.
+
+        Parts that nodes make are made in their place: nothing is copied.
+        """
+        if isinstance(parts, Tensor) or not isinstance(parts, Sequence) or not parts:
+            raise TypeError(f"parts must be a list of tensors, not {parts!r}")
+        first = self._own(parts[0], "parts[0]")
+        found = tuple(
+            self._own(part, f"parts[{at}]", dtype=first.dtype) for at, part in enumerate(parts)
+        )
+        for part in found[1:]:
+            if len(part.shape) < 2 or (part.shape[0], *part.shape[2:]) != (
+                first.shape[0],
+                *first.shape[2:],
+            ):
+                raise ValueError(
+                    f"parts must have the shape of {first.name}, {first.shape}, but for channels; "
+                    f"{part.name} has {part.shape}"
+                )
+        channels = sum(part.shape[1] for part in found)
+        y = self._result(name, (first.shape[0], channels, *first.shape[2:]), first.dtype)
+        return self._add(Concatenate(name, y, found))
+
+    @builder
+    def pad(self, x: Tensor, padding: Padding, *, value: float = 0.0, name: str = "") -> Tensor:
+        """So many elements of a value around x; where negative, x cropped.
+
+        `padding` is an int, one per spatial axis, or a (before, after) pair per axis. Zeros in
+        front of a convolution become its padding, and cost nothing.
+        """
+        x = self._own(x)
+        operation = padded(x.shape, padding, value=value, dtype=x.dtype)
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Pooling(name, y, x, operation))
+
+    @builder
+    def crop(self, x: Tensor, start: Sizes, size: Sizes, *, name: str = "") -> Tensor:
+        """The part of x of `size` that begins at `start`, on every spatial axis; no copy."""
+        x = self._own(x)
+        operation = cropped(x.shape, start, size, dtype=x.dtype)
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Crop(name, y, x, operation))
+
+    @builder
+    def interpolation(
+        self,
+        x: Tensor,
+        size: Sizes | None = None,
+        *,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+        recompute_scale_factor: bool = False,
+        name: str = "",
+    ) -> Tensor:
+        """Nearest or linear interpolation, as torch.nn.functional.interpolate.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, 1 to 3 spatial axes)
+        size, scale_factor : one for all spatial axes, or one each
+            One of the two. A factor is used as it is, unless `recompute_scale_factor`.
+        mode : str
+            nearest or linear (on two axes bilinear, on three trilinear).
+        align_corners : bool
+            Linear alone: whether the centres of the corner elements meet.
+        """
+        x = self._own(x)
+        operation = interpolation(
+            x.shape,
+            size=size,
+            scale_factor=scale_factor,
+            mode=mode,
+            align_corners=align_corners,
+            recompute_scale_factor=recompute_scale_factor,
+            dtype=x.dtype,
+        )
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Pooling(name, y, x, operation))

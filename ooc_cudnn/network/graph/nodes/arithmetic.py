@@ -1,0 +1,86 @@
+"""Sums, products and quotients of two maps, the second of which may be broadcast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
+from ooc_cudnn.network.graph.nodes.base import Node
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.op_tensor import OpTensor
+
+
+@dataclass(frozen=True)
+class Combine(Node):
+    """What sums and products share: y has the shape of a, and b is broadcast as `b_shape`.
+
+    Attributes
+    ----------
+    factor : float
+        What b is multiplied by, in the type that is computed in. Where it is not 1, b is the
+        constant one: a number that the dtype does not hold.
+    """
+
+    a: Tensor
+    b: Tensor
+    b_shape: Shape
+    factor: float = 1.0
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether the gradient of b is a sum."""
+        return self.b_shape != self.a.shape
+
+    def _op(self, op: str, b_shape: Shape) -> Chain:
+        a = self.a
+        operation = OpTensor(a.shape, b_shape, a.dtype, op, alpha_b=self.factor)
+        return Chain((operation,), a.dtype)
+
+
+@dataclass(frozen=True)
+class Add(Combine):
+    """y = a + b; the gradient of y is that of both, or of b its sum over what was broadcast."""
+
+    def forward(self, emit: Forward) -> None:
+        emit.phase("forward", self._op("add", self.b_shape), x=self.a, b=self.b, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        emit.hand_on(dy, self.a)
+        if not self.is_broadcast:
+            emit.hand_on(dy, self.b)
+            return
+        call = BroadcastGradient(dy.shape, dy.dtype, self.b_shape)
+        emit.gradient("broadcast gradient", call, {"dy": dy}, db=self.b)
+
+
+@dataclass(frozen=True)
+class Multiply(Combine):
+    """y = a * b; each gradient is dy times the other one, of b summed over what was broadcast."""
+
+    def forward(self, emit: Forward) -> None:
+        emit.phase("forward", self._op("multiply", self.b_shape), x=self.a, b=self.b, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        reads = {"x": dy, "b": self.b}
+        emit.gradient("gradient of a", self._op("multiply", self.b_shape), reads, y=self.a)
+        if self.is_broadcast:
+            call = BroadcastGradient(dy.shape, dy.dtype, self.b_shape, "x")
+            emit.gradient("broadcast gradient", call, {"dy": dy, "x": self.a}, db=self.b)
+        else:
+            reads = {"x": dy, "b": self.a}
+            emit.gradient("gradient of b", self._op("multiply", self.a.shape), reads, y=self.b)
+
+
+@dataclass(frozen=True)
+class Divide(Combine):
+    """y = a / b, b a number; the gradient of a is dy / b."""
+
+    def forward(self, emit: Forward) -> None:
+        emit.phase("forward", self._op("divide", self.b_shape), x=self.a, b=self.b, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        reads = {"x": dy, "b": self.b}
+        emit.gradient("gradient of a", self._op("divide", self.b_shape), reads, y=self.a)

@@ -1,0 +1,39 @@
+"""Joining channels, without a copy where the parts can be made in their place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
+from ooc_cudnn.network.graph.nodes.base import Node
+from ooc_cudnn.network.ir.tensor import Tensor, whole
+from ooc_cudnn.operations.splittable import Region
+
+
+@dataclass(frozen=True)
+class Concatenate(Node):
+    """y holds the channels of its parts one after the other.
+
+    A part that a node makes becomes a view of y: its maker writes there. Others (inputs, what has
+    its place in another concatenation) are copied. The gradients of the parts are views of dy.
+    """
+
+    parts: tuple[Tensor, ...]
+
+    def _regions(self) -> Iterator[tuple[Tensor, Region]]:
+        ends = itertools.accumulate(part.shape[1] for part in self.parts)
+        for part, end in zip(self.parts, ends, strict=True):
+            images, channels, *spatial = whole(part.shape)
+            yield part, (images, (end - channels[1], end), *spatial)
+
+    def forward(self, emit: Forward) -> None:
+        for at, (part, region) in enumerate(self._regions()):
+            if not emit.lay_into(part, self.y, region):
+                target = emit.view(self.y, part.shape, region, f"{self.name}.part_{at}")
+                emit.copy(f"copy of {part.name}", part, target)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        for part, region in self._regions():
+            emit.hand_on(dy, part, region)

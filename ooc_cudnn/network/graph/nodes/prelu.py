@@ -1,0 +1,31 @@
+"""PReLU: leaky ReLU whose slopes are learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
+from ooc_cudnn.network.graph.nodes.base import Node
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.per_site import PreluGradient
+
+
+@dataclass(frozen=True)
+class PRelu(Node):
+    """y = x where x > 0, else w * x; its gradients read x, dy and w."""
+
+    x: Tensor
+    w: Tensor
+
+    def forward(self, emit: Forward) -> None:
+        operation = OpTensor(self.x.shape, self.w.shape, self.x.dtype, "prelu")
+        emit.phase("forward", Chain((operation,), self.x.dtype), x=self.x, w=self.w, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        of_w = BroadcastGradient(dy.shape, dy.dtype, self.w.shape, "negative_x")
+        emit.gradient("slope gradient", of_w, {"dy": dy, "x": self.x}, db=self.w)
+        of_x = PreluGradient(dy.shape, self.w.shape, dy.dtype)
+        emit.gradient("data gradient", of_x, {"x": self.x, "dy": dy, "w": self.w}, dx=self.x)

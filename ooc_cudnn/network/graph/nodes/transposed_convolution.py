@@ -1,0 +1,54 @@
+"""Transposed convolution, with its bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
+from ooc_cudnn.network.graph.nodes.base import Node
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.backward_data import BackwardData
+from ooc_cudnn.operations.backward_filter import BackwardFilter
+from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.per_site import Addition
+from ooc_cudnn.settings_table import Settings
+
+
+@dataclass(frozen=True)
+class TransposedConvolution(Node):
+    """y from x and w, plus b: the calls of a convolution from y to x, with the roles exchanged.
+
+    The bias is added in place.
+    """
+
+    x: Tensor
+    w: Tensor
+    b: Tensor | None
+    operation: Convolution
+
+    def _under(self, settings: Settings) -> Convolution:
+        return replace(
+            self.operation,
+            allow_tf32=settings.allow_tf32,
+            deterministic=settings.deterministic,
+        )
+
+    def forward(self, emit: Forward) -> None:
+        emit.phase("forward", BackwardData(self._under(emit.settings)),
+                   w=self.w, dy=self.x, dx=self.y)  # fmt: skip
+        if self.b is not None:
+            shape = self.y.shape
+            vector = (1, shape[1], *(1 for _ in shape[2:]))
+            emit.phase("bias", Addition(shape, vector, self.y.dtype), b=self.b, y=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        operation = self._under(emit.settings)
+        if self.b is not None:
+            call = BroadcastGradient(dy.shape, dy.dtype)
+            emit.gradient("bias gradient", call, {"dy": dy}, db=self.b)
+        reads = {"x": dy, "dy": self.x}
+        emit.gradient("filter gradient", BackwardFilter(operation), reads, dw=self.w)
+        chain = Chain((operation,), dy.dtype)
+        emit.gradient("data gradient", chain, {"x": dy, "w": self.w}, y=self.x)

@@ -1,0 +1,1 @@
+"""The planner's intermediate representation: steps, tensors, live ranges, plans, constraints."""

@@ -1,0 +1,111 @@
+"""Where tensors of a step are, phase by phase: on the device for some stays, else on the host.
+
+A stay is the phases during which a tensor holds memory of the device. A tensor without any lives on
+the host, and whoever reads or writes it streams it. Between two stays it is on the host: it left in
+the first, and is fetched for the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ooc_cudnn.network.ir.step import Step, Uses
+
+#: Kinds of tensors that are handed in, and those of them that a step changes.
+GIVEN = ("input", "parameter", "running")
+
+
+class Stay(NamedTuple):
+    """Phases in which a tensor is on the device, the first and the last included.
+
+    Attributes
+    ----------
+    first, last : int
+        Numbers of phases in their step.
+    fetched : bool
+        Whether it comes from the host: the copy starts before the first phase.
+    leaves : int, optional
+        The phase after which a copy to the host starts.
+    """
+
+    first: int
+    last: int
+    fetched: bool = False
+    leaves: int | None = None
+
+
+#: The stays of each tensor that is no view.
+Residency = Mapping[str, tuple[Stay, ...]]
+
+
+def is_there(stays: Iterable[Stay], phase: int) -> bool:
+    """Whether a tensor is on the device in a phase."""
+    return any(stay.first <= phase <= stay.last for stay in stays)
+
+
+def results_of(step: Step) -> set[str]:
+    """Names of what must be on the host in the end: outputs, gradients, running statistics."""
+    names = {*step.outputs, *step.gradients.values()}
+    return {*(step.base(name) for name in names), *changed_by(step)}
+
+
+def changed_by(step: Step) -> tuple[str, ...]:
+    """What is handed in and changed by a step: running statistics."""
+    written = (step.base(name) for phase in step.phases for name in phase.writes)
+    return tuple(name for name in dict.fromkeys(written) if step.tensors[name].kind in GIVEN)
+
+
+def check_stays(step: Step, stays: Residency) -> None:
+    """Check that whoever reads a tensor finds there what was made of it: plans may be edited.
+
+    Raises
+    ------
+    ValueError
+        With the tensor whose stays do not fit the step.
+    """
+    uses, count = step.uses, len(step.phases)
+    results, given = results_of(step), set(step.seeds.values())
+    given |= {name for name, tensor in step.tensors.items() if tensor.kind in GIVEN}
+    for base in stays.keys() | results:
+        found, free = stays.get(base, ()), 0
+        for stay in found:
+            leaves = stay.last if stay.leaves is None else stay.leaves
+            if base not in uses or not free <= stay.first <= leaves <= stay.last < count:
+                raise ValueError(f"the plan cannot be followed: {stay} of {base!r}")
+            free = stay.last + 1
+        lost = base in uses and _is_lost(uses[base], found, base in given, base in results)
+        if lost:
+            raise ValueError(
+                f"the plan cannot be followed: {base!r} is not always where it is read"
+            )
+
+
+def _is_lost(used: Uses, stays: tuple[Stay, ...], is_given: bool, is_result: bool) -> bool:
+    """Whether a tensor is somewhere read, or wanted in the end, where it is not up to date."""
+    streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in stays)}
+    on_host = exists = is_given
+    for first, stay in sorted([(s.first, s) for s in stays] + [(at, None) for at in streamed]):
+        if stay is None:
+            if exists and not on_host:
+                return True
+            on_host = exists = exists or first in used.written
+            continue
+        if stay.fetched != exists or (stay.fetched and not on_host):
+            return True
+        made = [at for at in used.written if stay.first <= at <= stay.last]
+        exists = exists or bool(made)
+        if made:
+            on_host = stay.leaves is not None and stay.leaves >= made[-1]
+    return is_result and not on_host
+
+
+def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[Stay, ...]]:
+    """Everything on the device from its first use to its last."""
+    results, found = results_of(step), dict[str, tuple[Stay, ...]]()
+    seeds = set(step.seeds.values())
+    for name, used in uses.items():
+        fetched = step.tensors[name].kind in GIVEN or name in seeds
+        leaves = used.written[-1] if name in results and used.written else None
+        found[name] = (Stay(used.phases[0], used.phases[-1], fetched, leaves),)
+    return found

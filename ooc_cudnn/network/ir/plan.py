@@ -1,0 +1,312 @@
+"""The plan of a network's step: what was decided, and what it will take. Frozen, plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self
+
+from ooc_cudnn.network.ir.constraints import OrderSeconds
+from ooc_cudnn.network.ir.live_ranges import Stay
+from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.units import format_bytes, format_seconds
+
+#: What becomes of a tensor: in the words of NETWORKS.md.
+FATES = ("kept", "offloaded", "remade", "streamed", "given")
+#: How many of the largest tensors and of the longest phases `explain` shows.
+SHOWN = 12
+
+
+class TaskFigures(NamedTuple):
+    """What a phase takes: seconds of computing, and bytes beside the tensors on the device.
+
+    `engines` are those of cuDNN that were measured and chosen; others are left to cuDNN.
+    `outside_bytes` are what somebody else takes who computes it; None if the library does. With
+    `on_host` it is computed there, and takes them of host memory. `why` it is not the library's.
+    """
+
+    name: str
+    seconds: float
+    pieces: int
+    device_bytes: int
+    layout: str
+    engines: str = ""
+    outside_bytes: int | None = None
+    on_host: bool = False
+    why: str = ""
+
+
+class Fate(NamedTuple):
+    """What becomes of a tensor: one of `FATES`, which docs/networks.md explains."""
+
+    tensor: str
+    fate: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """How a step of a network will run.
+
+    Attributes
+    ----------
+    name : str
+    policy : str
+        What decided.
+    machine : str
+        Name of the machine model that predicted.
+    memory_limit : int
+        Bytes that the library may hold on the device.
+    device_bytes : int
+        What the step takes of them: exactly what it will reserve.
+    host_bytes : int
+        Pinned memory that the step keeps, beside the arrays that are given.
+    seconds : float
+        Predicted, by a replay of the schedule on a virtual clock.
+    compute_seconds, copy_in_seconds, copy_out_seconds : float
+        How long each stream is busy.
+    bytes_in, bytes_out : int
+        Copied over the link, to the device and from it.
+    pieces : int
+        Into how many all calls of the step are cut, added up.
+    micro_batches : int
+        Parts of the batch that go through the network one after the other.
+    bands : int
+        Bands of rows in which stretches between whole maps are gone through.
+    remade : tuple of str
+        Maps that are made again in backward.
+    stays : tuple of (str, tuple of Stay)
+        The phases in which each tensor is on the device.
+    fates : tuple of Fate
+    tasks : tuple of TaskFigures
+        Every call of the step, in order.
+    order : str
+        Memory order of maps on the device.
+    by_order : OrderSeconds, optional
+        What computing takes in each, where there was a choice.
+    synchronous : bool
+        Whether computing waits at the end of a layer for what leaves there.
+    taken : str
+        Of the policies that `policy` compared, the one whose plan this is.
+    apart : bool
+        Whether concatenations that convolutions alone read are taken apart, and what is made again
+        goes straight into its reader.
+    anew : tuple of str
+        Of the maps that are made again those that are made for each of their readers anew.
+    gradient_bytes : int
+        What gradients on the device take there beside `device_bytes`: those of the call before
+        among them, which are kept until the new ones are whole.
+    bound_seconds : float, optional
+        What no plan of its kind can beat, where that was asked for; bands of rows are another kind,
+        and so are slabs.
+    again : tuple of Again
+        Where maps are made again that may be let go and made again once more.
+    reserved : tuple of (int, int)
+        Phases that find so many bytes beside tensors, for the workspace of their engines.
+    slabs : int
+        Parts of the batch that the outer phases go through, whose maps are large: `slabs.py`.
+    gap : float
+        Of a plan by an integer program: how far the solution is above what no other can go below,
+        as a share, where the search for a better one was ended.
+    outside_bytes : int
+        What phases that somebody else computes take of the device beside `device_bytes`, at the
+        most: PyTorch, for operations that the library has not.
+    on_host : tuple of str
+        Those of them that do not fit on the device: the host computes them.
+    notes : tuple of str
+        What else there is to know, of whoever made the step.
+    """
+
+    name: str
+    policy: str
+    machine: str
+    memory_limit: int
+    device_bytes: int
+    host_bytes: int
+    seconds: float
+    compute_seconds: float
+    copy_in_seconds: float
+    copy_out_seconds: float
+    bytes_in: int
+    bytes_out: int
+    pieces: int
+    micro_batches: int
+    bands: int
+    remade: tuple[str, ...]
+    stays: tuple[tuple[str, tuple[Stay, ...]], ...]
+    fates: tuple[Fate, ...]
+    tasks: tuple[TaskFigures, ...]
+    order: str = "channels_first"
+    by_order: OrderSeconds | None = field(default=None, compare=False)
+    synchronous: bool = False
+    taken: str = ""
+    apart: bool = False
+    anew: tuple[str, ...] = ()
+    gradient_bytes: int = 0
+    bound_seconds: float | None = None
+    again: tuple[Again, ...] = ()
+    reserved: tuple[tuple[int, int], ...] = ()
+    slabs: int = 1
+    gap: float = 0.0
+    outside_bytes: int = 0
+    on_host: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def fate(self) -> Mapping[str, str]:
+        """What becomes of each tensor, by name."""
+        return {each.tensor: each.fate for each in self.fates}
+
+    def explain(self) -> str:
+        """Return a table a person reads: seconds, bytes, fates, the longest phases."""
+        taken = f" ({self.taken})" * (self.taken not in ("", self.policy))
+        parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
+        parts += f", in {self.bands} bands of rows" * (self.bands > 1)
+        parts += f", the outer phases in {self.slabs} slabs" * (self.slabs > 1)
+        waiting = max(0.0, self.seconds - self.compute_seconds)
+        lines = [
+            f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
+            f"{format_seconds(self.seconds)} predicted",
+            f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
+            *[f"  gradients  {format_bytes(self.gradient_bytes)} more, in two sets"]
+            * bool(self.gradient_bytes),
+            *[f"  outside    {format_bytes(self.outside_bytes)} more, at the most"]
+            * bool(self.outside_bytes),
+            f"  host       {format_bytes(self.host_bytes)} pinned",
+            *in_columns(
+                [
+                    ("copy in", format_seconds(self.copy_in_seconds), format_bytes(self.bytes_in)),
+                    ("compute", format_seconds(self.compute_seconds), ""),
+                    (
+                        "copy out",
+                        format_seconds(self.copy_out_seconds),
+                        format_bytes(self.bytes_out),
+                    ),
+                    ("waiting", format_seconds(waiting), "", "in which nothing is computed"),
+                ],
+                ("<9", ">11", ">12", "<0"),
+            ),
+            *self._beside_bound(),
+            *[f"  solver     stopped {100 * self.gap:.1f} % above what its program may reach"]
+            * bool(self.gap),
+            "",
+            "  what becomes of tensors",
+        ]
+        by_fate = {fate: [each for each in self.fates if each.fate == fate] for fate in FATES}
+        lines += in_columns(
+            [
+                (fate, str(len(found)), format_bytes(sum(each.nbytes for each in found)))
+                for fate, found in by_fate.items()
+                if found
+            ],
+            ("<10", ">6", ">12"),
+        )
+        largest = sorted(self.fates, key=lambda each: -each.nbytes)[:SHOWN]
+        lines += ["", "  the largest of them"]
+        lines += in_columns(
+            [(each.tensor, each.fate, format_bytes(each.nbytes)) for each in largest],
+            ("<34", "<10", ">12"),
+        )
+        lines += self._outside()
+        longest = sorted(self.tasks, key=lambda each: -each.seconds)[:SHOWN]
+        lines += ["", f"  the longest of {len(self.tasks)} phases"]
+        lines += in_columns(
+            [
+                (each.name, format_seconds(each.seconds),
+                 f"{each.pieces} piece{'s' * (each.pieces != 1)}", format_bytes(each.device_bytes),
+                 "", each.engines)
+                for each in longest
+            ],
+            ("<44", ">11", ">10", ">12", "<2", "<0"),
+        )  # fmt: skip
+        if self.by_order is not None:
+            lines += ["", *in_columns(_orders(self.by_order), ("<44", ">11"))]
+        lines += ["", *(f"  {note}" for note in self.notes)] if self.notes else []
+        return "\n".join(lines)
+
+    def _outside(self) -> list[str]:
+        """The phases that somebody else computes: what they take of time, and of memory there."""
+        found = [each for each in self.tasks if each.outside_bytes is not None]
+        if not found:
+            return []
+        seconds = format_seconds(sum(each.seconds for each in found))
+        rows = [
+            (each.name, format_seconds(each.seconds),
+             f"{each.pieces} piece{'s' * (each.pieces != 1)}",
+             format_bytes(each.outside_bytes or 0) + " of the host" * each.on_host)
+            for each in sorted(found, key=lambda each: -each.seconds)[:SHOWN]
+        ]  # fmt: skip
+        reasons = dict.fromkeys(each.why for each in found if each.why)
+        return [
+            "",
+            f"  computed outside of the library: {len(found)} phases, {seconds}; the longest",
+            *in_columns(rows, ("<44", ">11", ">10", ">12")),
+            *[f"  because of {why}" for why in reasons],
+            *["  what takes memory of the host does not fit on the device, and is computed there"]
+            * bool(self.on_host),
+        ]
+
+    def _beside_bound(self) -> list[str]:
+        """How far the plan is from the best that there may be."""
+        if self.bound_seconds is None:
+            return []
+        above = (self.seconds / self.bound_seconds - 1) * 100
+        said = f"{above:.1f} % above" if above >= 0 else f"{-above:.1f} % below"
+        kind = "possible of its kind"
+        if self.bands > 1 or self.slabs > 1:
+            kind = f"possible without {'bands of rows' if self.bands > 1 else 'slabs'}"
+        return [f"  bound      {format_seconds(self.bound_seconds)}: {said} the best {kind}"]
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def __repr__(self) -> str:
+        return f"<NetworkPlan: {self.explain().splitlines()[0]}>"  # fields go on for pages
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of plain JSON values."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the plan that `to_json` described.
+
+        Raises
+        ------
+        ValueError
+            If that is no such plan.
+        """
+        try:
+            known = dict(data)
+            known["remade"] = tuple(data["remade"])
+            known["anew"] = tuple(data.get("anew", ()))
+            for name in ("on_host", "notes"):
+                known[name] = tuple(data.get(name, ()))
+            known["again"] = tuple(Again(*each) for each in data.get("again", ()))
+            known["reserved"] = tuple((at, nbytes) for at, nbytes in data.get("reserved", ()))
+            known["stays"] = tuple(
+                (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
+            )
+            known["fates"] = tuple(Fate(*each) for each in data["fates"])
+            known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
+            if known.get("by_order") is not None:
+                throughout, each = known["by_order"]
+                known["by_order"] = OrderSeconds(tuple((o, s) for o, s in throughout), each)
+            return cls(**known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no plan of a network: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _orders(by_order: OrderSeconds) -> list[tuple[str, ...]]:
+    """What computing takes in each memory order, as rows."""
+    rows = [
+        (f"{order.replace('_', '-')} throughout", format_seconds(seconds))
+        for order, seconds in by_order.throughout
+    ]
+    head = ("memory order of maps, nothing cut", "predicted")
+    return [head, *rows, ("each phase in its own, re-layouts free", format_seconds(by_order.each))]

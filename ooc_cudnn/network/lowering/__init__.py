@@ -1,0 +1,1 @@
+"""Lowering: offsets, plans of calls, spills and prefetches; from a step to a program."""

@@ -1,0 +1,146 @@
+"""Homes: where a program finds the tensors of a step, on the device for each stay or the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.step import Step, orders_of
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.pipeline.program import Home, byte_range
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+
+
+class Homes:
+    """The homes of a step's tensors, made as they are asked for.
+
+    Parameters
+    ----------
+    step : Step
+    stays : mapping
+    spans : mapping
+        Of each stay (tensor, index) the bytes of the block that it takes; known before it is asked
+        for a tensor on the device.
+    given : mapping
+        Name to the spec of the array that is handed in.
+    order : str
+        Memory order of maps that the step makes.
+    misaligned : frozenset of str
+        Arrays that are handed in and begin on no 16-byte boundary.
+
+    Attributes
+    ----------
+    found : dict
+        The program's name of a tensor, to its home.
+    between : dict
+        Name to the spec of what the step keeps on the host itself.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        stays: Residency,
+        spans: Mapping[tuple[str, int], tuple[int, int]],
+        given: Mapping[str, TensorSpec],
+        order: str,
+        misaligned: frozenset[str],
+    ) -> None:
+        self.found: dict[str, Home] = {}
+        self.between: dict[str, TensorSpec] = {}
+        self._step, self._stays, self.spans = step, stays, spans
+        self._given, self._misaligned = given, misaligned
+        self._order_of = orders_of(step, order)
+
+    def _stay(self, base: str, at: int) -> int | None:
+        for index, stay in enumerate(self._stays.get(base, ())):
+            if stay.first <= at <= stay.last:
+                return index
+        return None
+
+    def home_of(self, name: str, at: int) -> str:
+        """The program's name for a tensor in a phase: where it is then."""
+        base = self._step.base(name)
+        index = self._stay(base, at)
+        return self.on_host(name) if index is None else self.on_device(name, index)
+
+    def on_host(self, name: str) -> str:
+        """The program's name for a tensor on the host: its own."""
+        if name in self.found:
+            return name
+        tensor, (base, region) = self._step.tensors[name], self._step.place(name)
+        if base != name:
+            spec = self.found[self.on_host(base)].spec
+            order = self._order_of(self._step.tensors[base])
+            strides = _strides(tensor, region, spec.strides, spec.shape, order)
+            made = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
+            self.found[name] = Home(made, None, base, region)
+            return name
+        given = self._given.get(name)
+        # as on the device: then its copies are plain ones
+        packed = packed_strides(tensor.shape, self._order_of(tensor))
+        own = TensorSpec(tensor.shape, tensor.dtype, "pinned", packed)
+        self.found[name] = Home(given or own)
+        if given is None:
+            self.between[name] = self.found[name].spec
+        return name
+
+    def on_device(self, name: str, index: int) -> str:
+        """The program's name for a tensor during one of its stays on the device."""
+        there = f"{name} on the device" + f" ({index + 1})" * bool(index)
+        if there not in self.found:
+            tensor, (base, region) = self._step.tensors[name], self._step.place(name)
+            whole = self._step.tensors[base]
+            order = self._order_of(whole)
+            packed = packed_strides(whole.shape, order)
+            item_bytes = TensorSpec((1,), tensor.dtype).itemsize
+            start = sum(low * step for (low, _), step in zip(region, packed, strict=True))
+            spec = TensorSpec(
+                tensor.shape,
+                tensor.dtype,
+                "device",
+                _strides(tensor, region, packed, whole.shape, order),
+            )
+            offset = self.spans[base, index][0] + start * item_bytes
+            self.found[there] = Home(spec, offset)
+        return there
+
+    def also_on_host(self, name: str) -> str:
+        """The program's name for a copy on the host of what lies on the device.
+
+        Of all else its own name. A copy is there for an item or two.
+        """
+        spec = self.found[name].spec
+        if spec.placement != "device":
+            return name
+        copy = f"{name}, on the host"
+        packed = packed_strides(spec.shape, spec.order or "channels_first")
+        self.between[copy] = TensorSpec(spec.shape, spec.dtype, "pinned", packed)
+        self.found[copy] = Home(self.between[copy])
+        return copy
+
+    def is_aligned(self, name: str) -> bool:
+        """Whether a tensor of the program begins on a 16-byte boundary."""
+        home = self.found[name]
+        if home.offset is not None:
+            return home.offset % WIDEST_ACCESS_BYTES == 0
+        if not home.of:
+            return name not in self._misaligned
+        start, _ = byte_range(self.found[home.of], home.region)
+        return start % WIDEST_ACCESS_BYTES == 0 and self.is_aligned(home.of)
+
+
+def _strides(
+    tensor: Tensor,
+    region: tuple[tuple[int, int], ...],
+    strides: tuple[int, ...],
+    shape: tuple[int, ...],
+    order: str = "channels_first",
+) -> tuple[int, ...]:
+    """Strides of a view: those of the axes that are longer than 1, in order."""
+    if region == tuple((0, extent) for extent in shape) and strides == packed_strides(shape, order):
+        return packed_strides(tensor.shape, order)
+    longer = iter(
+        stride for (start, stop), stride in zip(region, strides, strict=True) if stop - start > 1
+    )
+    return tuple(1 if extent == 1 else next(longer) for extent in tensor.shape)

@@ -1,0 +1,112 @@
+"""Memory of the device for what is computed outside of the library: it is not in the block.
+
+Some images at a time, as many as a share of the limit has room for. What that takes at the most is
+left free: it lives while one phase runs. What does not fit even so is computed on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.lowering.lower import least_bytes
+from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient
+from ooc_cudnn.operations.over_ranks import OverRanks
+from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.splittable import Splittable
+
+#: Of the limit. One image takes what it takes.
+SHARE = 1 / 8
+#: Of the room there is: what takes no more surely fits, whatever else the step computes.
+SURELY = 1 / 4
+
+
+def with_room_outside(
+    step: Step, terms: Terms, on_host: Collection[str] | None = None
+) -> tuple[Step, Terms]:
+    """Return a step in which few images are computed outside at once, and the room beside.
+
+    Parameters
+    ----------
+    on_host : collection of str, optional
+        Phases that the host computes; those that do not fit on the device when left out.
+    """
+    if not any(isinstance(phase.call, OutsideCall | OutsideGradient) for phase in step.phases):
+        return step, terms
+    most = int(SHARE * terms.target.limit_bytes)
+    step = replace(step, phases=tuple(_fitting(phase, most) for phase in step.phases))
+    moved = frozenset(_too_large(step, terms) if on_host is None else on_host)
+    phases = tuple(
+        replace(phase, call=whole.there()) if phase.name in moved and whole else phase
+        for phase, whole in ((phase, _whole(phase.call)) for phase in step.phases)
+    )
+    step = replace(step, phases=phases)
+    room = terms.target.room_bytes - outside_bytes(step)
+    terms = replace(terms, target=terms.target._replace(room_bytes=room), on_host=moved)
+    return step, terms
+
+
+def _too_large(step: Step, terms: Terms) -> set[str]:
+    """The phases that must be computed on the host, so that all others fit on the device.
+
+    Those that take most first; not those that host memory is short for, nor what waits for others.
+    """
+    room, most = terms.target.room_bytes, terms.host and terms.host.available_bytes
+    held = {
+        phase.name: outside_bytes_of(phase.call) or 0
+        for phase in step.phases
+        if isinstance(phase.call, OutsideCall | OutsideGradient)
+    }
+    theirs = tuple(phase for phase in step.phases if phase.name in held)
+    if sum(map(max, (held.values(), least_bytes(step, terms, theirs)))) <= SURELY * room:
+        return set()
+    least = dict(zip((each.name for each in step.phases), least_bytes(step, terms), strict=True))
+    there = {
+        phase.name: held[phase.name] + least[phase.name]
+        for phase in theirs
+        if not isinstance(phase.call, OverRanks) and (most is None or held[phase.name] <= most)
+    }
+    moved = set[str]()
+    while there and max(held.values()) + max(least.values()) > room:
+        largest = max(there, key=there.__getitem__)
+        moved.add(largest)
+        del there[largest], held[largest], least[largest]
+        held.setdefault("", 0)
+        least.setdefault("", 0)
+    return moved
+
+
+def _fitting(phase: Phase, most_bytes: int) -> Phase:
+    """The phase, with as many images at once as fit: at least one."""
+    call = phase.call
+    if not isinstance(call, OutsideCall | OutsideGradient):
+        return phase
+    images = call.images
+    while images > 1 and call.outside_bytes_of(images) > most_bytes:
+        images = -(-images // 2)
+    return replace(phase, call=call.of_at_most(images))
+
+
+def outside_bytes(step: Step) -> int:
+    """The most that a phase of a step takes of the device, outside of the library."""
+    calls = (phase.call for phase in step.phases if not phase.call.on_host)
+    return max((outside_bytes_of(call) or 0 for call in calls), default=0)
+
+
+def outside_bytes_of(call: Splittable) -> int | None:
+    """What a call takes outside of the library; None if it is the library's own."""
+    whole = _whole(call)
+    return None if whole is None else whole.outside_bytes
+
+
+def why_outside(call: Splittable) -> str:
+    """Why a call is not the library's own; nothing if it is."""
+    whole = _whole(call)
+    return "" if whole is None else whole.computation.why
+
+
+def _whole(call: Splittable) -> OutsideCall | OutsideGradient | None:
+    whole = call.call if isinstance(call, PartOf) else call
+    return whole if isinstance(whole, OutsideCall | OutsideGradient) else None

@@ -1,0 +1,432 @@
+"""From a step and where its tensors are to a program: addresses, plans of tasks, moves.
+
+Tensors on the device get their addresses first. Each task then works in the largest range of the
+block that is free while it runs, and its plan is made for that. Where a phase finds too little, or
+what lives at once does not fit, the largest tensor there goes to the host, and whoever uses it
+streams it: so there is a program for every limit that admits each call by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.devices.machines import computing_machine
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.functions.known_engines import slowness_of, with_engines
+from ooc_cudnn.functions.target import make_request
+from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
+from ooc_cudnn.memory.extents import Extent, held_bytes, place
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency, is_there, results_of
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.lowering.bindings import Homes
+from ooc_cudnn.network.lowering.call_plans import plan_request
+from ooc_cudnn.network.lowering.host_arena import in_pinned_block
+from ooc_cudnn.network.lowering.spill_belady import spilled
+from ooc_cudnn.network.lowering.spill_milp import least_copied
+from ooc_cudnn.pipeline.program import (
+    COPY_IN,
+    COPY_OUT,
+    Item,
+    Move,
+    Program,
+    Synchronisation,
+    Task,
+)
+from ooc_cudnn.pricing.plan import Plan
+from ooc_cudnn.pricing.request import Request
+
+#: A phase has too little memory where it is cut into more pieces than this, and takes more than so
+#: many times as long as with all memory to itself. Then a tensor beside it goes to the host.
+MANY_PIECES, MUCH_SLOWER = 64, 4.0
+#: Of so many phases before a task it is known who used which memory. What was used longer ago is
+#: free for its first copies at once.
+LOOK_BACK = 128
+
+
+class Placed(NamedTuple):
+    """A step as a program, and the stays that it was made with in the end."""
+
+    program: Program
+    residency: Residency
+
+
+class PlannedStep(NamedTuple):
+    """A plan, and what it runs: the rewritten step and its program."""
+
+    plan: NetworkPlan
+    step: Step
+    placed: Placed
+
+
+#: Whether stays of a step are worth a plan.
+Worth = Callable[[Step, Residency], bool]
+
+
+def always(step: Step, stays: Residency) -> bool:
+    """Whatever they are."""
+    return True
+
+
+def place_step(
+    name: str,
+    step: Step,
+    residency: Residency,
+    terms: Terms,
+    *,
+    may_stream: bool = True,
+    spill: bool = False,
+    share: float = 1.0,
+    reserved: Mapping[int, int] = MappingProxyType({}),
+    is_worth: Worth = always,
+) -> Placed | None:
+    """Make the program of a step, with more tensors on the host where memory is short.
+
+    Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
+    little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
+    are `reserved` for a phase, it finds so many in one range, beside tensors. None, too, where
+    stays are not worth it (`is_worth`).
+
+    Raises
+    ------
+    PlanInfeasibleError
+        If some phase does not fit by itself, with the least limit for which all do.
+    """
+    stays: Residency = {base: found for base, found in residency.items() if found}
+    uses, results = step.uses, results_of(step)
+    for base, spec in terms.given.items():
+        if spec.placement == "device":
+            stays = {name: found for name, found in stays.items() if name != base}  # it is there
+    room = terms.target.room_bytes
+    if spill:
+        stays = least_copied(step, stays, _Placing(name, step, stays, terms).working(), room)
+        stays = {base: found for base, found in stays.items() if found}
+    while is_worth(step, stays):
+        worst, before = _overflow(step, stays, share * room), stays
+        short: Sequence[int] = [] if worst is None else [worst]
+        if worst is None:
+            try:
+                return _Placing(name, step, stays, terms, reserved).placed(find_all=spill)
+            except _TooLittleError as error:
+                short = error.phases
+        if not may_stream:
+            return None
+        for phase in short:
+            if _is_relieved(before, stays, phase):
+                continue
+            fewer = (
+                spilled(step, uses, results, stays, phase)
+                if spill
+                else _without_largest(step, stays, phase)
+            )
+            if fewer is None:
+                least, setting = _least(name, step, terms)
+                raise PlanInfeasibleError(
+                    function=f"{name}: {setting or step.phases[phase].name}",
+                    limit_bytes=terms.target.limit_bytes,
+                    smallest_bytes=least,
+                    beside_bytes=terms.target.beside_bytes,
+                )
+            stays = fewer
+    return None
+
+
+def _is_relieved(before: Residency, stays: Residency, phase: int) -> bool:
+    """Whether something that was on the device in a phase is there no more."""
+    return any(
+        is_there(found, phase) and not is_there(stays.get(base, ()), phase)
+        for base, found in before.items()
+        if stays.get(base) is not found
+    )
+
+
+def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | None:
+    largest = _largest(step, stays, phase)
+    if largest is None:
+        return None
+    return {name: found for name, found in stays.items() if name != largest}
+
+
+def _overflow(step: Step, stays: Residency, room_bytes: float) -> int | None:
+    """The phase in which most lives at once, if that is more than there is."""
+    held = held_bytes([extent for _, _, extent in _extents(step, stays)], len(step.phases))
+    worst = int(held.argmax())
+    return worst if held[worst] > room_bytes else None
+
+
+def most_held(step: Step, stays: Residency) -> int:
+    """The most bytes that tensors hold in one phase, without what its task takes."""
+    extents = [extent for _, _, extent in _extents(step, stays)]
+    return int(held_bytes(extents, len(step.phases)).max())
+
+
+def most_touched(step: Step, terms: Terms) -> int:
+    """The most bytes of tensors that one phase touches, but for those that are on the device."""
+    there = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    touched = ({step.base(name) for name in phase.binds.values()} for phase in step.phases)
+    return max(sum(aligned(step.tensors[base].nbytes) for base in each - there) for each in touched)
+
+
+def working_bytes(step: Step, stays: Residency, terms: Terms) -> np.ndarray[Any, Any]:
+    """Bytes that each phase takes beside tensors on the device, if all memory were free for it."""
+    return _Placing("", step, stays, terms).working()
+
+
+def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
+    return [
+        (base, index, Extent(stay.first, stay.last, step.tensors[base].nbytes))
+        for base, found in stays.items()
+        for index, stay in enumerate(found)
+    ]
+
+
+def _largest(step: Step, stays: Residency, phase: int) -> str | None:
+    """The name of the largest tensor that holds memory in a phase; None if none does."""
+    there = [
+        base
+        for base, found in stays.items()
+        if any(stay.first <= phase <= stay.last for stay in found)
+    ]
+    return max(there, key=lambda base: step.tensors[base].nbytes, default=None)
+
+
+def _least(name: str, step: Step, terms: Terms) -> tuple[int, str]:
+    """The least memory limit, in bytes, that lets every phase be streamed; and which sets it."""
+    found = least_bytes(step, terms)
+    least = max(found, default=0)
+    setting = step.phases[found.index(least)].name if least else ""
+    return least + terms.target.beside_bytes, setting
+
+
+def least_bytes(step: Step, terms: Terms, phases: Sequence[Phase] = ()) -> list[int]:
+    """The least that phases (all by default) take of the device: with their tensors on the host."""
+    placing = _Placing("", step, {}, terms)
+    return [placing.least_of(phase) for phase in phases or step.phases]
+
+
+class _TooLittleError(Exception):
+    """Phases have too little memory to work in."""
+
+    def __init__(self, *phases: int) -> None:
+        super().__init__(*phases)
+        self.phases = phases
+
+
+class _Placing:
+    """The tasks and moves of a step, from its stays."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        stays: Residency,
+        terms: Terms,
+        reserved: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self.name, self.step, self.stays, self.terms = name, step, stays, terms
+        self.reserved = [Extent(at, at, nbytes) for at, nbytes in reserved.items()]
+        self.room = terms.target.room_bytes // ALIGNMENT * ALIGNMENT
+        #: Of each stay, the bytes of the block that it takes.
+        self.spans: dict[tuple[str, int], tuple[int, int]] = {}
+        self.homes = Homes(step, stays, self.spans, terms.given, terms.order, terms.misaligned)
+        #: The bytes that tasks so far work in, and their phases.
+        self._worked: list[tuple[int, int, int]] = []
+        #: By stream and phase the stays whose copy starts there.
+        self._starting: dict[str, dict[int, list[tuple[str, int]]]] = {COPY_IN: {}, COPY_OUT: {}}
+        for base, found in stays.items():
+            for index, stay in enumerate(found):
+                if stay.fetched:
+                    self._starting[COPY_IN].setdefault(stay.first, []).append((base, index))
+                if stay.leaves is not None:
+                    self._starting[COPY_OUT].setdefault(stay.leaves, []).append((base, index))
+
+    def placed(self, *, find_all: bool = False) -> Placed:
+        """Place everything, plan every task.
+
+        Raises
+        ------
+        _TooLittleError
+            With the first phase that has too little memory; with all of them to `find_all`.
+        """
+        extents = _extents(self.step, self.stays)
+        offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
+        if peak > self.room:
+            raise _TooLittleError(self._worst(extents))
+        for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
+            self.spans[base, index] = offset, offset + aligned(extent.nbytes)
+        held = sorted((*self.spans[base, index], *extent[:2]) for base, index, extent in extents)
+        start, stop, first, last = np.array(held, int).reshape(-1, 4).T
+        self._held = first, last, np.column_stack([start, stop])
+        items: list[Item] = []
+        top = max((stop for _, stop in self.spans.values()), default=0)
+        turn, pause = self.step.turn if self.step.pauses else None, None
+        short = list[int]()
+        for at, phase in enumerate(self.step.phases):
+            if at == turn:
+                pause = len(items)
+            items += self._moves(at, COPY_IN)
+            if phase.call.on_host:
+                items += self._on_host(phase, at)
+            else:
+                try:
+                    task = self._task(phase, at)
+                except _TooLittleError:
+                    if not find_all:
+                        raise
+                    short.append(at)
+                    continue
+                top = max(top, task.offset + task.plan.device_bytes)
+                items.append(task)
+            # What the phase made leaves beside the next one: that is not waited for.
+            if self.terms.synchronous and self._left_by(at):
+                items.append(Synchronisation())
+            items += self._moves(at, COPY_OUT)
+        if turn == len(self.step.phases):  # gradients of outputs are all that there are
+            pause = len(items)
+        overlap = self.terms.target.overlap
+        if short:
+            raise _TooLittleError(*short)
+        program = Program(
+            self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
+        )
+        given = {name for name, each in self.step.tensors.items() if each.kind in GIVEN}
+        apart = results_of(self.step) | set(self.step.seeds.values()) | given
+        return Placed(in_pinned_block(program, apart), self.stays)
+
+    def working(self) -> np.ndarray[Any, Any]:
+        """Bytes that each task takes beside tensors on the device, if all of them are there."""
+        self.spans = self.homes.spans = defaultdict(lambda: (0, 0))
+        found = np.zeros(len(self.step.phases))
+        for at, phase in enumerate(self.step.phases):
+            with suppress(PlanInfeasibleError):  # then it is for it to stream
+                found[at] = self.plan_of(phase, at, self.room)[1].device_bytes
+        return found
+
+    def _worst(self, extents: Iterable[tuple[str, int, Extent]]) -> int:
+        held = held_bytes([extent for _, _, extent in extents], len(self.step.phases))
+        return int(held.argmax())
+
+    # Items --------------------------------------------------------------------------------------
+
+    def _moves(self, at: int, stream: str) -> list[Item]:
+        """The moves that start before a phase (copies in), or after it (copies out)."""
+        found: list[Item] = []
+        for base, index in self._starting[stream].get(at, ()):
+            host, there = self.homes.on_host(base), self.homes.on_device(base, index)
+            if stream == COPY_IN:
+                found.append(Move(f"fetch of {base}", COPY_IN, host, there))
+            else:
+                found.append(Move(f"offload of {base}", COPY_OUT, there, host))
+        return found
+
+    def _left_by(self, at: int) -> bool:
+        """Whether something that is fetched again is off the device after a phase."""
+        return any(
+            len(found) > 1 and found[0].leaves is not None and found[0].last == at
+            for found in self.stays.values()
+        )
+
+    def _task(self, phase: Phase, at: int) -> Task:
+        gaps = self._gaps(at)
+        most = max(stop - start for start, stop in gaps)
+        try:
+            request, plan = self.plan_of(phase, at, most)
+        except PlanInfeasibleError as error:
+            raise _TooLittleError(at) from error
+        if self._is_starved(plan, phase, at):
+            raise _TooLittleError(at)
+        plan = with_engines(request, plan, self.terms.target, most)
+        plan = plan.with_deeper_rings(most // 2)
+        offset = self._offset(plan, at, gaps)
+        self._worked.append((offset, offset + aligned(plan.device_bytes), at))
+        binds = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
+        slowness = slowness_of(request, plan, self.terms.target)
+        return Task(phase.name, request, plan, binds, offset, slowness)
+
+    def _on_host(self, phase: Phase, at: int) -> list[Item]:
+        """A task of the host, and what brings it there what lies on the device, and back."""
+        call, binds = phase.call, dict[str, str]()
+        before, after = list[Item](), list[Item]()
+        for operand, name in phase.binds.items():
+            there = self.homes.home_of(name, at)
+            own = binds[operand] = self.homes.also_on_host(there)
+            if own == there:
+                continue
+            if operand in call.loaded:
+                before.append(Move(f"{name} for {phase.name}", COPY_OUT, there, own))
+            if operand in call.results:
+                after.append(Move(f"{name} of {phase.name}", COPY_IN, own, there))
+        request, plan = self.plan_of(phase, at, self.room)
+        return [*before, Task(phase.name, request, plan, binds), *after]
+
+    def _offset(self, plan: Plan, at: int, gaps: Sequence[tuple[int, int]]) -> int:
+        """Where in what is free a task works: if it copies, in bytes that nobody used for long.
+
+        Then its first pieces come while those before it compute.
+        """
+        nbytes = aligned(plan.device_bytes)
+        if not any(slots for _, slots in plan.rings):
+            return max(gaps, key=lambda gap: gap[1] - gap[0])[0]
+        _, last, spans = self._held
+        gone = (at - LOOK_BACK <= last) & (last < at)
+        used = np.array([*self._worked[-LOOK_BACK:], (0, 0, -1)])
+        used = np.concatenate([used, np.column_stack([spans[gone], last[gone]])])
+        within = [(start, stop - nbytes) for start, stop in gaps if stop - start >= nbytes]
+        starts = np.unique([*np.ravel(within), *used[:, 1]])
+        lows, highs = np.array(within).T
+        behind = lows.searchsorted(starts, "right") - 1  # the last gap that begins before
+        candidates = starts[(behind >= 0) & (starts <= highs[behind])]
+        ends = candidates[:, None] + nbytes
+        met = (used[:, 0] < ends) & (candidates[:, None] < used[:, 1])
+        latest = np.where(met, used[:, 2], -1).max(axis=1, initial=-1)
+        return int(candidates[latest.argmin()])
+
+    def _is_starved(self, plan: Plan, phase: Phase, at: int) -> bool:
+        """Whether tensors that could be elsewhere leave a phase so little that it crawls."""
+        if plan.pieces <= MANY_PIECES or _largest(self.step, self.stays, at) is None:
+            return False
+        with_all = self.plan_of(phase, at, self.room)[1]
+        return plan.seconds > MUCH_SLOWER * with_all.seconds
+
+    def _gaps(self, at: int) -> list[tuple[int, int]]:
+        """The ranges of the block, in bytes, that nothing holds in a phase; at least one."""
+        first, last, spans = self._held
+        held = spans[(first <= at) & (at <= last)]
+        starts = np.append(held[:, 0], self.room)
+        ends = np.append(0, np.maximum.accumulate(held[:, 1]))  # of all that starts before
+        free = np.flatnonzero(starts > ends)
+        found = zip(ends[free].tolist(), starts[free].tolist(), strict=True)
+        return list(found) or [(0, 0)]
+
+    def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
+        """Plan a phase within so many bytes, its operands where they are then."""
+        call, target = phase.call, self.terms.target
+        homes = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
+        specs = {operand: self.homes.found[homes[operand]].spec for operand in call.operands}
+        request = make_request(
+            phase.name,
+            call,
+            specs,
+            computing_machine(target.machine, on_host=call.on_host),
+            limit_bytes,
+            target.layouts,
+            overlap=target.overlap,
+            aligned={operand: self.homes.is_aligned(home) for operand, home in homes.items()},
+        )
+        plan = plan_request(request, target)
+        return request.along(plan.row_axis), plan
+
+    def least_of(self, phase: Phase) -> int:
+        """The least bytes of the device that a phase takes where nothing stays there."""
+        try:
+            self.plan_of(phase, 0, 0)
+        except PlanInfeasibleError as error:
+            return error.smallest_bytes or 0
+        return 0

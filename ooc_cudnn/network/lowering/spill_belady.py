@@ -1,0 +1,68 @@
+"""Spilling: where a phase has too little memory, a tensor is on the host for a while.
+
+This is for what `least_copies` does not see: addresses, and pieces that crawl. First of those that
+the phase does not touch: the one whose bytes are idle for longest (Belady, "A study of replacement
+algorithms", 1966). Then of those that it does: it streams the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ooc_cudnn.network.ir.live_ranges import Residency, Stay
+from ooc_cudnn.network.ir.step import Step, Uses
+
+
+def spilled(
+    step: Step,
+    uses: Mapping[str, Uses],
+    results: set[str],
+    stays: Residency,
+    phase: int,
+) -> Residency | None:
+    """Stays in which one tensor less is on the device in a phase; None if none is.
+
+    Parameters
+    ----------
+    uses : mapping
+        `Step.uses`.
+    results : set of str
+        What must be on the host in the end.
+    """
+    there = {
+        base: stay
+        for base, found in stays.items()
+        for stay in found
+        if stay.first <= phase <= stay.last
+    }
+    if not there:
+        return None
+
+    def worth(base: str) -> tuple[bool, int, str]:
+        used, nbytes = uses[base], step.tensors[base].nbytes
+        if phase in used.phases:
+            return False, nbytes, base
+        before = max((at for at in used.phases if at < phase), default=there[base].first)
+        after = min((at for at in used.phases if at > phase), default=there[base].last)
+        return True, nbytes * (after - before), base
+
+    base = max(there, key=worth)
+    parts = list(_without(uses[base], there[base], phase, base in results))
+    made = [part for stay in stays[base] for part in (parts if stay is there[base] else [stay])]
+    others = {name: found for name, found in stays.items() if name != base}
+    return {**others, base: tuple(made)} if made else others
+
+
+def _without(used: Uses, stay: Stay, phase: int, is_result: bool) -> Iterator[Stay]:
+    """A stay without a phase: what is before it, and after."""
+    before = [at for at in used.phases if stay.first <= at < phase]
+    after = [at for at in used.phases if phase < at <= stay.last]
+    if before:
+        written = [at for at in used.written if stay.first <= at <= before[-1]]
+        read_later = used.phases[-1] > before[-1] or is_result
+        leaves = written[-1] if written and read_later else None
+        yield Stay(stay.first, before[-1], stay.fetched, leaves)
+    if after:
+        exists = stay.fetched or used.phases[0] <= phase
+        leaves = stay.leaves if stay.leaves is not None and stay.leaves >= after[0] else None
+        yield Stay(after[0], stay.last, exists, leaves)

@@ -1,0 +1,121 @@
+"""The plan of a placed step: what it will take, by a replay, and what becomes of its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency
+from ooc_cudnn.network.ir.plan import Fate, NetworkPlan, TaskFigures
+from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.lowering.device_gradients import bytes_there, gradients_of
+from ooc_cudnn.network.lowering.external_memory import outside_bytes, outside_bytes_of, why_outside
+from ooc_cudnn.network.lowering.lower import Placed
+from ooc_cudnn.network.passes.rematerialize import REMADE
+from ooc_cudnn.pipeline.program import Task
+from ooc_cudnn.pipeline.schedule import make_schedule
+from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.trace import link_bytes
+
+
+class How(NamedTuple):
+    """How a step is rewritten, as plans say it."""
+
+    micro_batches: int = 1
+    bands: int = 1
+    remade: tuple[str, ...] = ()
+    apart: bool = False
+    anew: tuple[str, ...] = ()
+    again: tuple[Again, ...] = ()
+    reserved: tuple[tuple[int, int], ...] = ()
+    slabs: int = 1
+
+
+def predicted(
+    name: str,
+    policy: str,
+    step: Step,
+    placed: Placed,
+    how: How | NetworkPlan,
+    terms: Terms,
+) -> NetworkPlan:
+    """Return the plan of a placed step, with what its replay takes."""
+    program, target = placed.program, terms.target
+    schedule = make_schedule(program)
+    replayed = Replayed(schedule)
+    busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
+    moved = dict.fromkeys(busy, 0)
+    seconds = [0.0] * len(program.items)
+    timeline = replayed.timeline
+    for at, item_step in enumerate(schedule.steps):
+        lasted = timeline.finish[at] - timeline.start[at]
+        busy[item_step.stream] += lasted
+        moved[item_step.stream] += link_bytes(program, item_step)
+        if item_step.stream == "compute":
+            seconds[item_step.item] += lasted
+    tasks = tuple(
+        TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
+                    item.plan.layout, ", ".join(item.plan.algorithms),
+                    outside_bytes_of(item.request.chain), item.is_on_host,
+                    why_outside(item.request.chain))
+        for at, item in enumerate(program.items)
+        if isinstance(item, Task)
+    )  # fmt: skip
+    return NetworkPlan(
+        name=name,
+        policy=policy,
+        machine=target.machine.name,
+        memory_limit=target.limit_bytes,
+        device_bytes=program.device_bytes,
+        host_bytes=program.host_bytes,
+        seconds=replayed.seconds,
+        compute_seconds=busy["compute"],
+        copy_in_seconds=busy["copy_in"],
+        copy_out_seconds=busy["copy_out"],
+        bytes_in=moved["copy_in"],
+        bytes_out=moved["copy_out"],
+        pieces=schedule.pieces,
+        micro_batches=how.micro_batches,
+        bands=how.bands,
+        remade=how.remade,
+        apart=how.apart,
+        anew=how.anew,
+        again=how.again,
+        reserved=how.reserved,
+        slabs=how.slabs,
+        stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
+        fates=tuple(_fates(step, placed.residency, terms)),
+        tasks=tasks,
+        order=terms.order,
+        by_order=terms.by_order,
+        synchronous=terms.synchronous,
+        gradient_bytes=bytes_there(step, terms.given),
+        outside_bytes=outside_bytes(step),
+        on_host=tuple(sorted(terms.on_host)),
+    )
+
+
+#: What rewriting adds to the name of a tensor, for a band or a micro-batch of it.
+_PART = re.compile(r"( band \d+)?( \[\d+\])?$")
+#: And what remaking does.
+_AGAIN = re.compile(rf"( \(\d+\))?{REMADE}$")
+
+
+def _fates(step: Step, residency: Residency, terms: Terms) -> Iterator[Fate]:
+    """What becomes of each tensor that is no view; what is made twice counts once."""
+    touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
+    there = gradients_of(step, terms.given)
+    again = {_AGAIN.sub("", _PART.sub("", name)) for name in touched if REMADE in name}
+    for name, tensor in step.tensors.items():
+        if name not in touched or REMADE in name:
+            continue
+        stays = residency.get(name, ())
+        if _PART.sub("", name) in again:
+            fate = "remade"
+        elif not stays:
+            fate = "given" if tensor.kind in GIVEN or name in there else "streamed"
+        else:
+            fate = "offloaded" if len(stays) > 1 else "kept"
+        yield Fate(name, fate, tensor.nbytes)

@@ -1,0 +1,182 @@
+"""Slabs: the outer phases of a step, whose maps are large, go through the batch in some parts.
+
+A rewrite of a step. The first phases of forward, and the last ones of backward, run slab by slab.
+A phase is large if, whole, it touches more bytes than the largest phase does for one slab. Cut are
+the phases of forward up to the last large one, and those of backward from the first large one on.
+The phases between them run once, for all images.
+
+A batch normalization needs the statistics of the whole batch, so all slabs must have come to it
+before any goes on: the phases from one such barrier to the next are a *stretch*. Each map is one
+tensor for each slab, which is kept, made again or on the host by itself. What is summed adds up in
+place; statistics are found for each slab and merged behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.passes.microbatch import OfImages, WholeBatchError
+from ooc_cudnn.operations.batch_phases import StatesOfParts
+from ooc_cudnn.operations.channel_statistics import STATES
+from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.window import Range
+
+#: What stands in the name of a statistic of one slab, before the number.
+OF_SLAB = " slab "
+
+
+def in_slabs(step: Step, slabs: int) -> Step:
+    """Rewrite a step so that its outer phases go through the batch in so many slabs.
+
+    Raises
+    ------
+    WholeBatchError
+        If one of these phases needs all images for another reason than statistics, or has to sum
+        them up in their order.
+    """
+    return step if slabs == 1 else _Slabs(step, slabs).step_of()
+
+
+class _Stretch:
+    """Phases that can go slab by slab, and those that follow once all slabs have."""
+
+    def __init__(self) -> None:
+        self.each: list[int] = []
+        self.tail: list[int] = []
+        #: What is there whole no sooner than at the end of all slabs.
+        self.summed: set[str] = set()
+        #: What the tail touches: no slab may change it before.
+        self.late: set[str] = set()
+
+
+class _Slabs(OfImages):
+    """A step cut into stretches, those of outer phases into slabs."""
+
+    def __init__(self, step: Step, slabs: int) -> None:
+        super().__init__(step)
+        self._inner = self._inner_phases(slabs)
+        size = -(-self.images // slabs)
+        starts = range(0, self.images, size)
+        self.parts: list[Range] = [(at, min(at + size, self.images)) for at in starts]
+        self.stretches = self._stretches()
+        self._whole = {
+            self._base(name)
+            for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
+        }
+        batched = set[str]()
+        for stretch in self.stretches:
+            for at in (*stretch.each, *stretch.tail):
+                phase, cut = step.phases[at], self._is_cut(stretch) and at in stretch.each
+                for operand, name in phase.binds.items():
+                    if cut and operand in self.own[at]:
+                        batched.add(self._base(name))
+                    else:
+                        self._whole.add(self._base(name))
+        apart = batched - self._whole
+        self.tensors = {
+            name: tensor
+            for name, tensor in step.tensors.items()
+            if self._stays_whole(name) or self._base(name) not in apart
+        }
+
+    def _inner_phases(self, slabs: int) -> range:
+        """The phases that are not cut, between those that are."""
+        tensors, own = self.step.tensors, self.own
+        touched = [
+            sum(tensors[base].nbytes for base in {self._base(phase.binds[n]) for n in own[at]})
+            for at, phase in enumerate(self.step.phases)
+        ]
+        large = [at for at, nbytes in enumerate(touched) if slabs * nbytes > max(touched)]
+        turn = self.step.turn
+        forward, backward = ([at for at in large if (at < turn) == before] for before in (1, 0))
+        return range(max(forward, default=-1) + 1, min(backward, default=len(touched)))
+
+    def _stretches(self) -> list[_Stretch]:
+        found = [_Stretch()]
+        turn = self.step.turn
+        for at, phase in enumerate(self.step.phases):
+            of, own = found[-1], self.own[at]
+            shared = {self._base(n) for operand, n in phase.binds.items() if operand not in own}
+            results = {self._base(phase.binds[name]) for name in phase.call.results}
+            loaded = {self._base(n) for n in phase.reads} - (results & shared)
+            begins = at in (turn, self._inner.start, self._inner.stop)
+            if begins or (own and (loaded & of.summed or (shared | loaded) & of.late)):
+                found.append(_Stretch())
+                of = found[-1]
+            if own:
+                of.each.append(at)
+                of.summed |= results & shared
+            else:
+                of.tail.append(at)
+                of.summed |= results
+                of.late |= shared
+        return found
+
+    def _is_cut(self, stretch: _Stretch) -> bool:
+        """Whether a stretch goes slab by slab."""
+        return bool(stretch.each) and stretch.each[0] not in self._inner
+
+    def step_of(self) -> Step:
+        """The rewritten step."""
+        phases: list[Phase] = []
+        for stretch in self.stretches:
+            if not self._is_cut(stretch):
+                order = sorted((*stretch.each, *stretch.tail))
+                phases += [self.step.phases[at] for at in order]
+                continue
+            for index, images in enumerate(self.parts):
+                phases += [self._part(at, index, images) for at in stretch.each]
+            phases += self._merged(stretch.each)
+            phases += [self.step.phases[at] for at in stretch.tail]
+        count = sum(not phase.is_backward for phase in phases)
+        return replace(self.step, tensors=self.tensors, phases=tuple(phases), forward_count=count)
+
+    def _sums(self, at: int) -> list[str]:
+        """Results of a phase that are of all images."""
+        phase = self.step.phases[at]
+        return [name for name in phase.call.results if name not in self.own[at]]
+
+    def _part(self, at: int, index: int, images: Range) -> Phase:
+        """A phase for some images."""
+        phase = self.step.phases[at]
+        call, sums = phase.call, self._sums(at)
+        if sums and getattr(call, "deterministic", False):
+            raise WholeBatchError(f"{phase.name} sums images up in their order")
+        states = [name for name in sums if name in STATES]
+        added = {name for name in sums if name not in STATES}
+        if index and added:
+            adding = replace(call, beta=1.0)
+            scaled = {name for name in call.results if adding.scaling(name)[1] == 1}
+            if scaled != added:
+                raise WholeBatchError(f"{phase.name} needs the whole batch")
+            call = adding
+        binds = {
+            operand: self._of(name, index, images) if operand in self.own[at] else name
+            for operand, name in phase.binds.items()
+        }
+        binds |= {name: self._state(phase.binds[name], index) for name in states}
+        made = PartOf.of_images(call, images)
+        return replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds)
+
+    def _state(self, name: str, index: int) -> str:
+        tensor = self.step.tensors[name]
+        made = f"{name}{OF_SLAB}{index}"
+        shape = tensor.shape
+        self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind)
+        return made
+
+    def _merged(self, each: Iterable[int]) -> Iterable[Phase]:
+        """The phases that make statistics of all images from those of slabs."""
+        for at in each:
+            phase = self.step.phases[at]
+            for kind in (name for name in self._sums(at) if name in STATES):
+                name = phase.binds[kind]
+                channels = self.step.tensors[name].shape[1]
+                call = StatesOfParts(channels, kind, len(self.parts))
+                binds = {f"x{i}": f"{name}{OF_SLAB}{i}" for i in range(len(self.parts))}
+                yield replace(
+                    phase, name=f"{phase.name}, of slabs", call=call, binds={**binds, "y": name}
+                )

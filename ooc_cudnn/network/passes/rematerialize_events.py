@@ -1,0 +1,83 @@
+"""Repeating: forward phases run again wherever a plan says, as often as it says.
+
+A rewrite of a step. What `remaking` makes again just before its first reader is there until its
+last; here a map may be let go, made again, let go and be back from the host.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ooc_cudnn.network.ir.step import Again, Phase, Step
+from ooc_cudnn.network.passes.rematerialize import REMADE, Remaking
+
+
+def repeated(step: Step, again: Iterable[Again]) -> Step:
+    """Rewrite a step so that maps are made again.
+
+    Raises
+    ------
+    ValueError
+        If one of them is no map of the step, or is made again before a phase that is none of
+        backward: plans are data, and may be edited.
+    """
+    return _Repeating(step, tuple(again)).step()
+
+
+def makers_of(step: Step, name: str) -> tuple[int, ...]:
+    """The phases of forward that make a map, one after the other: all that write any of it."""
+    used = step.uses.get(name)
+    return tuple(at for at in used.written if not step.phases[at].is_backward) if used else ()
+
+
+class _Repeating(Remaking):
+    def __init__(self, before: Step, again: tuple[Again, ...]) -> None:
+        super().__init__(before, frozenset(), ())
+        self._again_at = defaultdict[int, list[Again]](list)
+        for each in again:
+            tensor = before.tensors.get(each.name)
+            is_backward = 0 <= each.before < len(before.phases) and (
+                before.phases[each.before].is_backward
+            )
+            if tensor is None or tensor.kind != "map" or tensor.of or not is_backward:
+                raise ValueError(f"the plan cannot be followed: {each}")
+            self._again_at[each.before].append(each)
+
+    def step(self) -> Step:
+        """The rewritten step."""
+        for at, phase in enumerate(self.before.phases):
+            for each in self._again_at[at]:
+                if each.is_made:
+                    self._make(each.name)
+                else:
+                    self.made.pop(each.name, None)
+            self.phases.append(self._rebound(phase) if phase.is_backward else phase)
+        return replace(self.before, tensors=self.tensors, phases=tuple(self.phases))
+
+    def _make(self, map_name: str) -> None:
+        makers = [self.before.phases[at] for at in makers_of(self.before, map_name)]
+        results = (self.before.base(name) for maker in makers for name in maker.writes)
+        as_it_was = dict(self.made)
+        for result in dict.fromkeys(results):
+            self.times[result] += 1
+            time = self.times[result]
+            name = self.made[result] = result + (f" ({time})" if time > 1 else "") + REMADE
+            self.tensors[name] = replace(self.before.tensors[result], name=name)
+        for maker in makers:
+            self.phases.append(self._repeating(maker))
+        for result in results_beside(self.before, makers, map_name):
+            del self.made[result]  # what is beside it, an index, is read as it was
+            if result in as_it_was:
+                self.made[result] = as_it_was[result]
+
+    def _repeating(self, maker: Phase) -> Phase:
+        again = self._rebound(maker)
+        return replace(again, name=f"{maker.name} again", is_backward=True)
+
+
+def results_beside(step: Step, makers: Iterable[Phase], name: str) -> list[str]:
+    """What phases write beside a map."""
+    bases = (step.base(each) for maker in makers for each in maker.writes)
+    return [base for base in dict.fromkeys(bases) if base != name]

@@ -1,0 +1,208 @@
+"""Bands: stretches of a step that go down the rows of an image, for images that do not fit.
+
+A rewrite of a step. Some maps stay whole (on the host, where they do not fit the device); between
+them phases run band by band, forward as well as backward, and what lies between exists for one band
+at a time. Backward makes it again from the nearest whole map, halo included. What is summed over
+rows adds up in place, each row once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.passes.rematerialize import REMADE, can_be_remade, forward_only, remade
+from ooc_cudnn.network.passes.row_tiling_cache import with_copied_rows
+from ooc_cudnn.network.passes.row_tiling_regions import Stretches
+from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.rows import ROW_AXIS, height
+from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.window import Range
+
+#: What stands in the names of tensors of bands, before the number.
+OF_BAND = " band "
+#: Phases of forward after which a map that is read again is kept whole.
+FAR = 12
+
+
+def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
+    """Rewrite a step so that it goes down the rows in so many bands.
+
+    Parameters
+    ----------
+    whole : iterable of str
+        Maps that stay whole, of those that `can_be_remade`; what needs to be whole for other
+        reasons (it is summed over before it is read again) is, too.
+    """
+    if bands == 1:
+        return step
+    whole = frozenset(whole)
+    again = can_be_remade(step) - whole
+    while True:
+        maps = again | (forward_only(step) - whole)
+        stretches = Stretches(remade(step, again), maps, whole)
+        # what is remade in one stretch and read in another must be whole
+        surely_whole = {name.removesuffix(REMADE) for name in stretches.whole} & again
+        if not surely_whole:
+            break
+        again -= surely_whole
+
+    def cut(step: Step, copies: frozenset[str]) -> Stretches:
+        return Stretches(step, maps | copies, whole)
+
+    return _in_bands(with_copied_rows(stretches, cut), bands)
+
+
+def _in_bands(stretches: Stretches, bands: int) -> Step:
+    """The step, each stretch that has banded tensors band by band."""
+    step = stretches.step
+    tensors = {
+        name: tensor
+        for name, tensor in step.tensors.items()
+        if stretches.places[name].base not in stretches.banded_tensors
+    }
+    phases: list[Phase] = []
+    for start, stop in stretches.stretches:
+        part = step.phases[start:stop]
+        touched = {stretches.places[n].base for phase in part for n in phase.binds.values()}
+        if not touched & stretches.banded_tensors:
+            phases += part
+            continue
+        for band in range(bands):
+            phases += _Band(stretches, part, band, bands, tensors).phases()
+    count = sum(not phase.is_backward for phase in phases)
+    return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
+
+
+class _Band:
+    """One band of a stretch: the rows that each phase makes, and those that each tensor holds."""
+
+    def __init__(
+        self,
+        stretches: Stretches,
+        part: tuple[Phase, ...],
+        band: int,
+        bands: int,
+        tensors: dict[str, Tensor],
+    ) -> None:
+        self.stretches, self.part, self.band, self.bands = stretches, part, band, bands
+        self.tensors = tensors
+        self.needed: dict[str, Range] = {}
+
+    def phases(self) -> list[Phase]:
+        """The phases of the band that have something to do."""
+        rows = self._rows()
+        return [
+            self._of(phase, made)
+            for at, phase in enumerate(self.part)
+            if (made := rows[at]) is not None
+        ]
+
+    def _rows(self) -> Mapping[int, Range | None]:
+        """From the last phase back: the rows that each makes, for those who read them."""
+        found: dict[int, Range | None] = {}
+        for at in reversed(range(len(self.part))):
+            phase = self.part[at]
+            rows = self._wanted(phase)
+            found[at] = rows
+            if rows is None:
+                continue
+            for operand in phase.call.operands:
+                name = phase.binds[operand]
+                if name in self.stretches.banded_tensors and operand in phase.call.loaded:
+                    region = self._region(phase, operand, rows)
+                    if region is not None:
+                        self._need(name, region[ROW_AXIS])
+        return found
+
+    def _wanted(self, phase: Phase) -> Range | None:
+        """The rows that a phase makes: those of banded results that are needed, else its share."""
+        results = [phase.binds[result] for result in phase.call.results]
+        banded = [name for name in results if name in self.stretches.banded_tensors]
+        wanted = [self.needed[name] for name in banded if name in self.needed]
+        if len(banded) < len(results):
+            if banded and phase.call.beta:
+                raise ValueError(f"{phase.name} adds to whole tensors and to bands at once")
+            wanted.append(self._share(phase.call.extents.h_y))
+        wanted = [rows for rows in wanted if rows[0] < rows[1]]
+        if not wanted:
+            return None
+        rows = min(low for low, _ in wanted), max(high for _, high in wanted)
+        for name in banded:
+            self._need(name, rows)
+        return rows
+
+    def _share(self, count: int) -> Range:
+        """The band's rows of so many: the first band has some, so that each sum begins in it.
+
+        Phases that add to one sum then do so in the order of the step: the first of them writes it.
+        """
+        return -(-count * self.band // self.bands), -(-count * (self.band + 1) // self.bands)
+
+    def _need(self, name: str, rows: Range) -> None:
+        first, last = rows
+        if first == last:  # padding alone is read; but no tensor is without rows
+            first = min(first, height(self.stretches.step.tensors[name].shape) - 1)
+            last = first + 1
+        low, high = self.needed.get(name, (first, last))
+        self.needed[name] = (min(low, first), max(high, last))
+
+    @staticmethod
+    def _region(phase: Phase, operand: str, rows: Range) -> Region | None:
+        call, first = phase.call, None
+        for sweep in range(call.sweeps):
+            piece = call.whole_piece(sweep)._replace(h_y=rows)
+            first = call.region(operand, piece)
+            if first is not None:
+                return first
+        return None
+
+    def _of(self, phase: Phase, rows: Range) -> Phase:
+        call, held, binds = phase.call, list[tuple[str, Region]](), dict[str, str]()
+        for operand, name in phase.binds.items():
+            binds[operand] = name
+            if name in self.stretches.banded_tensors:
+                tensor = self.stretches.step.tensors[name]
+                region = [(0, extent) for extent in tensor.shape]
+                region[ROW_AXIS] = self.needed[name]
+                held.append((operand, tuple(region)))
+                binds[operand] = made = f"{name}{OF_BAND}{self.band}"
+                if made not in self.tensors:
+                    shape = tuple(stop - start for start, stop in region)
+                    self.tensors[made] = replace(tensor, name=made, shape=shape)
+        sums = any("h_y" not in call.operands[result].axes for result in call.results)
+        if rows[0] and sums:
+            call = replace(call, beta=1.0)
+        made_call = PartOf.of_rows(call, rows, tuple(held))
+        name = f"{phase.name} (band {self.band})"
+        return replace(phase, name=name, call=made_call, binds=binds)
+
+
+def is_of_band(name: str) -> bool:
+    """Whether a tensor exists for one band at a time."""
+    return OF_BAND in name
+
+
+def whole_maps(step: Step) -> frozenset[str]:
+    """Maps worth keeping whole: where rows get fewer, and what is read again much later.
+
+    They are small beside what they are made of, and others can be made again of them.
+    """
+    uses, found = step.uses, set[str]()
+    beside = forward_only(step)
+
+    def rows_before(name: str) -> int:
+        """Rows of the nearest map before that backward reads, too."""
+        maker = step.phases[uses[name].written[0]]
+        lead = step.base(maker.binds[maker.call.lead])
+        if lead in beside and lead != name:
+            return rows_before(lead)
+        return height(step.tensors[lead].shape)
+
+    for name in can_be_remade(step):
+        forward = [at for at in uses[name].phases if not step.phases[at].is_backward]
+        if height(step.tensors[name].shape) < rows_before(name) or forward[-1] - forward[0] > FAR:
+            found.add(name)
+    return frozenset(found)

@@ -1,0 +1,101 @@
+"""Rows that are read often: a band's rows of a whole tensor come to the device once.
+
+A rewrite of a step that goes down the rows. A whole tensor may lie on the host; what several phases
+of a stretch read of it would cross the link for each of them. Instead a phase copies it, and they
+read the copy, which exists for one band at a time as what is made again does. So does one phase
+that takes several channels for each of its results, a convolution: else it would be cut into small
+pieces, in order to begin before all of its rows are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ooc_cudnn.network.graph.autodiff_emit import identity
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.passes.rematerialize import REMADE
+from ooc_cudnn.network.passes.row_tiling_regions import Stretches
+from ooc_cudnn.operations.chain import Chain
+
+#: Makes stretches of a step, whose banded tensors may be these copies, too.
+Cut = Callable[[Step, frozenset[str]], Stretches]
+
+
+class _Copy(NamedTuple):
+    """Of a tensor that phases of one stretch read."""
+
+    source: str
+    readers: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} of {self.readers[0]}{REMADE}"
+
+
+def with_copied_rows(stretches: Stretches, cut: Cut) -> Stretches:
+    """The stretches of a step in which each reads rows of a whole tensor once."""
+    step, copies = stretches.step, tuple(_wanted(stretches))
+    while copies:
+        found = cut(_copied(step, copies), frozenset(copy.name for copy in copies))
+        banded = tuple(copy for copy in copies if copy.name in found.banded_tensors)
+        if banded == copies:
+            return found
+        copies = banded
+    return stretches
+
+
+class _Rows(Chain):
+    """A copy, cut along rows alone: such pieces are made where they are to be.
+
+    Others go through a ring, and then wait for what leaves the device.
+    """
+
+    def may_cut(self, axis: str) -> bool:
+        return axis == "h_y" and super().may_cut(axis)
+
+
+def _wanted(stretches: Stretches) -> Iterator[_Copy]:
+    """Whole tensors, no views, that a stretch of bands reads and does not write, and is to copy."""
+    step = stretches.step
+    for start, stop in stretches.stretches:
+        part = step.phases[start:stop]
+        bases = {stretches.places[n].base for phase in part for n in phase.binds.values()}
+        written = {stretches.places[n].base for phase in part for n in phase.writes}
+        if not bases & stretches.banded_tensors:
+            continue
+        for name in sorted(bases - stretches.banded_tensors - written):
+            readers = tuple(at for at in range(start, stop) if name in step.phases[at].reads)
+            if not all(_by_rows(step.phases[at], name) for at in readers):
+                continue
+            if len(readers) > 1 or any(step.phases[at].call.extents.c_x > 1 for at in readers):
+                yield _Copy(name, readers)
+
+
+def _by_rows(phase: Phase, name: str) -> bool:
+    """Whether a phase reads a tensor by rows: parameters are read whole."""
+    operands = (operand for operand, bound in phase.binds.items() if bound == name)
+    return all("h_y" in phase.call.operands[operand].axes for operand in operands)
+
+
+def _copied(step: Step, copies: tuple[_Copy, ...]) -> Step:
+    """The step with these copies, each made just before its first reader."""
+    tensors, phases = dict(step.tensors), list[Phase]()
+    for copy in copies:
+        source = step.tensors[copy.source]
+        tensors[copy.name] = replace(source, name=copy.name, kind="map")
+    for at, phase in enumerate(step.phases):
+        binds = dict(phase.binds)
+        for copy in copies:
+            if at not in copy.readers:
+                continue
+            if at == copy.readers[0]:
+                whole = identity(step.tensors[copy.source])
+                call = _Rows(whole.operations, whole.dtype)
+                bound = {"x": copy.source, "y": copy.name}
+                phases.append(replace(phase, name=f"{copy.source} copy", call=call, binds=bound))
+            binds = {operand: copy.name if n == copy.source else n for operand, n in binds.items()}
+        phases.append(replace(phase, binds=binds))
+    count = sum(not phase.is_backward for phase in phases)
+    return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)

@@ -1,0 +1,196 @@
+"""Stretches: which phases of a step may go down the rows together, and which tensors in bands.
+
+A tensor exists for one band at a time where every phase that touches it takes rows of it, and all
+of them lie in one stretch. A stretch ends where a phase reads what must be there whole first, or
+writes over rows that a band of an earlier phase is still to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ooc_cudnn.network.ir.live_ranges import GIVEN
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.passes.rematerialize import REMADE
+from ooc_cudnn.operations.masks import Bitwise
+from ooc_cudnn.operations.rows import ROW_AXIS, height
+from ooc_cudnn.operations.splittable import Splittable
+
+
+class Stretches:
+    """The phases of a step as stretches: each banded tensor begins and ends within one.
+
+    Attributes
+    ----------
+    banded_tensors : set of str
+        Tensors that exist for one band at a time.
+    stretches : list of (int, int)
+        Ranges of phases, each of which goes down the rows by itself.
+    whole : set of str
+        Tensors that could have been banded, but are needed whole: several stretches touch them.
+    """
+
+    def __init__(self, step: Step, again: Iterable[str], whole: Iterable[str]) -> None:
+        self.step = step
+        self.uses = step.uses
+        self.places = {name: step.place(name) for name in step.tensors}
+        results = {self.places[n].base for n in (*step.outputs, *step.gradients.values())}
+        maps = {*again, *(name + REMADE for name in again)}
+        self.banded_tensors = {
+            name
+            for name, used in self.uses.items()
+            if used.written
+            and name not in results
+            and (name in maps or self._is_gradient(name, set(whole)))
+            and self._has_rows(name)
+        }
+        self.whole: set[str] = set()
+        while True:
+            self.stretches = list(self._cut())
+            crossing = self._crossing()
+            if not crossing:
+                break
+            self.banded_tensors -= crossing
+            self.whole |= crossing
+
+    def _is_gradient(self, name: str, whole: set[str]) -> bool:
+        """Whether a tensor is the gradient of something that need not be whole."""
+        of = name.split(".gradient")[0]
+        given = of in self.step.tensors and self.step.tensors[of].kind in GIVEN
+        return self.step.tensors[name].kind == "gradient" and of not in whole and not given
+
+    def _has_rows(self, name: str) -> bool:
+        """Whether every phase takes rows of a tensor as its pieces go down the rows."""
+        for at in self.uses[name].phases:
+            phase = self.step.phases[at]
+            for operand, bound in phase.binds.items():
+                if self.places[bound].base == name and (
+                    bound != name
+                    or "h_y" not in phase.call.operands[operand].axes
+                    or phase.call.row_axis != ROW_AXIS
+                    or _is_packed(phase.call)
+                    or any(
+                        "h_y" not in phase.call.operands[result].axes
+                        for result in phase.call.results
+                        if operand in phase.call.results
+                    )
+                ):
+                    return False
+        return height(self.step.tensors[name].shape) > 1
+
+    def _cut(self) -> Iterator[tuple[int, int]]:
+        """Cut before each phase that cannot follow those of its stretch band by band."""
+        start, held, phases = 0, _Held(self), self.step.phases
+        turn = self.step.turn if self.step.pauses else None
+        for at, phase in enumerate(phases):
+            alone = self._is_alone(phase)
+            if turn == at > start or held.must_end_before(phase) or (at > start and alone):
+                cut = at
+                while not alone and cut - 1 > start and self._makes_again(phases[cut - 1]):
+                    cut -= 1  # what is made again for this phase belongs to it
+                yield start, cut
+                start, held = cut, _Held(self, phases[cut:at])
+                if held.must_end_before(phase):
+                    yield start, at
+                    start, held = at, _Held(self)
+            held.add(phase)
+            if alone:
+                yield start, at + 1
+                start, held = at + 1, _Held(self)
+        if start < len(phases):
+            yield start, len(phases)
+
+    @staticmethod
+    def _is_alone(phase: Phase) -> bool:
+        """Whether a phase is a stretch by itself, and runs on all rows at once.
+
+        It sums over rows in a way that cannot be added to (moments are merged), or would add to
+        what else it makes, too; or it has no rows, or bits of several rows in a byte.
+        """
+        if _is_packed(phase.call):
+            return True
+        call = replace(phase.call, beta=1.0)
+        sums = [name for name in call.results if "h_y" not in call.operands[name].axes]
+        if sums and any(call.scaling(name)[1] != (name in sums) for name in call.results):
+            return True
+        return not any("h_y" in operand.axes for operand in call.operands.values())
+
+    def _makes_again(self, phase: Phase) -> bool:
+        """Whether a phase makes again what is banded, and nothing that must end first."""
+        return all(n.endswith(REMADE) and n in self.banded_tensors for n in phase.writes)
+
+    def _crossing(self) -> set[str]:
+        """Banded tensors that several stretches touch."""
+        found = set[str]()
+        for name in self.banded_tensors:
+            phases = self.uses[name].phases
+            if not any(a <= phases[0] and phases[-1] < b for a, b in self.stretches):
+                found.add(name)
+        return found
+
+
+class _Held:
+    """What the phases of a stretch so far do to tensors that are whole."""
+
+    def __init__(self, of: Stretches, phases: Iterable[Phase] = ()) -> None:
+        self.of = of
+        self.written, self.touched = set[str](), set[str]()
+        #: Of which some phase touches rows that are another band's.
+        self.strayed = set[str]()
+        for phase in phases:
+            self.add(phase)
+
+    def add(self, phase: Phase) -> None:
+        """Let a phase be the last."""
+        self.written |= {self.of.places[n].base for n in phase.writes} - self.of.banded_tensors
+        for operand, base in self._whole(phase):
+            self.touched.add(base)
+            if self._strays(phase, operand):
+                self.strayed.add(base)
+
+    def must_end_before(self, phase: Phase) -> bool:
+        """Whether a phase reads what is not there whole, or changes rows that are read later.
+
+        A band may write over its own rows of what all phases before it touched by these alone.
+        """
+        results = {phase.binds[result] for result in phase.call.results}
+        if any(self.of.places[n].base in self.written for n in phase.reads if n not in results):
+            return True
+        return any(
+            base in self.strayed or (base in self.touched and self._strays(phase, operand))
+            for operand, base in self._whole(phase)
+            if operand in phase.call.results
+        )
+
+    def _whole(self, phase: Phase) -> Iterator[tuple[str, str]]:
+        for operand, name in phase.binds.items():
+            base = self.of.places[name].base
+            if base not in self.of.banded_tensors:
+                yield operand, base
+
+    def _strays(self, phase: Phase, operand: str) -> bool:
+        """Whether a band of a phase touches rows of an operand that are another band's."""
+        call, name = phase.call, phase.binds[operand]
+        shape = self.of.step.tensors[name].shape
+        if "h_y" not in call.operands[operand].axes:
+            return operand not in call.results  # sums: whoever adds to them, in whichever order
+        if self.of.banded_tensors.intersection(phase.writes) or self.of.places[name].base != name:
+            return True
+        last = call.extents.h_y - 1
+        if len(shape) <= ROW_AXIS or height(shape) != last + 1:
+            return True
+        rows = [(at, at + 1) for at in (0, last // 2, last)]
+        pieces = [call.whole_piece()._replace(h_y=each) for each in rows]
+        regions = [call.region(operand, piece) for piece in pieces]
+        return [each and each[ROW_AXIS] for each in regions] != rows
+
+
+def _is_packed(call: Splittable) -> bool:
+    """Whether some of a call's tensors hold several rows in a byte."""
+    rows = {
+        operand.shape[ROW_AXIS]
+        for operand in call.operands.values()
+        if isinstance(call, Bitwise) and len(operand.shape) == ROW_AXIS + 1
+    }
+    return len(rows) > 1

@@ -1,0 +1,154 @@
+"""Concatenations taken apart: a convolution of what was joined is the sum of those of its parts.
+
+A rewrite of a step. A concatenation is one buffer, which a convolution reads as a whole, beside its
+result: where memory is short that is the largest thing in the step. Apart, each part comes and goes
+by itself; the first convolution makes the result, the others add to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from ooc_cudnn.network.ir.live_ranges import results_of
+from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
+from ooc_cudnn.operations.backward_data import BackwardData
+from ooc_cudnn.operations.backward_filter import BackwardFilter
+from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.window import Range
+
+#: The operand of a convolution, or of one of its gradients, that holds what was joined.
+_JOINED = {Chain: "x", BackwardFilter: "x", BackwardData: "dx"}
+
+
+def apart(step: Step) -> Step:
+    """Rewrite a step without concatenations that convolutions alone read whole."""
+    for name, tensor in step.tensors.items():
+        parts = _parts(step, name) if tensor.kind in ("map", "gradient") and not tensor.of else ()
+        if parts:
+            step = _taken_apart(step, name, parts)
+    return step
+
+
+def _parts(step: Step, joined: str) -> tuple[Range, ...]:
+    """The channels of each part of a concatenation; none where it must stay whole."""
+    shape, found = step.tensors[joined].shape, set[Range]()
+    if joined in results_of(step) | set(step.seeds.values()) or len(shape) < 3:
+        return ()
+    for phase in step.phases:
+        for operand, name in phase.binds.items():
+            base, region = step.place(name)
+            if base != joined:
+                continue
+            if region == whole(shape):
+                reshaped = step.tensors[name].shape != shape  # channels are no axis of that view
+                if reshaped or not _may_be_summed(phase) or _JOINED[type(phase.call)] != operand:
+                    return ()
+                continue
+            if (*region[:1], *region[2:]) != (*whole(shape)[:1], *whole(shape)[2:]):
+                return ()
+            found.add(region[1])
+    ends = [(0, 0), *sorted(found), (shape[1], shape[1])]
+    if len(found) < 2 or any(a[1] != b[0] for a, b in pairwise(ends)):
+        return ()
+    return tuple(ends[1:-1])
+
+
+def _convolution(phase: Phase) -> Convolution | None:
+    """The convolution of a phase that is one, with what is added to it, or is a gradient of one."""
+    call = phase.call
+    if isinstance(call, BackwardFilter | BackwardData):
+        return call.forward
+    if not isinstance(call, Chain) or call.alpha != 1:
+        return None
+    first, *others = call.operations
+    plain = all(isinstance(each, AddTensor) for each in others)
+    return first if isinstance(first, Convolution) and plain else None
+
+
+def _may_be_summed(phase: Phase) -> bool:
+    """Whether a phase is linear, in numbers that lose nothing in being stored between sums."""
+    forward = _convolution(phase)
+    return forward is not None and forward.groups == 1 and forward.dtype in ("float32", "float64")
+
+
+def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
+    tensors, phases = dict(step.tensors), list[Phase]()
+    old = tensors.pop(joined)
+    names = [f"{joined} [{first}:{last}]" for first, last in parts]
+    for name, (first, last) in zip(names, parts, strict=True):
+        shape = (old.shape[0], last - first, *old.shape[2:])
+        tensors[name] = replace(old, name=name, shape=shape)
+    for name, tensor in step.tensors.items():
+        if name == joined or step.base(name) != joined:
+            continue
+        region = step.place(name).region
+        if region[1] not in parts:
+            # of convolutions, which are taken apart, or of a concatenation in this one
+            del tensors[name]
+            continue
+        at = parts.index(region[1])
+        own = whole(extents(region))
+        tensors[name] = replace(tensor, of=names[at], region=own)
+    for index, phase in enumerate(step.phases):
+        operand = _JOINED.get(type(phase.call), "")
+        bound = phase.binds.get(operand, joined if operand else "")
+        if operand not in phase.binds or step.place(bound) != (joined, whole(old.shape)):
+            phases.append(phase)
+            continue
+        made = _of_parts(phase, operand, parts, names, tensors)
+        if isinstance(phase.call, BackwardData):
+            # what is read last is made first: it leaves while the others are made and read
+            later = [_next_use(step, joined, part, index) for part in parts]
+            made = [made[at] for at in sorted(range(len(parts)), key=lambda at: -later[at])]
+        phases += made
+    count = sum(not phase.is_backward for phase in phases)
+    return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
+
+
+def _next_use(step: Step, joined: str, part: Range, index: int) -> int:
+    """The next phase that touches some channels of a concatenation."""
+    for at in range(index + 1, len(step.phases)):
+        for name in step.phases[at].binds.values():
+            base, region = step.place(name)
+            if base == joined and region[1][0] < part[1] and part[0] < region[1][1]:
+                return at
+    return len(step.phases)
+
+
+def _of_parts(
+    phase: Phase,
+    operand: str,
+    parts: tuple[Range, ...],
+    names: list[str],
+    tensors: dict[str, Tensor],
+) -> list[Phase]:
+    """A convolution, or one of its gradients, of each part; the filters' parts become views."""
+    call, found = phase.call, list[Phase]()
+    for at, (channels, name) in enumerate(zip(parts, names, strict=True)):
+        filters = "dw" if isinstance(call, BackwardFilter) else "w"
+        of = phase.binds[filters]
+        region = whole(tensors[of].shape)
+        region = (region[0], channels, *region[2:])
+        view = f"{of} [{channels[0]}:{channels[1]}]"
+        tensors[view] = replace(tensors[of], name=view, shape=extents(region), of=of, region=region)
+        binds = {**phase.binds, operand: name, filters: view}
+        forward = _convolution(phase)
+        assert forward is not None
+        forward = replace(forward, x_shape=tensors[name].shape, w_shape=extents(region))
+        made: Chain | BackwardFilter | BackwardData
+        if isinstance(call, Chain):
+            others = call.operations[1:]
+            if at < len(parts) - 1:  # what is added to all is added with the last
+                others = ()
+                binds = {each: binds[each] for each in ("x", "w", "y")}
+            beta = call.beta if at == 0 else 1.0
+            made = replace(call, operations=(forward, *others), beta=beta)
+        else:
+            assert isinstance(call, BackwardFilter | BackwardData)
+            made = replace(call, forward=forward)
+        found.append(replace(phase, name=f"{phase.name} [{at}]", call=made, binds=binds))
+    return found

@@ -1,0 +1,1 @@
+"""What is kept, offloaded and rematerialized by a fixed rule: vDNN's and our own."""

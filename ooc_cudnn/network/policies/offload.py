@@ -1,0 +1,57 @@
+"""Offloading: maps that leave for the host after forward, and are fetched before backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ooc_cudnn.network.ir.live_ranges import Residency, Stay, kept
+from ooc_cudnn.network.ir.step import Step, Uses
+
+
+def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
+    """Of each map that backward reads, the phases of its last use in forward and its next one."""
+    found = dict[str, tuple[int, int]]()
+    for name, used in uses.items():
+        if step.tensors[name].kind not in ("map", "input"):
+            continue
+        backward = [at for at in used.phases if step.phases[at].is_backward]
+        if backward and backward[0] > used.phases[0]:
+            found[name] = used.last_before(backward[0]), backward[0]
+    return found
+
+
+def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
+    """Everything kept but some maps, which leave beside their last reader in forward.
+
+    Parameters
+    ----------
+    fetches : mapping
+        Name of each map that leaves, to the phase before which the copy back starts.
+    """
+    uses = step.uses
+    stays, gaps = kept(step, uses), idle(step, uses)
+    for name, back in fetches.items():
+        last, first = gaps[name]
+        (stay,) = stays[name]
+        made = max((at for at in uses[name].written if at <= last), default=-1)
+        leaves = None if step.tensors[name].kind == "input" else max(last - 1, made)
+        back = min(max(back, last + 1), first)
+        # an output of the network has left by then: it leaves again only if backward writes it
+        again = stay.leaves if stay.leaves is not None and stay.leaves >= back else None
+        stays[name] = (
+            Stay(stay.first, last, stay.fetched, leaves),
+            Stay(back, stay.last, fetched=True, leaves=again),
+        )
+    return stays
+
+
+def leaving(step: Step, names: frozenset[str]) -> Residency:
+    """Maps that leave, and are fetched during the phase before their reader; all else is kept.
+
+    Of a step that goes through its batch in parts, the names are those of the whole batch's maps.
+    """
+    gaps = idle(step, step.uses)
+    return offloaded(
+        step,
+        {name: first - 1 for name, (_, first) in gaps.items() if name.split(" [")[0] in names},
+    )

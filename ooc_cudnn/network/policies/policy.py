@@ -1,0 +1,160 @@
+"""Policies: who decides what is kept, offloaded and remade.
+
+Each says which maps of a step are remade, and where its tensors are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ooc_cudnn.network.ir.live_ranges import Residency, kept
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.passes.rematerialize import can_be_remade, forward_only, seconds_to_remake
+from ooc_cudnn.network.policies.offload import idle
+from ooc_cudnn.network.policies.vdnn import vdnn_all, vdnn_conv, vdnn_none
+from perfmodel import MachineModel
+
+
+class Decision(NamedTuple):
+    """Which maps of a step are remade, and which leave between forward and backward."""
+
+    remade: frozenset[str] = frozenset()
+    offloaded: frozenset[str] = frozenset()
+
+
+#: Says what may be decided for a step, the fastest first; each later one takes less memory. Of
+#: those that fit the first is taken.
+Decisions = Callable[[Step, MachineModel], Sequence[Decision]]
+#: Says where the tensors of a step are.
+Residing = Callable[[Step], Residency]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is decided for a step.
+
+    Attributes
+    ----------
+    residing : callable
+        Where its tensors are, but for what a decision lets leave.
+    decisions : callable
+        What is remade and what leaves: a list, for memory that gets shorter and shorter.
+    synchronous : bool
+        Whether computing waits at the end of a layer for what leaves there, as vDNN does.
+    """
+
+    residing: Residing
+    decisions: Decisions = lambda step, machine: (Decision(),)
+    synchronous: bool = False
+
+
+def keep(step: Step) -> Residency:
+    """Everything stays on the device from its first use to its last."""
+    return kept(step, step.uses)
+
+
+# Offloading -------------------------------------------------------------------------------------
+
+
+def _leaving_first(step: Step) -> list[str]:
+    """Maps that may leave: first those whose bytes are idle for longest."""
+    gaps = idle(step, step.uses)
+    idle_for = {
+        name: step.tensors[name].nbytes * (first - last) for name, (last, first) in gaps.items()
+    }
+    return sorted(idle_for, key=lambda name: (-idle_for[name], name))
+
+
+def leaving_beside(
+    step: Step, machine: MachineModel, again: frozenset[str] = frozenset()
+) -> Sequence[Decision]:
+    """What leaves beside what is made again: from nothing to all others that backward reads."""
+    order = [name for name in _leaving_first(step) if name not in again]
+    return [Decision(again, frozenset(order[:count])) for count in range(len(order) + 1)]
+
+
+def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Decision]:
+    """What is remade, up to a share of the bytes that can be; then what leaves, of the rest."""
+    most = share * sum(step.tensors[name].nbytes for name in can_be_remade(step))
+    remaking = [
+        decision
+        for decision in remake(step, machine)
+        if sum(step.tensors[name].nbytes for name in decision.remade) <= most
+    ]
+    return [*remaking[:-1], *leaving_beside(step, machine, remaking[-1].remade)]
+
+
+# Remaking ---------------------------------------------------------------------------------------
+
+
+def remake(step: Step, machine: MachineModel) -> Sequence[Decision]:
+    """What is remade, from nothing to all that can be: what costs least a byte comes first.
+
+    Maps at which forward narrows (`_single_maps`) come last, whatever they cost: while they are
+    kept, what is made again is made of what is near.
+    """
+    again, ends = can_be_remade(step), set(_single_maps(step))
+    seconds_of = seconds_to_remake(step, machine, forward_only(step))
+
+    def cost(name: str) -> tuple[bool, float, str]:
+        return name in ends, seconds_of(name) / step.tensors[name].nbytes, name
+
+    order = sorted(again, key=cost)
+    return [Decision(frozenset(order[:count])) for count in range(len(order) + 1)]
+
+
+def checkpoint(step: Step, machine: MachineModel) -> Sequence[Decision]:
+    """One decision: remake all but some of the maps at which forward narrows (`_single_maps`).
+
+    About as many of these are kept as the square root of their number, evenly spread (Chen et al.,
+    "Training deep nets with sublinear memory cost").
+    """
+    again = can_be_remade(step)
+    ends = [name for name in _single_maps(step) if name in again]
+    if not ends:
+        return (Decision(again),)
+    stretches = max(math.isqrt(len(ends)), 1)
+    size = math.ceil(len(ends) / (stretches + 1))
+    return (Decision(again - set(ends[size - 1 :: size])),)
+
+
+def _single_maps(step: Step) -> list[str]:
+    """Maps at which forward narrows: once made, all later phases of forward begin from them alone.
+
+    In the order in which they are made.
+    """
+    uses, found = step.uses, list[str]()
+    forward = [at for at, phase in enumerate(step.phases) if not phase.is_backward]
+    lives = {
+        name: (used.written[0], max((at for at in used.phases if at in set(forward)), default=-1))
+        for name, used in uses.items()
+        if step.tensors[name].kind == "map" and used.written
+    }
+    change = dict[int, int]()
+    for first, last in lives.values():
+        change[first] = change.get(first, 0) + 1
+        change[last] = change.get(last, 0) - 1
+    alive, count = 0, dict[int, int]()
+    for at in range(len(step.phases)):
+        alive += change.get(at, 0)
+        count[at] = alive
+    for name, (first, last) in lives.items():
+        if count[first] == 1 and last > first:
+            found.append(name)
+    return found
+
+
+#: By name; `vdnn_dyn` tries some of them in its order.
+POLICIES: Mapping[str, Policy] = {
+    "keep": Policy(keep),
+    "offload": Policy(keep, leaving_beside),
+    "mixed": Policy(keep, mixed),
+    "remake": Policy(keep, remake),
+    "checkpoint": Policy(keep, checkpoint),
+    "vdnn_all": Policy(vdnn_all, synchronous=True),
+    "vdnn_conv": Policy(vdnn_conv, synchronous=True),
+    "vdnn_dyn": Policy(vdnn_none),  # its first pass; the others are those above
+}

@@ -1,0 +1,213 @@
+"""A step as a picture: the three streams, and what device memory holds, over its seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.figures import COLOURS, legend, panels
+from ooc_cudnn.network.ir.step import Phase
+from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.passes.rematerialize import REMADE
+from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
+from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
+from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.trace import Trace
+from ooc_cudnn.units import format_bytes, format_seconds
+
+STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
+#: What memory holds, from the bottom of the picture up.
+CLASSES = (
+    "weights",
+    "maps that stay",
+    "maps that leave",
+    "remade maps",
+    "gradients",
+    "working room",
+)
+
+
+class Span(NamedTuple):
+    """What one stream does for one task or move, from its first step of it to its last; seconds.
+
+    `what` is "copies", or of computing "forward", "backward" or "remaking".
+    """
+
+    stream: str
+    what: str
+    start: float
+    stop: float
+
+
+class Course(NamedTuple):
+    """A step as it runs: on a virtual clock, or as it was recorded.
+
+    Attributes
+    ----------
+    title : str
+    spans : sequence of Span
+    begins : array, shape (tasks + 1,)
+        Seconds at which each task begins to compute, the first at 0; and those of the step.
+    held : array, shape (classes, tasks)
+        Bytes on the device in each task, by `CLASSES`.
+    limit_bytes, peak_bytes : int
+        The memory limit, and what the step reserves of it: most of `held`, and gaps between.
+    """
+
+    title: str
+    spans: Sequence[Span]
+    begins: Any
+    held: Any
+    limit_bytes: int
+    peak_bytes: int
+
+
+def course_of(made: PlannedStep, measured: Trace | None = None) -> Course:
+    """A planned step as it ran, or else as its replay has it.
+
+    Raises
+    ------
+    ValueError
+        If it is the trace of another step.
+    """
+    program, plan = made.placed.program, made.plan
+    schedule = make_schedule(program)
+    if measured is None:
+        replay = Replayed(schedule)
+        intervals = list(zip(replay.timeline.start, replay.timeline.finish, strict=True))
+        seconds, said = replay.seconds, f"{format_seconds(replay.seconds)} predicted"
+    else:
+        intervals = _intervals(measured, schedule)
+        seconds = max(stop for _, stop in intervals)
+        said = f"{format_seconds(seconds)} measured, {format_seconds(plan.seconds)} predicted"
+    found: dict[tuple[str, int], tuple[float, float]] = {}
+    for each, (start, stop) in zip(schedule.steps, intervals, strict=True):
+        first, last = found.get((each.stream, each.item), (start, stop))
+        found[each.stream, each.item] = min(first, start), max(last, stop)
+    tasks = sorted(item for stream, item in found if stream == COMPUTE)
+    kinds = dict(zip(tasks, map(_kind_of, made.step.phases), strict=True))
+    spans = [
+        Span(stream, kinds[item] if stream == COMPUTE else "copies", *span)
+        for (stream, item), span in found.items()
+    ]
+    begins = [found[COMPUTE, item][0] for item in tasks]
+    held = np.zeros((len(CLASSES), len(tasks)), np.int64)
+    held[-1] = [task.plan.device_bytes for task in program.tasks]
+    for row, first, last, nbytes in _stays(made):
+        held[row, first : last + 1] += nbytes
+    return Course(
+        f"{plan.name} on {plan.machine}, policy {plan.policy}: {said}",
+        spans,
+        np.array([0.0, *begins[1:], seconds]),
+        held,
+        plan.memory_limit,
+        plan.device_bytes,
+    )
+
+
+def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]:
+    """When each step of a schedule ran."""
+    items = schedule.program.items
+    if [(s.stream, items[s.item].name) for s in schedule.steps] != [
+        (s.stream, s.task) for s in measured.steps
+    ]:
+        raise ValueError("the recorded call is not one of this step as it is planned now")
+    return [(step.start_seconds, step.stop_seconds) for step in measured.steps]
+
+
+def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
+    """Row of `CLASSES`, first and last phase, and bytes of each stay on the device."""
+    step = made.step
+    of_weights = {step.base(name) for name in step.gradients.values()}
+    for base, stays in made.placed.residency.items():
+        tensor = step.tensors[base]
+        if tensor.kind in ("parameter", "running") or base in of_weights:
+            name = "weights"
+        elif tensor.kind == "gradient":
+            name = "gradients"
+        elif REMADE in base:
+            name = "remade maps"
+        else:
+            name = "maps that leave" if len(stays) > 1 else "maps that stay"
+        for stay in stays:
+            yield CLASSES.index(name), stay.first, stay.last, tensor.nbytes
+
+
+def draw_step(
+    made: PlannedStep, path: str | os.PathLike[str], measured: Trace | None = None
+) -> None:
+    """Draw a planned step, as it ran where that is given; as PNG or whatever the suffix says.
+
+    Raises
+    ------
+    ValueError
+        If it is the trace of another step.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
+    figure_of(course_of(made, measured)).savefig(path)
+
+
+def figure_of(course: Course) -> Any:
+    """The picture of a course, not written yet: streams above, memory below.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
+    figure, axes = panels(2, 1, width=12, height=6.5)
+    seconds = course.begins[-1]
+    scale, unit = (1e3, "ms") if seconds < 1 else (1.0, "s")
+    streams, memory = axes[:, 0]
+    _draw_streams(streams, course, scale)
+    _draw_memory(memory, course, scale)
+    streams.set_title(course.title, loc="left", fontweight="bold")
+    memory.set_xlabel(f"time in {unit}")
+    for each in (streams, memory):
+        each.set_xlim(0, seconds * scale)
+    return figure
+
+
+def _draw_streams(axes: Any, course: Course, scale: float) -> None:
+    """A row for each stream; computing by what it does."""
+    drawn: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for span in course.spans:
+        bars = drawn.setdefault((span.stream, span.what), [])
+        bars.append((span.start * scale, (span.stop - span.start) * scale))
+    colours = dict(zip(("forward", "backward", "copies", "remaking"), COLOURS, strict=False))
+    named = set[str]()
+    for (stream, what), bars in drawn.items():
+        label = what if what not in named else None
+        named.add(what)
+        place = (STREAMS.index(stream) - 0.38, 0.76)
+        axes.broken_barh(bars, place, color=colours[what], linewidth=0.3, label=label)
+    axes.set_yticks(range(len(STREAMS)), [stream.replace("_", " ") for stream in STREAMS])
+    axes.set_ylim(len(STREAMS) - 0.5, -0.5)
+    legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)  # above: bars fill the panel
+
+
+def _kind_of(phase: Phase) -> str:
+    if any(REMADE in name for name in phase.writes):
+        return "remaking"
+    return "backward" if phase.is_backward else "forward"
+
+
+def _draw_memory(axes: Any, course: Course, scale: float) -> None:
+    """What is held, stacked; the limit, and the peak with addresses that is promised."""
+    times = np.repeat(course.begins, 2)[1:-1] * scale
+    held = np.repeat(course.held, 2, axis=1) / 2**30
+    axes.stackplot(times, held, labels=CLASSES, colors=COLOURS, linewidth=0)
+    for nbytes, name, left in (
+        (course.limit_bytes, "limit", 0.002),
+        (course.peak_bytes, "peak", 0.12),
+    ):
+        axes.axhline(nbytes / 2**30, color="#333333", linewidth=0.8, linestyle="--")
+        axes.annotate(f"{name} {format_bytes(nbytes)}", (left, nbytes / 2**30),
+                      xycoords=("axes fraction", "data"), fontsize=8, va="bottom")  # fmt: skip
+    axes.set_ylabel("device memory in GiB")
+    axes.set_ylim(0, 1.15 * course.limit_bytes / 2**30)
+    legend(axes, loc="upper right", bbox_to_anchor=(1, 0.86), ncols=2)

@@ -1,0 +1,105 @@
+"""Under what a step is planned: for the device at hand, or for a machine by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
+from ooc_cudnn.functions.plan import limit_of
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.memory import pinned
+from ooc_cudnn.memory.limit import limit_bytes
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.device_gradients import gradients_there
+from ooc_cudnn.network.runtime.executable import made_anew_bytes
+from ooc_cudnn.settings import current
+from ooc_cudnn.tensor import ORDERS
+from ooc_cudnn.units import parse_limit
+from perfmodel import MachineModel
+from perfmodel.named import named_machine
+
+Limit = int | float | str | None
+
+
+def terms_for(
+    memory_limit: Limit,
+    machine: MachineModel | str | os.PathLike[str] | None,
+    step: Step,
+    given: Mapping[str, Wrapped],
+    kept_bytes: int = 0,
+) -> Terms:
+    """Under what a step is planned: for the device at hand, or a machine by name.
+
+    Parameters
+    ----------
+    kept_bytes : int
+        What gradients of the call before hold of the device: it is counted with the new ones. Less
+        what others hold that counts, too.
+    """
+    settings = current()
+    specs = {name: each.spec for name, each in given.items()}
+    specs |= gradients_there(step, specs)
+    if machine is not None:
+        model = named_machine(machine)
+        limit = limit_of(model, _asked(memory_limit))
+        there = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
+        room = limit - there - made_anew_bytes(step, specs)
+        most = settings.host_memory_limit
+        return Terms(
+            Target(model, limit, room, ORDERS, None, settings.overlap),
+            specs,
+            host=None if most is None else pinned.Room(most, most, 0),
+        )
+    device = get_device(settings.device)
+    with device.arena.lock:
+        limit = limit_here(device, memory_limit)
+        target = _by_what_was_measured(Target.here(device, limit, _dtype_of(step), settings))
+        host = pinned.room(device, settings.host_memory_limit)
+    room = target.room_bytes + kept_bytes - made_anew_bytes(step, specs)
+    misaligned = misaligned_of(given)
+    return Terms(target._replace(room_bytes=room), specs, host=host, misaligned=misaligned)
+
+
+def limit_here(device: Device, memory_limit: Limit) -> int:
+    """The memory limit in bytes: what is asked for, else the setting's."""
+    return limit_bytes(device, _asked(memory_limit))
+
+
+def _asked(memory_limit: Limit) -> Any:
+    if memory_limit is None:
+        return current().memory_limit
+    return parse_limit(memory_limit, name="memory_limit")
+
+
+def misaligned_of(given: Mapping[str, Wrapped]) -> frozenset[str]:
+    """What is given on the device and does not begin where its widest accesses may."""
+    return frozenset(
+        name
+        for name, each in given.items()
+        if each.spec.placement == "device" and each.pointer % WIDEST_ACCESS_BYTES
+    )
+
+
+def _dtype_of(step: Step) -> str:
+    """The dtype of most calls."""
+    return max((phase.call for phase in step.phases), key=lambda call: call.extents.n).dtype
+
+
+def _by_what_was_measured(target: Target) -> Target:
+    """Return the target with measured seconds in place of predicted ones, as calls are planned.
+
+    Not where a machine was named, or plans must not depend on timings.
+    """
+    device = target.trial_device
+    if device is None:
+        return target
+    tables = tables_of(device)
+    known = None if device.engines is None else tables.options
+    return target._replace(machine=tables.corrected(target.machine), options=known)

@@ -1,0 +1,58 @@
+"""Engines of a step's convolutions, measured: in every memory order that it may be planned in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune_rounds import BATCH_SECONDS, Tell, measure_what_is_launched
+from ooc_cudnn.functions.tune_wanted import Effort, Planned
+from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.pipeline.program import Task
+
+#: Launches that take longer are measured on fewer images, as long as a batch of them lasts. With a
+#: tenth of them, transforms of filters outweighed the rest, and in strict float32 FFT never won.
+LAUNCH_SECONDS = BATCH_SECONDS
+
+
+def measure_engines(
+    device: Device,
+    look: Callable[[], PlannedStep],
+    plan: Callable[[], PlannedStep],
+    *,
+    every: bool,
+    seconds: float,
+    tell: Tell | None,
+) -> list[Measured]:
+    """Measure what a step launches, and plan it again, until all of that is known.
+
+    Parameters
+    ----------
+    look : callable
+        Plans the step quickly, without asking the device for workspace.
+    plan : callable
+        Plans it as it will run.
+    """
+    made = iter((look,))
+
+    def planned() -> Planned:
+        quick = next(made, None)
+        found = (quick or plan)()
+        tasks = [
+            (item.request, item.plan)
+            for item in found.placed.program.items
+            if isinstance(item, Task)
+        ]
+        return Planned("the step", tasks, found.plan.memory_limit, is_as_run=quick is None)
+
+    effort = Effort(
+        every=every,
+        seconds=seconds,
+        again=False,
+        launch_seconds=LAUNCH_SECONDS,
+        borders=every,
+        scouts=not every,
+        own_size=True,
+    )
+    return measure_what_is_launched(device, planned, effort, tell)

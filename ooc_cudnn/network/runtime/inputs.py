@@ -1,0 +1,123 @@
+"""The arrays that a step is given: inputs by name, parameters, running statistics; each checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.functions.bound import check_results
+from ooc_cudnn.network.graph.graph import Graph
+from ooc_cudnn.network.graph.parameters import Parameters
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.runtime.array_cache import Wrapping
+from ooc_cudnn.tensor import TensorSpec, packed_strides
+
+#: Nothing is given in place of what the network holds.
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Holder(Protocol):
+    """What a network holds between steps; `running` are running statistics."""
+
+    graph: Graph
+    parameters: Parameters
+    running: Parameters
+
+
+def arrays_given(
+    network: Holder,
+    step: Step,
+    inputs: Mapping[str, Any],
+    device: Device,
+    instead: Mapping[str, Any] = NONE,
+    wrapping: Wrapping | None = None,
+) -> dict[str, Wrapped]:
+    """Every array that a step is given: inputs, parameters, running statistics.
+
+    What the network holds is read unless an array is given `instead`. Some may be wrapped already;
+    `wrapping` wraps the others.
+    """
+    wrapped = wrapping or Wrapping()
+    # in the order of making, so that messages and plans are the same each time
+    kinds = {
+        name: each.kind for name, each in network.graph.tensors.items() if name in step.touched
+    }
+    wanted = [name for name, kind in kinds.items() if kind == "input"]
+    said = wrong_names(wanted, inputs)
+    if said:
+        raise TypeError(f"the step {said}; its inputs are {', '.join(wanted)}")
+    held = {"parameter": network.parameters, "running": network.running}
+    found = {}
+    for name, kind in kinds.items():
+        if kind == "input":
+            array = inputs[name]
+        elif kind in held:
+            array = instead[name] if name in instead else held[kind][name]
+        else:
+            continue
+        each = array if isinstance(array, Wrapped) else wrapped(name, array, device)
+        check_given(step.tensors[name], each)
+        found[name] = each
+    return found
+
+
+def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, Wrapped]:
+    """What is given as a step holds it: what it changes it has in arrays of its own.
+
+    On the host these are pinned, whatever the given ones are: else each copy would be staged.
+    """
+    held = dict(given)
+    for name in changed:
+        spec = given[name].spec
+        is_pinned = spec.placement == "pinned" and spec.strides == packed_strides(spec.shape)
+        if spec.placement != "device" and not is_pinned:
+            held[name] = Wrapped(None, TensorSpec(spec.shape, spec.dtype, "pinned"), 0)
+    return held
+
+
+def wrong_names(wanted: Iterable[str], given: Iterable[str]) -> str:
+    """What an error says where other inputs are given than those that are wanted; else nothing.
+
+    >>> wrong_names(["images", "labels"], ["images", "label"])
+    'needs labels and has no input label'
+    """
+    missing = sorted(set(wanted) - set(given))
+    strangers = sorted(set(given) - set(wanted))
+    said = [f"needs {', '.join(missing)}"] * bool(missing)
+    said += [f"has no input {', '.join(strangers)}"] * bool(strangers)
+    return " and ".join(said)
+
+
+def results_given(
+    step: Step, given: Mapping[str, Wrapped], out: Mapping[str, Any], device: Device
+) -> dict[str, Wrapped]:
+    """The arrays that a step is to write outputs to, each checked.
+
+    What is wrapped already lies apart from everything, as whoever made it says.
+    """
+    found = {
+        name: array if isinstance(array, Wrapped) else wrap(array, device, name="out", written=True)
+        for name, array in out.items()
+    }
+    for name, each in found.items():
+        check_given(step.tensors[name], each)
+    users = {f"out of {n}": found[n] for n, a in out.items() if not isinstance(a, Wrapped)}
+    check_results(given, users)
+    return found
+
+
+def plain(array: Any) -> Any:
+    """An array that may be wrapped, as it is."""
+    return array.array if isinstance(array, Wrapped) else array
+
+
+def check_given(tensor: Tensor, given: Wrapped) -> None:
+    """Refuse an array of another shape or dtype than its tensor."""
+    if given.spec.shape != tensor.shape:
+        raise ValueError(f"{tensor.name} must have shape {tensor.shape}, not {given.spec.shape}")
+    if given.spec.dtype != tensor.dtype:
+        raise TypeError(f"{tensor.name} must be {tensor.dtype}, not {given.spec.dtype}")

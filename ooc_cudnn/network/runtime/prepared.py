@@ -1,0 +1,200 @@
+"""A step that is planned at its first call, and again where arrays lie elsewhere."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import Device
+from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.functions.tune_rounds import Tell
+from ooc_cudnn.network.ir.live_ranges import changed_by
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.device_gradients import SETS, Kept, block_bytes, gradients_there
+from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.runtime.constraints_here import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.network.runtime.engine_tuning import measure_engines
+from ooc_cudnn.network.runtime.executable import Ready
+from ooc_cudnn.network.runtime.inputs import Holder, as_held
+from ooc_cudnn.network.runtime.plan_cache import planned
+from ooc_cudnn.network.search.plan_step import plan_again
+from ooc_cudnn.pipeline.program import Program
+from ooc_cudnn.settings import current
+from ooc_cudnn.settings_table import Settings
+from ooc_cudnn.tensor import TensorSpec
+from perfmodel import MachineModel
+
+#: A step is planned again where arrays on the device are gone, so that it has so much more room.
+MUCH_MORE = 1.1
+
+R = TypeVar("R", bound=Ready)
+
+
+class Prepared(ABC, Generic[R]):
+    """A step of a network, ready to run on arrays that lie as those before did.
+
+    Attributes
+    ----------
+    plan : NetworkPlan or None
+        How the last call ran; None before the first, unless one was given.
+    """
+
+    #: What plans and errors call it.
+    _name: str
+
+    def __init__(
+        self,
+        network: Holder,
+        make: Callable[[], Step],
+        memory_limit: Limit,
+        asked: Mapping[str, Any],
+        plan: NetworkPlan | None,
+    ) -> None:
+        self.plan = plan
+        self._network, self._make, self._limit = network, make, memory_limit
+        self._asked, self._given_plan = asked, plan
+        self._steps: dict[Settings, Step] = {}
+        self._changed: tuple[Step, tuple[str, ...]] | None = None
+        self._ready: dict[Hashable, R] = {}
+        self._room = 0  # bytes of the device, beside all arrays, when it was planned
+        self._kept = Kept()
+        #: The last call's key and what it found: of many arrays, a key takes long to be hashed.
+        self._last_ready: tuple[Hashable, R] | None = None
+        #: Whether what is handed in on the device counts against the limit, too. The library's own
+        #: arrays do so anyhow.
+        self.counts_given = False
+        #: What whoever calls holds of the device beside, for this step alone.
+        self.beside_bytes = 0
+
+    def __repr__(self) -> str:
+        said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
+        return f"<{type(self).__name__}: {said}>"
+
+    @property
+    def program(self) -> Program | None:
+        """What the last call ran; None before the first."""
+        last = self._last_ready
+        return None if last is None else last[1].program
+
+    def planned_for(
+        self,
+        given: Mapping[str, TensorSpec],
+        machine: MachineModel | str | os.PathLike[str] | None = None,
+    ) -> NetworkPlan:
+        """Plan it without data and, with `machine`, without a card.
+
+        Parameters
+        ----------
+        given : mapping
+            Of what will be handed in how it lies; what is left out is packed in pinned memory.
+        """
+        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        terms = terms_for(self._limit, machine, self._step, wrapped)
+        return planned(self._name, self._step, terms, **self._asked).plan
+
+    def tune_for(
+        self,
+        given: Mapping[str, TensorSpec],
+        *,
+        every: bool = False,
+        seconds: float = 60.0,
+        tell: Tell | None = None,
+    ) -> list[Measured]:
+        """Measure cuDNN's engines for what it launches, without data, and store what was measured.
+
+        Parameters
+        ----------
+        given : mapping
+            As for `planned_for`.
+        every, seconds, tell
+            As for `TrainingStep.tune`, which raises what this does.
+        """
+        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        effort = {"every": every, "seconds": seconds, "tell": tell}
+        return self._tuned(wrapped, lambda: self._planned(wrapped), **effort)
+
+    def _tuned(
+        self, given: Mapping[str, Wrapped], plan: Callable[[], PlannedStep], **effort: Any
+    ) -> list[Measured]:
+        """Measure the engines of what it launches on given arrays; `plan` plans it as it will."""
+        device = get_device(current().device)
+        return measure_engines(device, lambda: self._planned(given, ask=False), plan, **effort)
+
+    @abstractmethod
+    def _made_ready(self, planned: PlannedStep, device: Device) -> R:
+        """A planned step on a device."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What is handed in and changed: running statistics, by name."""
+        step, changed = self._step, self._changed
+        if changed is None or changed[0] is not step:
+            changed = self._changed = step, changed_by(step)
+        return changed[1]
+
+    @property
+    def _step(self) -> Step:
+        """The phases, in the arithmetic of the settings in force."""
+        settings = current()
+        step = self._steps.get(settings)  # another thread may have others
+        if step is None:
+            step = self._make()
+            self._steps = {settings: step}
+        return step
+
+    def _kept_bytes(self, given: Mapping[str, Wrapped], ready: R | None = None) -> int:
+        """What gradients of the call before hold on the device, as far as plans count it.
+
+        That is as much as the new ones take: it was more where a parameter has left the device.
+        """
+        if ready is not None:
+            return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
+        specs = {name: each.spec for name, each in given.items()}
+        return min(self._kept.nbytes, block_bytes(gradients_there(self._step, specs)))
+
+    def _given_bytes(self, given: Mapping[str, Wrapped]) -> int:
+        """What is handed in takes of the device, where that counts, and what is held beside."""
+        there = (each.spec for each in given.values() if each.spec.placement == "device")
+        handed_in = sum(spec.nbytes for spec in there) if self.counts_given else 0
+        return handed_in + self.beside_bytes
+
+    def _prepared(
+        self, device: Device, given: Mapping[str, Wrapped], changing: Collection[str] = ()
+    ) -> R:
+        """What runs on arrays that lie so; those `changing` are changed where they are."""
+        given = as_held(given, (name for name in self.changed if name not in changing))
+        specs = tuple((name, each.spec) for name, each in given.items())
+        key = current(), device.name, specs, misaligned_of(given)
+        last = self._last_ready  # another thread may forget it
+        if last is not None and last[0] == key:
+            ready: R | None = last[1]
+        else:
+            ready = self._ready.get(key)
+        with device.arena.lock:
+            room = limit_here(device, self._limit) - device.arena.array_bytes
+            room += self._kept_bytes(given, ready) - self._given_bytes(given)
+        if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
+            self._forget()  # what it keeps on the host is given back first
+            self._room = room
+            ready = self._ready[key] = self._made_ready(self._planned(given), device)
+        self._last_ready = key, ready
+        return ready
+
+    def _forget(self) -> None:
+        """Drop what is ready, and what it keeps on the host."""
+        self._ready.clear()
+        self._last_ready = None
+
+    def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
+        more = self._kept_bytes(given) - self._given_bytes(given)
+        terms = terms_for(self._limit, None, self._step, given, more)
+        terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
+        if self._given_plan is not None:
+            return plan_again(self._step, self._given_plan, terms)
+        return planned(self._name, self._step, terms, **self._asked)

@@ -1,0 +1,1 @@
+"""Search for the fastest plan: strategies, what they try, and the incumbent."""

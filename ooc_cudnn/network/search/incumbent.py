@@ -1,0 +1,182 @@
+"""Of plans that are compared, the fastest that host memory has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.network.cost.compute_bound import LeastComputing
+from ooc_cudnn.network.cost.overlap_bound import least_seconds
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.search.host_budget import least_on_host
+
+#: Plans that take no more than so many times the fastest are made again with time to copy: with
+#: memory set aside, so that copies begin earlier. One of them may be the fastest then.
+NEAR = 1.05
+#: A plan is made with time to copy where the least that it takes is by this share below the
+#: fastest: replays take some thousandths longer than that.
+WORTH_TIME = 0.003
+#: Work is counted in phases of plans, never in time. So much is worth each second that a faster
+#: plan may save, for a step is run often; and so much is enough for any step.
+WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
+
+
+class Fastest:
+    """The fastest plan so far of those that fit.
+
+    Attributes
+    ----------
+    room : Room, optional
+        Pinned memory that may be had; None for any.
+    tried : set
+        What was placed, so that nothing is placed twice.
+    best : PlannedStep, optional
+    least : NetworkPlan, optional
+        Of those that did not fit, the one that wants least.
+    near : list
+        Plans that were not made with time to copy so far, and take little longer than the fastest
+        of these.
+    untimed : float
+        Seconds of that fastest one.
+    work : int
+        Phases of all plans that were compared.
+    skips : bool
+        Whether steps are passed over that host memory surely has no room for. Else their plans
+        are made, and say how much they would take there.
+    is_short : bool
+        Whether host memory had no room for some step.
+    """
+
+    def __init__(
+        self, terms: Terms, step: Step | None = None, least: LeastComputing | None = None
+    ) -> None:
+        self.room, self._terms = terms.host, terms
+        self.skips = self.is_short = False
+        self._asked: tuple[Step, bool] | None = None
+        given = terms.given.items()
+        self.on_device = {base for base, spec in given if spec.placement == "device"}
+        #: It may be shared by several, for it knows what it was asked before.
+        self.computing = LeastComputing(terms) if least is None else least
+        #: Plans have their maps in one of these, that of the terms most likely.
+        self._orders = tuple(dict.fromkeys((terms.order, *terms.target.layouts)))
+        self._in_one_piece = (
+            min(self.computing.seconds(step, order) for order in self._orders) if step else 0.0
+        )
+        self.best: PlannedStep | None = None
+        self.least: NetworkPlan | None = None
+        self.tried = set[Hashable]()
+        self.near, self.untimed = list[PlannedStep](), float("inf")
+        self.work = 0
+
+    def is_enough(self) -> bool:
+        """Whether planning took as much work as a faster plan may be worth.
+
+        That is what the fastest so far waits, or computes longer than in one piece.
+        """
+        if self.best is None:
+            return False
+        saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
+        return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
+
+    def is_slow(self, times: float) -> bool:
+        """Whether there is no plan, or it takes so many times what computing in one piece does."""
+        return self.best is None or self.best.plan.seconds > times * self._in_one_piece
+
+    def may_be(self, step: Step, stays: Residency | None = None) -> bool:
+        """Whether a step may be the fastest, where its tensors are there for these stays.
+
+        No replay takes less than computing in one piece, nor less than that with these copies
+        beside it. But with time to copy it may wait for fewer of them.
+        """
+        if stays is not None and self.skips and not self.has_room(step):
+            return False
+        if self.best is None:
+            return True
+        most = self.best.plan.seconds
+        return any(
+            self.computing.seconds(step, order) < most
+            and (stays is None or self._may_be_in(order, step, stays))
+            for order in self._orders
+        )
+
+    def _may_be_in(self, order: str, step: Step, stays: Residency) -> bool:
+        assert self.best is not None
+        machine, most = self._terms.target.machine, self.best.plan.seconds
+        seconds = self.computing.of_phases(step, order)
+        least = least_seconds(step, stays, machine, seconds, self.on_device)
+        return least.seconds < most or self.is_worth_time(least.unwaited)
+
+    def is_worth_time(self, least: float) -> bool:
+        """Whether a plan that takes so many seconds at the least is worth time to copy."""
+        return self.best is None or least < (1 - WORTH_TIME) * self.best.plan.seconds
+
+    def has_room(self, step: Step) -> bool:
+        """Whether host memory may have room for what a step keeps there."""
+        if self.room is None:
+            return True
+        if self._asked is None or self._asked[0] is not step:
+            fits = least_on_host(step, self._terms) <= self.room.available_bytes
+            self._asked, self.is_short = (step, fits), self.is_short or not fits
+        return self._asked[1]
+
+    def fits(self, plan: NetworkPlan) -> bool:
+        """Whether host memory has room for what a plan keeps there."""
+        return self.room is None or plan.host_bytes <= self.room.available_bytes
+
+    def take(self, made: PlannedStep | None) -> bool:
+        """Keep a plan if it is the fastest so far, whatever work it was; return whether it is."""
+        if made is None:
+            return False
+        if not self.fits(made.plan):
+            self.is_short = True
+            if self.least is None or made.plan.host_bytes < self.least.host_bytes:
+                self.least = made.plan
+            return False
+        seconds = made.plan.seconds
+        self.untimed = min(self.untimed, seconds)
+        if seconds <= NEAR * self.untimed:
+            self.near.append(made)
+        if self.best is not None and seconds >= self.best.plan.seconds:
+            return False
+        self.best = made
+        return True
+
+    def compare(self, plans: Iterable[PlannedStep]) -> bool:
+        """Take plans while that is worth the work; return whether one was the fastest then."""
+        found = False
+        for made in () if self.is_enough() else plans:
+            self.work += len(made.step.phases)
+            found = self.take(made) or found
+            if self.is_enough():
+                break
+        return found
+
+    def is_near(self, made: PlannedStep | None, times: float) -> bool:
+        """Whether there is such a plan, and it takes at most so many times the fastest."""
+        if made is None or self.best is None:
+            return made is not None
+        return made.plan.seconds <= times * self.best.plan.seconds
+
+    def found(self) -> PlannedStep:
+        """The fastest.
+
+        Raises
+        ------
+        HostOutOfMemoryError
+            If host memory has room for none, with what the least of them wants.
+        """
+        if self.best is not None:
+            return self.best
+        assert self.room is not None
+        assert self.least is not None
+        raise HostOutOfMemoryError(
+            requested_bytes=self.least.host_bytes,
+            available_bytes=self.room.available_bytes,
+            limit_bytes=self.room.limit_bytes,
+            held_bytes=self.room.held_bytes,
+            purpose=f"what {self.least.name} keeps on the host (less with a larger memory_limit)",
+        )

@@ -1,0 +1,173 @@
+"""MO-SOS and its two baselines as policies: the program, its solution, the step as it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.extents import Extent
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.lowering.summarize import How, predicted
+from ooc_cudnn.network.passes.compress_activations import with_indices
+from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.fuse_gradient_sums import summed
+from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.mo_sos.choosing import Choosing
+from ooc_cudnn.network.search.mo_sos.following import follow, schedule_of
+from ooc_cudnn.network.search.mo_sos.packing import packed
+from ooc_cudnn.network.search.mo_sos.posing import Posed, pose
+from ooc_cudnn.network.search.mo_sos.program import Allowed, Program
+
+MO_SOS, STR = Allowed(), Allowed(algorithms=False)
+CHECKMATE = Allowed(offload=False, algorithms=False)
+#: What each policy decides, and less than that: what solves a program of fewer decisions solves the
+#: whole one too, and is found sooner. Of MO-SOS's the fastest replay is taken. The baselines take
+#: each layer's fastest algorithm for granted, which then runs by the fastest whose workspace fits,
+#: and the first plan that is found.
+CANDIDATES = {
+    "mo_sos": (MO_SOS, STR, Allowed(offload=False), CHECKMATE),
+    "str": (STR, CHECKMATE),
+    "checkmate": (CHECKMATE,),
+}
+#: How far from the bound a solution may be, and how many nodes the search for it may look at: so
+#: plans are the same everywhere, but for a machine on which even that takes this long.
+GAP, MOST_NODES, MOST_SECONDS = 5e-3, 20, 600.0
+#: How far where it is only asked whether there is one.
+ANY = 1.0
+#: Shares of memory that the program may take, for it knows no addresses. The next is tried where
+#: addresses make computing so many times longer than the program found, and the replay decides; the
+#: baselines take the first that fits.
+SHARES, AS_SOLVED = (1.0, 0.94), 1.01
+#: How near a limit that would do is to one that would not; and how many times what all tensors
+#: take may still do for workspaces, too.
+MORE, PLENTY = 1.25, 4
+
+
+def taken_whole(step: Step) -> Step:
+    """The step that these policies take: whole maps for backward, as the paper has it.
+
+    Poolings save where their maxima are, so that their maps may be made again by other engines.
+    """
+    return in_place(summed(fused(apart(with_indices(step)))))
+
+
+def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep:
+    """Plan a step by one of the programs.
+
+    Raises
+    ------
+    PlanInfeasibleError
+        If it has no solution within the limit, or none was found: with a limit for which one was.
+    """
+    found = Fastest(terms)
+    for allowed in CANDIDATES[policy]:
+        for share in SHARES:
+            made = _planned(
+                name, step, terms, policy, allowed, int(share * terms.target.room_bytes)
+            )
+            if made is None:
+                continue
+            planned, seconds = made
+            found.take(planned)
+            as_solved = planned.plan.compute_seconds <= AS_SOLVED * seconds
+            if not allowed.algorithms or as_solved:
+                break
+        if policy != "mo_sos" and found.best is not None:
+            break
+    if found.best is not None or found.least is not None:
+        return found.found()
+    raise PlanInfeasibleError(
+        function=f"{name}: {policy}",
+        limit_bytes=terms.target.limit_bytes,
+        smallest_bytes=_enough(name, step, terms, policy),
+        reason="it takes layers and batches whole",
+        beside_bytes=terms.target.beside_bytes,
+        instead="try policy='best', which cuts layers and batches",
+    )
+
+
+def _planned(
+    name: str,
+    step: Step,
+    terms: Terms,
+    policy: str,
+    allowed: Allowed,
+    budget: int,
+    stop: float = GAP,
+) -> tuple[PlannedStep, float] | None:
+    """Plan a step in so many bytes; None where there is no solution, or it has no addresses.
+
+    With the seconds of computing that the program found.
+    """
+    posed, program = _program(step, terms, allowed, budget)
+    solved = program.solved(stop, MOST_NODES, MOST_SECONDS)
+    if solved is None:
+        return None
+    schedule = schedule_of(program, solved)
+    followed = follow(posed, program, schedule)
+    rewritten, stays = followed.step, followed.stays
+    check_stays(rewritten, stays)
+    tensors = [
+        Extent(stay.first, stay.last, rewritten.tensors[base].nbytes)
+        for base, found in stays.items()
+        for stay in found
+        if base not in _on_device(terms)
+    ]
+    reserved = packed(tensors, followed.wanted, terms.target.room_bytes)
+    if reserved is None:
+        return None
+    placed = place_step(name, rewritten, stays, terms, may_stream=False, reserved=reserved)
+    if placed is None:
+        return None
+    how = How(again=followed.again, reserved=tuple(sorted(reserved.items())))
+    plan = predicted(name, policy, rewritten, placed, how, terms)
+    reached = program.constant_seconds + solved.bound
+    gap = (solved.objective - solved.bound) / reached if reached > 0 else 0.0
+    plan = replace(plan, gap=gap if gap > GAP else 0.0)
+    return PlannedStep(plan, rewritten, placed), schedule.seconds
+
+
+def _program(step: Step, terms: Terms, allowed: Allowed, budget: int) -> tuple[Posed, Program]:
+    posed = pose(step, Choosing(terms.target, terms.order), budget, _on_device(terms))
+    return posed, Program(posed.problem, budget, allowed)
+
+
+def _on_device(terms: Terms) -> frozenset[str]:
+    """What the user holds there."""
+    return frozenset(name for name, each in terms.given.items() if each.placement == "device")
+
+
+def _enough(name: str, step: Step, terms: Terms, policy: str) -> int | None:
+    """A limit, not much more than is needed, for which a solution of the program has addresses."""
+    target, allowed = terms.target, CANDIDATES[policy][0]
+
+    def has_solution(budget: int) -> bool:
+        _, program = _program(step, terms, allowed, budget)
+        return program.solved(ANY, MOST_NODES, MOST_SECONDS) is not None
+
+    def has_plan(room: int) -> bool:
+        limit = room + target.beside_bytes
+        wider = replace(terms, target=target._replace(limit_bytes=limit, room_bytes=room))
+        budgets = (int(share * room) for share in SHARES)
+        return any(_planned(name, step, wider, policy, allowed, each, ANY) for each in budgets)
+
+    low, most = max(target.room_bytes, 1), PLENTY * sum(t.nbytes for t in step.tensors.values())
+    high = 2 * low
+    while not has_solution(high):
+        if high > most:
+            return None
+        low, high = high, 2 * high
+    while high > MORE * low:
+        middle = math.isqrt(low * high)
+        low, high = (low, middle) if has_solution(middle) else (middle, high)
+    while not has_plan(high):  # addresses want more than the program knows
+        if high > most:
+            return None
+        high = math.ceil(MORE * high)
+    return high + target.beside_bytes

@@ -1,0 +1,187 @@
+"""From a step to its plan: by one policy, or by all that `best` compares, the fastest by replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+
+from ooc_cudnn.memory.pinned import Room
+from ooc_cudnn.network.bound.lower_bound import bound_of
+from ooc_cudnn.network.cost.compute_seconds import order_seconds
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.external_memory import with_room_outside
+from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.lowering.summarize import predicted
+from ooc_cudnn.network.passes.batch_slices import in_slabs
+from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.rematerialize_events import repeated
+from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.search.best import BEST_OF, VDNN, Comparison, micro_batches_of
+from ooc_cudnn.network.search.by_policy import Deciding
+from ooc_cudnn.network.search.gc_pause import no_garbage_collection
+from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
+from ooc_cudnn.network.search.mo_sos.planning import plan_mo_sos
+from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken, repeated_in_parts
+from ooc_cudnn.network.search.strategies import MOST_BANDS
+from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.tensor import ORDERS
+
+NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
+
+
+@no_garbage_collection()
+def plan_step(
+    name: str, step: Step, terms: Terms, *, policy: str = "best", micro_batches: int | None = None
+) -> PlannedStep:
+    """Plan a step.
+
+    Parameters
+    ----------
+    policy : str
+        One of `NAMES`.
+    micro_batches : int, optional
+        Parts of the batch that follow each other; chosen when left out, and 1 for the policies of
+        vDNN, and for those that are one integer program, which know no others.
+
+    Raises
+    ------
+    ValueError
+        If the policy is not known, micro_batches is no positive int, or the step cannot go
+        through the network in parts.
+    PlanInfeasibleError
+        If the memory limit admits no plan, with the smallest that would.
+    HostOutOfMemoryError
+        If host memory has no room for what the step would keep there.
+    """
+    check_asked(policy, micro_batches)
+    of_all = step, terms
+    step, terms = with_room_outside(step, terms)
+    given, asked = step, terms
+    step, terms = _taken(given, asked, policy)
+    if policy in WHOLE:
+        return plan_mo_sos(name, step, terms, policy)
+    if policy == "vdnn_dyn":
+        return _vdnn_dyn(name, step, terms, micro_batches or 1)
+    if policy.startswith("vdnn"):
+        micro_batches = micro_batches or 1  # it knows no others
+    found = Comparison(name, step, terms, policy, micro_batches)
+    found.by_policies()
+    if policy == "best":
+        found.by_further_ways()
+        found.by_vdnn(*_taken(given, asked, "vdnn_all"))  # the same for each of vDNN's
+    found.by_streaming()
+    fastest = found.fastest
+    if fastest.best is None and fastest.skips and fastest.least is not None:
+        # with room for that nothing is passed over which wants less still
+        enough = Room(fastest.least.host_bytes, None, 0)
+        fastest.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
+    if policy == "best":
+        found.by_streaming_for_comparison()
+    made = fastest.found()
+    return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
+
+
+def bounded(
+    plan: NetworkPlan, step: Step, terms: Terms, micro_batches: int | None = None
+) -> NetworkPlan:
+    """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
+    taken = as_planned(as_taken(step, "best"), frozenset(), 1, 1)
+    found = bound_of(taken, terms, micro_batches_of(taken, micro_batches, terms))
+    return replace(plan, bound_seconds=None if found is None else found.seconds)
+
+
+def check_asked(policy: str, micro_batches: int | None) -> None:
+    """Refuse what no plan can follow."""
+    if policy not in NAMES:
+        raise ValueError(f"policy must be one of {', '.join(NAMES)}, not {policy!r}")
+    if micro_batches is not None and not (is_int(micro_batches) and micro_batches > 0):
+        raise ValueError(f"micro_batches must be a positive int, not {micro_batches!r}")
+    if policy in WHOLE and micro_batches not in (None, 1):
+        raise ValueError(f"policy {policy!r} takes the batch whole, not in {micro_batches} parts")
+
+
+def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
+    """Make the program of a plan that was made before.
+
+    Raises
+    ------
+    ValueError
+        If it is the plan of another step, or cannot be followed: plans are data, and may be edited.
+    """
+    check_asked(plan.policy, plan.micro_batches)
+    for what in ("bands", "slabs"):
+        count = getattr(plan, what)
+        if not (is_int(count) and count > 0):
+            raise ValueError(f"{what} must be a positive int, not {count!r}")
+    if plan.bands > MOST_BANDS:  # each is gone through, however few rows there are
+        raise ValueError(f"bands must be at most {MOST_BANDS}, not {plan.bands}")
+    again = frozenset(plan.remade)
+    step, terms = with_room_outside(step, terms, plan.on_host)
+    step = as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
+    if plan.apart:
+        step = apart(step)
+    anew = frozenset(plan.anew) if plan.apart else None
+    if plan.policy in WHOLE:
+        step = repeated(step, plan.again)
+    elif plan.again:
+        step = in_slabs(as_planned(step, frozenset(), 1, 1), plan.slabs)
+        step = repeated_in_parts(step, plan.again, plan.micro_batches)
+        step = fused(step) if plan.apart else step
+    else:
+        step = as_planned(step, again, plan.micro_batches, plan.bands, anew)
+        step = in_slabs(step, plan.slabs)
+    planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
+    if planned != phases:  # stays count phases
+        pairs = zip_longest(planned, phases)
+        stranger, own = next(pair for pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
+            f"{own or 'none'!r}"
+        )
+    check_stays(step, dict(plan.stays))
+    if plan.order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
+    terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
+    placed = place_step(plan.name, step, dict(plan.stays), terms, reserved=dict(plan.reserved))
+    assert placed is not None
+    made = Fastest(terms)
+    figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
+    made.take(PlannedStep(replace(figures, taken=plan.taken, gap=plan.gap), step, placed))
+    return made.found()
+
+
+def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
+    """The step that a policy takes, and terms with the memory order that it computes fastest in."""
+    step, target = as_taken(step, policy), terms.target
+    if len(target.layouts) > 1:
+        by_order = order_seconds(step, target.machine, target.layouts)
+        terms = replace(terms, order=by_order.fastest, by_order=by_order)
+    return step, terms
+
+
+def _planned(
+    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
+) -> PlannedStep | None:
+    """Plan a step by one policy; None where it does not fit as the policy has it, or is no use."""
+    return Deciding(step, terms, policy, parts).planned(name, fastest)
+
+
+def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
+    """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
+
+    Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
+    is streamed, where vDNN gives up.
+    """
+    fastest = Fastest(terms)
+    for policy in ("keep", "vdnn_conv", "vdnn_all"):
+        if fastest.take(_planned(name, step, terms, policy, parts, fastest)):
+            break
+    else:
+        streamed = Deciding(step, terms, "vdnn_all", parts)
+        fastest.take(streamed.planned(name, fastest, share=1.0))
+    made = fastest.found()
+    return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))

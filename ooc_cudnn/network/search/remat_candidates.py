@@ -1,0 +1,174 @@
+"""What is made again, and what comes back from the host, so that a step fits and takes least."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency, Stay, kept
+from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.lowering.lower import working_bytes
+from ooc_cudnn.network.passes.microbatch import parts_of, whole_name
+from ooc_cudnn.network.passes.rematerialize_events import makers_of
+from ooc_cudnn.network.search.remat_greedy import fits, search
+from ooc_cudnn.network.search.remat_state import Makings
+
+#: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
+#: take beside tensors what is left to them: they may do with less.
+WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
+NO_WAY = 0.0, 0.0
+#: Bytes of results that stay to the end, for they leave in turn: behind a map, which takes long.
+#: No more than such a share of the room, for there are many.
+LITTLE, LITTLE_OF_ROOM = 2**16, 2**-12
+#: Of the room, the most that is left to a phase's pieces: more would only make them larger.
+MOST_FOR_PIECES = 0.25
+#: As a share of the room, bytes to work in that change nothing of what a search finds.
+SAME = 1 / 256
+#: As a share of what all phases take, what copies in place of making again must save.
+WORTH_COPYING = 0.003
+
+
+#: Kinds of tensors that may come from the host: inputs, which are there; and all others, too.
+INPUTS: tuple[str, ...] = ("input",)
+ALL: tuple[str, ...] = (*GIVEN, "map")
+
+
+class MadeAgain(NamedTuple):
+    """What a search found for a step.
+
+    Attributes
+    ----------
+    again : tuple of Again
+        As `repeated` wants them.
+    back : tuple of Back
+        What comes from the host.
+    left : mapping
+        Of maps that do, the phase by which they have left.
+    seconds : float
+        That they take.
+    events : frozenset of Again
+        What was searched for: begin with it.
+    """
+
+    again: tuple[Again, ...]
+    back: tuple[Back, ...]
+    left: Mapping[str, int]
+    seconds: float
+    events: frozenset[Again] = frozenset()
+
+    @classmethod
+    def of(cls, makings: Makings, phases: Sequence[int] = ()) -> Self:
+        """What makings say of a step; or those of a part of it, whose phases are these."""
+        events = makings.in_order()
+        again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
+        if phases:
+            again = tuple(
+                Again(phases[each.before], whole_name(each.name), each.is_made) for each in again
+            )
+        back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
+        found = frozenset(makings.events)
+        return cls(again, tuple(back), makings.left, makings.seconds, found)
+
+
+class Back(NamedTuple):
+    """A tensor comes back for a phase; the copy begins before another one."""
+
+    begins: int
+    before: int
+    name: str
+
+
+def made_again(
+    step: Step,
+    terms: Terms,
+    micro_batches: int,
+    *,
+    copied: Collection[str] = INPUTS,
+    before: frozenset[Again] = frozenset(),
+) -> Iterator[MadeAgain]:
+    """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
+
+    Parameters
+    ----------
+    step : Step
+        As it is planned, nothing made again.
+    copied : collection of str
+        Kinds of tensors that may leave and come back; of micro-batches only inputs.
+    before : frozenset of Again
+        The events to begin with, those of a plan in which less may be copied. Nothing is yielded
+        where more copies can hardly save anything of what these take.
+    """
+    machine, room = terms.target.machine, terms.target.room_bytes
+    always = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    phases: Sequence[int] = ()
+    part = step
+    if micro_batches > 1:
+        parts = parts_of(step, micro_batches)
+        part, phases = parts.part, parts.of
+        room -= sum(step.tensors[name].nbytes for name in parts.shared - always)
+        always |= parts.shared
+    if room <= 0 or not part.phases:  # of one image no phase is a part
+        return
+    seconds_of = priced(machine)
+
+    def begun(share: float, working: Sequence[float] = ()) -> Makings:
+        makings = Makings(part, seconds_of, share * room, machine, always, working, copied=copied)
+        makings.change(add=before)
+        return makings
+
+    if before and begun(1.0).saved_by_copies < WORTH_COPYING:
+        return
+    if micro_batches > 1 and not fits(begun(1.0)):
+        return  # planning what phases work in takes longer than that
+    working = working_bytes(part, kept(part, part.uses), terms)
+    working = np.minimum(working, MOST_FOR_PIECES * room)
+    most, found, failed = working.max(), NO_WAY, NO_WAY
+    for share, left in WAYS:
+        # with as much to work in as then, or next to as much
+        if share == found[0] and (found[1] - left) * most < SAME * room:
+            continue
+        if share <= failed[0] and (failed[1] - left) * most < SAME * room:
+            continue
+        makings = begun(share, left * working)
+        if search(makings):
+            before, found = frozenset(makings.events), (share, left)
+            yield MadeAgain.of(makings, phases)
+        else:
+            failed = share, left
+
+
+def coming_back(step: Step, rewritten: Step, made: MadeAgain, room_bytes: int) -> Residency:
+    """Where tensors are in the step as it is rewritten: all is kept, but for what comes back."""
+    little = min(LITTLE, LITTLE_OF_ROOM * room_bytes)
+    put_in = [0] * len(step.phases)
+    for each in made.again:
+        put_in[each.before] += len(makers_of(step, each.name)) * each.is_made
+    #: Of each phase, how many are put in before it, those just before it among them.
+    put_in = list(accumulate(put_in))
+    uses = rewritten.uses
+    stays = dict(kept(rewritten, uses))
+    for name, (stay,) in stays.items() if made.back else ():
+        if stay.leaves is not None and rewritten.tensors[name].nbytes <= little:
+            stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)
+    for name in dict.fromkeys(each.name for each in made.back):
+        (stay,), used = stays[name], uses[name]
+        found, end = list[Stay](), len(rewritten.phases)
+        for back in sorted((each for each in made.back if each.name == name), reverse=True):
+            begins = back.begins + (put_in[back.begins - 1] if back.begins else 0)
+            reads = [at for at in used.phases if begins <= at < end]
+            if reads:
+                found.append(Stay(begins, reads[-1], fetched=True))
+            end = begins
+        last = max(at for at in used.phases if at < end)
+        leaves = None
+        if name in made.left:
+            left = made.left[name]
+            leaves = used.written[-1]
+            last = min(max(last, left + put_in[left]), end - 1)
+        stays[name] = (Stay(stay.first, last, stay.fetched, leaves), *reversed(found))
+    return stays

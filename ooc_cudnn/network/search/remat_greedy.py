@@ -1,0 +1,249 @@
+"""The search for what to make again: events that take few seconds, and fit.
+
+An *event* (`Again`) is that a map is made again before a phase, or back from the host.
+
+- Where most is held, the event that frees most a second is added, until all fits (`fit`). Then
+  events are taken out without which all still fits (`trim`).
+- That is done twice, for there are too many events to try all. By the first measure, those are
+  tried that take the fewest seconds a byte of their map, whatever else must be made for them; by
+  the second, the fewest with that, a byte that is too much meanwhile. The second time the slabs of
+  a map go together, for there may be many.
+- Then one event after the other is forbidden, and others take its place where that is faster
+  (`improve`).
+
+Nothing here depends on a clock: what ends a search is how often the bytes of all phases were
+counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.passes.microbatch import whole_name
+from ooc_cudnn.network.search.remat_state import Makings
+
+#: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
+#: each of the two measures, and when an event is to be replaced.
+FIRST, LATER = (10, 4), 4
+#: Events that may replace one; and how often all are gone through.
+MOST_INSTEAD, MOST_ROUNDS = 12, 4
+#: How often the bytes of all slots may be counted, times tensors: until all fits, by each measure,
+#: and to take less.
+MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
+
+
+def search(makings: Makings) -> bool:
+    """Add events that take few seconds to those that are there, until all fits; whether it does."""
+    search, before = _Search(makings), frozenset(makings.events)
+    found = list[tuple[float, int, frozenset[Again]]]()
+    for measure, tried in enumerate(FIRST):
+        search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
+        if search.fit(tried):
+            search.trim()
+            found.append((makings.seconds, measure, frozenset(makings.events)))
+        makings.change(add=before, remove=makings.events - before)
+        if found and before:
+            break
+    if not found:
+        return False
+    _, measure, events = min(found, key=lambda each: each[:2])
+    search.begin(measure, MOST_TO_IMPROVE)
+    makings.change(add=events, remove=before - events)
+    search.improve()
+    return True
+
+
+def fits(makings: Makings) -> bool:
+    """Whether a search finds events with which all fits, whatever they take."""
+    search, before = _Search(makings), frozenset(makings.events)
+    for measure, tried in enumerate(FIRST):
+        search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
+        if search.fit(tried):
+            return True
+        makings.change(add=before, remove=makings.events - before)
+    return False
+
+
+class _Candidate(NamedTuple):
+    """Events, what they take, the bytes that they free, and these times slots with too many."""
+
+    name: str
+    events: tuple[Again, ...]
+    seconds: float
+    nbytes: float
+    meanwhile: float
+
+    def by(self, measure: int) -> tuple[float, str, tuple[Again, ...]]:
+        """What it takes a byte, or a byte that is too much meanwhile; equals by their names."""
+        return self.seconds / (self.meanwhile if measure else self.nbytes), self.name, self.events
+
+
+def _together(slabs: Sequence[_Candidate]) -> _Candidate:
+    """The candidate of all slabs of a map."""
+    name, events, *figures = zip(*slabs, strict=True)
+    return _Candidate(
+        name[0], tuple(dict.fromkeys(chain.from_iterable(events))), *map(sum, figures)
+    )
+
+
+class _Search:
+    def __init__(self, makings: Makings) -> None:
+        self.of, self.measure, self.states, self.together = makings, 0, 0, False
+
+    def begin(self, measure: int, most: int, *, together: bool = False) -> None:
+        """Begin anew, by a measure; `most` is how often bytes may be counted, times tensors.
+
+        The slabs of a map may go together, which takes fewer states; else each goes by itself.
+        """
+        self.measure, self.states = measure, most // (len(self.of.versions) or 1)
+        self.together = together
+
+    def fit(
+        self,
+        tried: int,
+        *,
+        forbidden: Collection[Again] = (),
+        most_events: int | None = None,
+        seconds: float = np.inf,
+    ) -> bool:
+        """Add events while they take fewer seconds than that; whether all fits in the end."""
+        added = 0
+        while most_events is None or added <= most_events:
+            slots, held = self._held()
+            over = np.maximum(held - self.of.room, 0)
+            if not over.any():
+                return True
+            if self.of.seconds >= seconds or self.states < 0:
+                return False
+            best = self._best(slots, held, over, tried, forbidden)
+            if best is None:
+                return False
+            self.of.change(add=best)
+            self._prune()
+            added += 1
+        return False
+
+    def _held(self) -> tuple[Any, Any]:
+        self.states -= 1
+        return self.of.held()
+
+    def _best(
+        self, slots: Any, held: Any, over: Any, tried: int, forbidden: Collection[Again]
+    ) -> tuple[Again, ...] | None:
+        """The events that free most a second of what is too much, beginning where most is held."""
+        total, before = over.sum(), self.of.seconds
+        at, least, best = int(over.argmax()), np.inf, None
+        candidates = self._candidates(slots, held, over, at, forbidden)
+        candidates.sort(key=lambda each: each.by(self.measure))
+        made = [each for each in candidates if each.events[0].is_made]
+        copied = [each for each in candidates if not each.events[0].is_made]
+        among = slots.tolist()
+        for candidate in (*copied[:tried], *made[:tried]):
+            events = self._with_parents(candidate.events, among, held)
+            if any(each in forbidden for each in events):
+                continue
+            self.of.change(add=events)
+            gone = self._prune()
+            left = np.maximum(self._held()[1] - self.of.room, 0).sum()
+            more = self.of.seconds - before
+            self.of.change(add=gone)
+            self.of.change(remove=events)
+            if left < total and more / (total - left) < least:
+                least, best = more / (total - left), events
+        return best
+
+    def _candidates(
+        self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[Again]
+    ) -> list[_Candidate]:
+        """What is held in a slot and not touched there, and had again for its next reader."""
+        found, slot = defaultdict[Any, list[_Candidate]](list), int(slots[at])
+        among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
+        for name in self.of.held_through(slot):
+            if name not in self.of.items:
+                continue
+            accesses = [each for each, _ in self.of.accesses[name]]
+            next_one = bisect_left(accesses, slot)
+            reader, nbytes = accesses[next_one], self.of.nbytes[name]
+            phase = self.of.phase_of(reader)
+            if reader == slot or not self.of.step.phases[phase].is_backward:
+                continue
+            before = too_much[bisect_right(among, accesses[next_one - 1])]
+            for event in self.of.ways(phase, name):
+                start = self.of.may_begin(event)
+                if start <= slot or event in self.of.events or event in forbidden:
+                    continue
+                meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
+                counted = self._with_parents([event], among, held) if self.measure else [event]
+                seconds = sum(map(self.of.seconds_of, counted))
+                group = (whole_name(name), event.is_made) if self.together else event
+                found[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
+        return [*map(_together, found.values())]
+
+    def _with_parents(
+        self, wanted: Sequence[Again], among: Sequence[int], held: Any
+    ) -> tuple[Again, ...]:
+        """Events, and those of parents that are not held so far and would not fit."""
+        found, looked_at = dict[Again, None](), [*reversed(wanted)]
+        while looked_at:
+            event = looked_at.pop()
+            if event in found or event in self.of.events:
+                continue
+            found[event] = None
+            slot = self.of.slot(event.before, event.name)
+            for parent in self.of.items[event.name].parents if event.is_made else ():
+                if parent not in self.of.items or self.of.is_there(parent, slot):
+                    continue
+                last = max(v.last for v in self.of.versions[parent] if v.last < slot)
+                first, stop = bisect_left(among, last + 1), bisect_left(among, slot)
+                if first == stop:
+                    continue
+                needed = held[first : stop + 1].max() + self.of.nbytes[parent]
+                if needed > self.of.room:
+                    looked_at += self.of.ways(event.before, parent)[:1]
+        return tuple(found)
+
+    def _prune(self) -> list[Again]:
+        """Take out events of which nobody reads anything."""
+        gone = list[Again]()
+        while unread := self.of.unread():
+            self.of.change(remove=unread)
+            gone += unread
+        return gone
+
+    def trim(self) -> None:
+        """Take out the events that all fits without, the longest first."""
+        for event in self._longest_first(self.of.events):
+            if event in self.of.events:
+                self.of.change(remove=[event])
+                gone = self._prune()
+                if self._held()[1].max() > self.of.room:
+                    self.of.change(add=[event, *gone])
+
+    def improve(self) -> None:
+        """Replace events, one after the other, by others that take less."""
+        best, least = frozenset(self.of.events), self.of.seconds
+        for _ in range(MOST_ROUNDS):
+            before = least
+            for event in self._longest_first(best):
+                if event not in self.of.events or self.states < 0:
+                    continue
+                self.of.change(remove=[event])
+                self._prune()
+                if self.fit(LATER, forbidden={event}, most_events=MOST_INSTEAD, seconds=least):
+                    self.trim()
+                    if self.of.seconds < least:
+                        best, least = frozenset(self.of.events), self.of.seconds
+                        continue
+                self.of.change(add=best - self.of.events, remove=self.of.events - best)
+            if least == before:
+                break
+
+    def _longest_first(self, events: Collection[Again]) -> list[Again]:
+        return sorted(events, key=lambda each: (-self.of.seconds_of(each), each))

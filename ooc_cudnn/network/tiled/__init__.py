@@ -1,0 +1,1 @@
+"""Inference of large inputs, tile by tile."""

@@ -1,0 +1,321 @@
+"""Inference of an output too large for its maps to be on the device: block by block, all exact.
+
+A block is a step of its own (`blocks.py`), which keeps what it makes on the device. What is in the
+halo of two blocks is made for both. That is less work than to bring whole maps to the host and back
+as soon as blocks are large, and the halo is a small part of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.stores import Store, room_for
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.files import bases
+from ooc_cudnn.network.cost.compute_seconds import order_seconds
+from ooc_cudnn.network.graph.graph import Graph
+from ooc_cudnn.network.graph.parameters import Parameters
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.runtime.constraints_here import Limit, terms_for
+from ooc_cudnn.network.runtime.executable import PLAIN, Making
+from ooc_cudnn.network.runtime.inference import ForwardStep
+from ooc_cudnn.network.runtime.plan_cache import planned
+from ooc_cudnn.network.tiled.tile_grid import Grid, GridBlock
+from ooc_cudnn.network.tiled.tile_step import block_of_step
+from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
+from ooc_cudnn.units import format_seconds
+from perfmodel import MachineModel
+
+#: How often the longest axis may be cut; the others into blocks of like extents.
+CUTS = tuple(sorted({count for power in range(10) for count in (2**power, 3 * 2**power)}))
+#: Extents of blocks are multiples of it: those of maps that are halved four times.
+TIDY = 16
+#: Beside this many times what computing the whole takes, it is planned whole, too.
+MUCH_HALO = 1.5
+
+
+class Held:
+    """What a step by itself is run for: its parameters are handed in."""
+
+    def __init__(self, step: Step) -> None:
+        self.graph, self.parameters, self.running = Graph(), Parameters(0), Parameters(0)
+        self.graph.tensors = {n: each for n, each in step.tensors.items() if not each.of}
+
+
+def forward_alone(step: Step, memory_limit: Limit = None) -> ForwardStep:
+    """What plans and runs a step of inference by itself."""
+    return ForwardStep(Held(step), lambda: step, memory_limit, {}, None)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """How an output is made.
+
+    Attributes
+    ----------
+    cuts : tuple of tuple of int
+        Where blocks begin along each axis of the output, and where the last one ends.
+    plan : NetworkPlan
+        Of a block in the middle; of all of it where there is one.
+    seconds : float
+        Predicted, for all blocks.
+    """
+
+    cuts: tuple[tuple[int, ...], ...]
+    plan: NetworkPlan
+    seconds: float
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return math.prod(len(each) - 1 for each in self.cuts)
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The extents of the largest."""
+        return tuple(max(b - a for a, b in pairwise(each)) for each in self.cuts)
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that it takes."""
+        return self.plan.device_bytes
+
+    def explain(self) -> str:
+        """The blocks, and the plan of one of them, for a person to read."""
+        shape = " x ".join(map(str, self.block))
+        blocks = f"{self.count} blocks of {shape}, {format_seconds(self.seconds)} predicted"
+        return (
+            f"{blocks}; of these\n{self.plan.explain()}" if self.count > 1 else self.plan.explain()
+        )
+
+
+class InBlocks:
+    """One output of a step of inference, in blocks of one grid.
+
+    Parameters
+    ----------
+    step : Step
+        Its one output is a map.
+    cuts : sequence of sequence of int
+        As in `BlockPlan`.
+    memory_limit : int, float or str, optional
+    counts_given : bool
+        As of `ForwardStep`.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        cuts: Sequence[Sequence[int]],
+        memory_limit: Limit,
+        *,
+        counts_given: bool = False,
+    ) -> None:
+        self.grid, self._limit, self._counts_given = Grid(step, cuts), memory_limit, counts_given
+        self._ready: dict[tuple[int, ...], ForwardStep] = {}
+
+    def _ready_for(self, place: GridBlock) -> ForwardStep:
+        forward = self._ready.get(place.kind)
+        if forward is None:
+            made = block_of_step(self.grid.step, self.grid.output, place.region)
+            forward = self._ready[place.kind] = forward_alone(made.step, self._limit)
+            forward.counts_given = self._counts_given
+        return forward
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        out: Any,
+        lasting: Mapping[str, Any],
+        making: Making = PLAIN,
+    ) -> None:
+        """Make every block, each in its part of `out`.
+
+        Parameters
+        ----------
+        inputs, lasting : mapping
+            Arrays by name.
+        out : array
+            Of the output's shape and dtype; a `Store` as well, as inputs may be.
+        """
+
+        def taken(place: GridBlock) -> tuple[GridBlock, dict[str, Any]]:
+            return place, {name: _read(inputs[name], part) for name, part in place.inputs.items()}
+
+        # files are read for the next block while this one is made
+        with ThreadPoolExecutor(1) as pool:
+            ahead = deque[Future[tuple[GridBlock, dict[str, Any]]]]()
+            for next_place in chain(self.grid, (None,)):
+                if next_place is not None:
+                    ahead.append(pool.submit(taken, next_place))
+                if len(ahead) == 2 or (next_place is None and ahead):
+                    place, parts = ahead.popleft().result()
+                    region = _slices(place.region)
+                    made = room_for(out, region)
+                    self._ready_for(place).run(parts, {self.grid.output: made}, lasting, making)
+                    if isinstance(out, Store):
+                        out[region] = made
+
+    @property
+    def plan(self) -> NetworkPlan | None:
+        """How the last block ran."""
+        ran = [each.plan for each in self._ready.values() if each.plan is not None]
+        return max(ran, key=lambda plan: plan.seconds, default=None)
+
+
+class Under(NamedTuple):
+    """Under what blocks are planned.
+
+    Attributes
+    ----------
+    memory_limit : int, float or str, optional
+    given : mapping
+        How what is handed in lies, the inputs as a whole.
+    machine : MachineModel or str, optional
+        To predict for; the one at hand when left out.
+    more_bytes : int
+        As `kept_bytes` of `terms_for`.
+    """
+
+    memory_limit: Limit
+    given: Mapping[str, Wrapped]
+    machine: MachineModel | str | os.PathLike[str] | None = None
+    more_bytes: int = 0
+
+    def terms(self, step: Step, *, of_block: bool = False) -> Terms:
+        """Those of a step; of a block, what lies in files is in memory when it begins."""
+        wrapped = {
+            name: each._replace(array=None, spec=_with_shape(each.spec, step.tensors[name].shape))
+            for name, each in self.given.items()
+            if name in step.tensors
+        }
+        for name, each in wrapped.items() if of_block else ():
+            if each.spec.placement == "disk":
+                wrapped[name] = each._replace(spec=replace(each.spec, placement="pageable"))
+        return terms_for(self.memory_limit, self.machine, step, wrapped, self.more_bytes)
+
+    def plan(self, step: Step, cuts: Sequence[Sequence[int]]) -> BlockPlan:
+        """The plan of all blocks, by that of one in the middle, which has a halo on every side."""
+        region = tuple(
+            (each[at := (len(each) - 1) // 2 - (len(each) == 3)], each[at + 1]) for each in cuts
+        )
+        made = block_of_step(step, step.outputs[0], region).step
+        plan = planned("forward", made, self.terms(made, of_block=True)).plan
+        blocks = math.prod(len(each) - 1 for each in cuts)
+        return BlockPlan(tuple(map(tuple, cuts)), plan, plan.seconds * blocks)
+
+    def plan_whole(self, step: Step) -> BlockPlan:
+        """The plan of one block, which is all of it."""
+        shape = step.tensors[step.outputs[0]].shape
+        plan = planned("forward", step, self.terms(step)).plan
+        return BlockPlan(tuple((0, extent) for extent in shape), plan, plan.seconds)
+
+
+def planned_in_blocks(step: Step, under: Under) -> BlockPlan:
+    """Choose the blocks in which an output is made in the least time; one, where it fits.
+
+    Parameters
+    ----------
+    step : Step
+        Its one output is a map.
+    under : Under
+
+    Raises
+    ------
+    PlanInfeasibleError
+        If the memory limit admits no plan.
+    """
+    target = under.terms(step).target
+    computing = order_seconds(step, target.machine, ORDERS).throughout[0][1]
+    fewest = _largest_phase_bytes(step) / max(target.room_bytes, 1)
+    found: BlockPlan | None = None
+    if fewest > 1:
+        found = _best_blocks(step, under, fewest)
+        if found is not None and found.seconds <= MUCH_HALO * computing:
+            return found
+    try:
+        whole = under.plan_whole(step)
+    except PlanInfeasibleError:
+        found = found or _best_blocks(step, under, fewest)
+        if found is None:
+            raise
+        return found
+    if fewest <= 1 and whole.seconds > MUCH_HALO * computing:
+        found = _best_blocks(step, under, fewest)
+    return found if found is not None and found.seconds < whole.seconds else whole
+
+
+def _best_blocks(step: Step, under: Under, fewest: float) -> BlockPlan | None:
+    """The best of blocks that are ever smaller, until two in turn take longer."""
+    shape = step.tensors[step.outputs[0]].shape
+    best, longer = None, 0
+    tried: set[tuple[tuple[int, ...], ...]] = {tuple((0, extent) for extent in shape)}
+    for count in CUTS:
+        cuts = (tuple(range(shape[0] + 1)), (0, shape[1]), *_cuts(shape[ROW_AXIS:], count))
+        if math.prod(len(each) - 1 for each in cuts) < fewest or cuts in tried:
+            continue
+        tried.add(cuts)
+        try:
+            plan = under.plan(step, cuts)
+        except PlanInfeasibleError:
+            continue
+        except ValueError:  # a phase needs whole images
+            return None
+        if best is None or plan.seconds < best.seconds:
+            best, longer = plan, 0
+        elif (longer := longer + 1) == 2:
+            break
+    return best
+
+
+def _cuts(sites: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Cut the longest axis into so many parts, and the others into parts as long.
+
+    >>> _cuts((100, 60), 4)
+    ((0, 32, 64, 96, 100), (0, 32, 60))
+    """
+    if not sites:
+        return ()
+    side = -(-max(sites) // count)
+    side = -(-side // TIDY) * TIDY
+    return tuple((*range(0, extent, side), extent) for extent in sites)
+
+
+def _with_shape(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    return spec if spec.shape == shape else TensorSpec(shape, spec.dtype, spec.placement)
+
+
+def _largest_phase_bytes(step: Step) -> int:
+    """Bytes of the maps of the phase that has most: on the device at once, or else in pieces."""
+    return max(
+        sum(
+            math.prod(operand.shape) * ITEM_BYTES[operand.dtype]
+            for name, operand in phase.call.operands.items()
+            if name in phase.call.streamed
+        )
+        for phase in step.phases
+    )
+
+
+def _read(array: Any, region: Region) -> Any:
+    """A part of an array; of a file, in memory."""
+    part = array[_slices(region)]
+    return np.array(part) if any(isinstance(each, np.memmap) for each in bases(part)) else part
+
+
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(*each) for each in region)

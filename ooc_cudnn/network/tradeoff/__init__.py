@@ -1,0 +1,1 @@
+"""Seconds over memory: the curve of a network, and its picture."""

@@ -1,0 +1,124 @@
+"""Stays by which least crosses the link, beside a search through all there are."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.network.ir.live_ranges import GIVEN, check_stays, results_of
+from ooc_cudnn.network.lowering import spill_milp
+from ooc_cudnn.network.lowering.spill_milp import least_copied
+from ooc_cudnn.network.policies.policy import keep
+
+SMALL = 0.05
+
+
+def some_step(seed):
+    """Of a network with a shortcut: maps of several sizes."""
+    net = ooc_cudnn.Network(seed=seed)
+    x = net.input("x", (2, 3, 8, 6))
+    a = net.activation(net.convolution(x, 3 + seed, window=1), "tanh")
+    y = net.add(net.convolution(a, 3 + seed, window=1), a)
+    return net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
+
+
+def subsets(names):
+    return chain.from_iterable(combinations(names, count) for count in range(len(names) + 1))
+
+
+class Judge:
+    """Copies of the larger tensors of a step, phase by phase; the smaller ones stay."""
+
+    def __init__(self, step, pieces, room):
+        self.step, self.uses, self.room = step, step.uses, room
+        self.bytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
+        self.large = sorted(base for base in self.uses if self.bytes[base] > SMALL * room)
+        self.pieces = pieces.copy()
+        for base in self.uses.keys() - set(self.large):
+            first, last = self.uses[base].phases[0], self.uses[base].phases[-1]
+            self.pieces[first : last + 1] += self.bytes[base]
+
+    def least(self):
+        """Bytes of the least copies, by trying everything."""
+        given = {n for n in self.large if self.step.tensors[n].kind in GIVEN}
+        states = {(frozenset(), frozenset(given | set(self.step.seeds.values())), frozenset()): 0}
+        for at in range(len(self.step.phases)):
+            after = {}
+            for (there, on_host, made), cost in states.items():
+                touched = [n for n in self.large if at in self.uses[n].phases]
+                for some in subsets(sorted(there | set(touched))):
+                    if sum(self.bytes[n] for n in some) + self.pieces[at] <= self.room:
+                        found, more = self._next(at, there, on_host, made, frozenset(some), touched)
+                        after[found] = min(after.get(found, np.inf), cost + more)
+            states = after
+        return min(states.values())
+
+    def _next(self, at, there, on_host, made, stays, touched):
+        cost, results = 0, results_of(self.step)
+        for name in self.large:
+            used, size = self.uses[name], self.bytes[name]
+            exists = name in made or name in on_host
+            if name in there - stays and used.phases[-1] >= at and name not in on_host:
+                cost, on_host = cost + size, on_host | {name}
+            if name not in touched:
+                continue
+            sweeps = 1 if name in stays else self.step.phases[at].call.sweeps
+            if exists and name not in there & stays:
+                cost += size * sweeps
+            elif not exists and name not in stays:
+                cost += size * (sweeps - 1)
+            made |= {name}
+            if at in used.written:
+                last = at == used.written[-1] and name in results
+                out = name not in stays and at < used.phases[-1] and not last
+                cost += size * out
+                # what a step results in leaves in any case
+                on_host = on_host | {name} if name not in stays or last else on_host - {name}
+        there = frozenset(n for n in stays if self.uses[n].phases[-1] > at)
+        return (there, on_host, made), cost
+
+    def of(self, stays):
+        """Bytes that stays copy."""
+        state, cost = (frozenset(), frozenset(), frozenset()), 0
+        given = {n for n in self.large if self.step.tensors[n].kind in GIVEN}
+        state = (frozenset(), frozenset(given | set(self.step.seeds.values())), frozenset())
+        for at in range(len(self.step.phases)):
+            there = frozenset(
+                n for n in self.large if any(s.first <= at <= s.last for s in stays.get(n, ()))
+            )
+            touched = [n for n in self.large if at in self.uses[n].phases]
+            before = frozenset(
+                n for n in state[0] if not any(s.first == at for s in stays.get(n, ()))
+            )  # what begins anew is fetched
+            state, more = self._next(at, before, *state[1:], there, touched)
+            cost += more
+        return cost
+
+
+@pytest.mark.parametrize(("seed", "share"), [(1, 0.6), (3, 0.55)])
+def test_no_other_stays_copy_less(monkeypatch, seed, share):
+    monkeypatch.setattr(spill_milp, "SMALL", SMALL)
+    monkeypatch.setattr(spill_milp, "GAP", 0)
+    monkeypatch.setattr(spill_milp, "STREAMING", 1e-4)
+    step = some_step(seed)
+    kept = keep(step)
+    extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, (s,) in kept.items()]
+    held = held_bytes(extents, len(step.phases))
+    room, pieces = int(share * held.max()), np.full(len(step.phases), 64.0)
+    stays = least_copied(step, kept, pieces, room)
+    check_stays(step, {name: found for name, found in stays.items() if found})
+    extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, f in stays.items() for s in f]
+    assert (held_bytes(extents, len(step.phases)) + pieces <= room).all()
+    judge = Judge(step, pieces, room)
+    assert 0 < judge.least() == judge.of(stays)
+
+
+def test_where_all_fits_all_stays():
+    step = some_step(0)
+    kept = keep(step)
+    assert least_copied(step, kept, np.zeros(len(step.phases)), 2**30) == kept

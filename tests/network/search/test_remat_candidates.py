@@ -1,0 +1,206 @@
+"""What a search makes again, the plans of it, and what `best` promises of all plans."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.cli.network import drawn_inputs
+from ooc_cudnn.functions.target import Target
+from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.lowering.lower import most_held
+from ooc_cudnn.network.passes.rematerialize_events import repeated
+from ooc_cudnn.network.policies.policy import POLICIES
+from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.search import pass_pipeline, plan_step
+from ooc_cudnn.network.search.by_remat import searched
+from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.remat_candidates import (
+    ALL,
+    INPUTS,
+    MadeAgain,
+    coming_back,
+    made_again,
+)
+from ooc_cudnn.network.search.remat_state import Makings
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import shipped
+from tests.support.drawn_networks import drawn_network
+from tests.support.residual import blocks
+
+
+def under(limit):
+    return Terms(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+
+
+def taken(net, loss):
+    """The step that is planned, and what it holds if all is kept."""
+    step = pass_pipeline.as_taken(net.training_phases(loss), "best")
+    step = pass_pipeline.as_planned(step, frozenset(), 1, 1)
+    return step, most_held(step, POLICIES["keep"].residing(step))
+
+
+def searchable(step, room, *, copied):
+    return Makings(step, priced(shipped("h200")), room, shipped("h200"), copied=copied)
+
+
+def joined_network():
+    """Concatenations, which several phases make, and poolings that say where maxima are."""
+    net = ooc_cudnn.Network(seed=3)
+    h = net.activation(net.convolution(net.input("x", (4, 3, 12, 12)), 8, window=3), "relu")
+    for _ in range(2):
+        parts = [net.activation(net.convolution(h, 4, window=1), "relu") for _ in range(2)]
+        pooled = net.pooling(h, window=3, stride=1, padding=1)
+        h = net.concatenate([*parts, net.convolution(pooled, 4, window=1)])
+    labels = net.input("labels", (4,), "int64")
+    return net, net.softmax_cross_entropy(net.linear(net.global_average(h), 3), labels)
+
+
+@pytest.mark.parametrize(
+    ("make", "most"), [(lambda: blocks(4, 12, 3), 1.0), (joined_network, 1.1)], ids=["one", "some"]
+)
+def test_its_bytes_are_those_of_the_step(make, most):
+    """Of any events: every version of a map lives from its making to its last reader.
+
+    What several phases make counts as made at once.
+    """
+    step, full = taken(*make())
+    drawn = random.Random(5)
+    for _ in range(20):
+        makings = searchable(step, full / 2, copied=INPUTS)
+        backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
+        made = [name for name, item in makings.items.items() if item.made_by]
+        events = {Again(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
+        makings.change(add=events)
+        rewritten = repeated(step, makings.in_order())
+        held = most_held(rewritten, POLICIES["keep"].residing(rewritten))
+        assert held <= makings.held()[1].max() <= most * held
+        makings.change(remove=makings.unread())
+        makings.change(remove=set(makings.events))
+        assert makings.held()[1].max() == full
+        assert makings.seconds == 0
+
+
+def test_what_leaves_is_back_for_its_readers():
+    """Of any events: maps that are made again or come back, weights and inputs that come back."""
+    step, full = taken(*blocks(256, 28, 3, channels=16))
+    drawn, left = random.Random(3), 0
+    for _ in range(40):
+        makings = searchable(step, full / 2, copied=ALL)
+        backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
+        for _ in range(8):
+            ways = makings.ways(drawn.choice(backward), drawn.choice(list(makings.items)))
+            makings.change(add=[drawn.choice(ways)])
+        while unread := makings.unread():
+            makings.change(remove=unread)
+        made = MadeAgain.of(makings)
+        rewritten = repeated(step, made.again)
+        stays = coming_back(step, rewritten, made, int(full / 2))
+        check_stays(rewritten, stays)
+        left += sum(step.tensors[each.name].kind == "map" for each in made.back)
+        # what is little stays longer than is counted; copies that begin at once count twice
+        assert 0.85 * makings.held()[1].max() <= most_held(rewritten, stays)
+        assert most_held(rewritten, stays) <= 1.01 * makings.held()[1].max()
+    assert left > 20
+
+
+def test_what_it_makes_again_fits():
+    """Less memory takes more seconds, and what a search says is said again."""
+    step, full = taken(*blocks(256, 56, 6, channels=64))
+    seconds, before = priced(shipped("h200")), 0.0
+    for share in (0.8, 0.6, 0.4, 0.25):
+        room = int(share * full)
+        made, again = (next(made_again(step, under(room), 1)) for _ in range(2))
+        assert made == again
+        rewritten = repeated(step, made.again)
+        assert most_held(rewritten, coming_back(step, rewritten, made, room)) <= room
+        takes = sum(map(seconds, rewritten.phases))
+        assert takes > before
+        before = takes
+    assert max(Counter(each.name for each in made.again).values()) > 1  # and let go in between
+    assert not list(made_again(step, under(full // 10), 1))
+
+
+def test_copies_that_save_nothing_are_not_searched(monkeypatch):
+    """What is made again in less time than it takes to copy it is made again."""
+    step, full = taken(*blocks(256, 56, 3, channels=64))
+    terms = under(int(0.6 * full))
+    made = next(made_again(step, terms, 1))
+    again = partial(made_again, step, terms, 1, copied=ALL, before=made.events)
+    makings = searchable(step, full, copied=ALL)
+    makings.change(add=made.events)
+    assert 0 < makings.saved_by_copies < 1
+    assert next(again()).seconds <= made.seconds
+    monkeypatch.setattr("ooc_cudnn.network.search.remat_candidates.WORTH_COPYING", 1.0)
+    assert not list(again())
+
+
+@pytest.mark.parametrize(
+    ("make", "share", "parts", "copied"),
+    [
+        (lambda: blocks(4, 12, 3), 0.62, 1, INPUTS),
+        (lambda: blocks(4, 12, 3), 0.62, 1, ALL),
+        (joined_network, 0.7, 1, ALL),
+        (joined_network, 0.6, 2, INPUTS),
+    ],
+    ids=["made", "leaves", "joined", "parts"],
+)
+def test_its_plans_run(make, share, parts, copied):
+    net, loss = make()
+    inputs = drawn_inputs(net)
+    with ooc_cudnn.settings(device="host", machine="host"):
+        kept = net.training_step(loss, memory_limit="1GiB", policy="keep", micro_batches=parts)
+        value = kept(**inputs)
+        step, full = taken(net, loss)
+        limit = int(share * full)
+        terms = terms_for(limit, None, step, {})
+        ways = searched("step", step, terms, Fastest(terms), (copied,), parts=parts)
+        made = next(ways)
+        assert made.plan.again
+        plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
+        other = net.training_step(loss, memory_limit=limit, plan=plan)
+        assert other(**inputs) == pytest.approx(value, rel=1e-5)
+        for name, gradient in kept.gradients.items():
+            assert np.allclose(other.gradients[name], gradient, rtol=1e-3, atol=1e-5), name
+
+
+def test_the_best_is_never_slower():
+    """Than any other policy, nor than with less memory; and it holds no more than it may."""
+    net, loss, _ = drawn_network(9, loss=True)
+    step = net.training_phases(loss)
+    full = net.plan(loss, memory_limit="1GiB", policy="keep", machine="h200").device_bytes
+    names = ("best", *plan_step.BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn")
+    terms = under(int(0.7 * full))
+    found = {name: plan_step.plan_step("s", step, terms, policy=name).plan for name in names}
+    best = found["best"]
+    assert min(plan.seconds for plan in found.values()) == best.seconds
+    assert best.device_bytes <= 0.7 * full
+    assert plan_step.plan_step("s", step, under(int(1.2 * full))).plan.seconds <= best.seconds
+
+
+def test_of_one_image_there_are_no_parts_to_search():
+    net = ooc_cudnn.Network()
+    h = net.activation(net.linear(net.input("x", (1, 12), gradient=True), 30, name="fc"), "tanh")
+    net.linear(h, 4, name="end")
+    step = net.gradient_phases(net.graph.tensors["end"])
+    assert list(made_again(step, under(2**20), 2, copied=INPUTS)) == []
+
+
+def test_long_chains_of_makings_do_not_send_a_unet_to_the_link():
+    """It took a fifth longer while each candidate was ranked with all that must be made for it."""
+    net, loss = ooc_cudnn.networks.unet(batch=1)
+    step = net.training_phases(loss)
+    everything = plan_step.plan_step("step", step, under(2**40), policy="keep").plan
+    limit = int(0.4 * everything.device_bytes)
+    made = plan_step.plan_step("step", step, under(limit)).plan
+    assert made.device_bytes <= limit
+    assert made.seconds <= 1.15 * everything.seconds
