@@ -16,8 +16,8 @@ from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import planned_call
-from ooc_cudnn.functions.planning import Planned
+from ooc_cudnn.functions.call.explain import planned_call
+from ooc_cudnn.functions.call.plan import Planned
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import STREAMS

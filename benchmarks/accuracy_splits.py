@@ -20,8 +20,8 @@ from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import describe_call, planned_call
-from ooc_cudnn.functions.prepared import is_staged
+from ooc_cudnn.functions.call.call_cache import is_staged
+from ooc_cudnn.functions.call.explain import describe_call, planned_call
 from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pricing.plan import Plan

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ooc_cudnn.functions.chain_planning import forget_plans
+from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.pricing import table as pricing_table
 from perfmodel import ComputeModel, Line, MachineModel, TransferModel, fit_scaled
 

@@ -25,7 +25,7 @@ from ooc_cudnn.bench.placing import pinned
 from ooc_cudnn.bench.record import table, written
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 
 __all__ = ["Claim", "Report", "pinned", "profiled", "table"]
 

@@ -25,8 +25,8 @@ from benchmarks import common
 from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, interleave, timed
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.functions.tune_wanted import Effort
+from ooc_cudnn.engines.workload import Effort
+from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from benchmarks import mo_sos_machine as p40
 from ooc_cudnn import networks
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor

@@ -17,7 +17,7 @@ from benchmarks.pages import canvas
 from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.lowering.lower import PlannedStep
 from ooc_cudnn.network.report.timeline import Course, Span, course_of, figure_of

@@ -32,7 +32,7 @@ from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.functions.tune import NothingToTuneError
+from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.network.lowering.device_gradients import SETS
 

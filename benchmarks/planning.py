@@ -30,7 +30,7 @@ from benchmarks.chain_vgg import LAYERS
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.planning_replay import replay_pace
 from benchmarks.searches import Prices, descended
-from ooc_cudnn.functions.chain_planning import forget_plans
+from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.pricing.planner import Planner
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
 from ooc_cudnn.pricing.search import even_sizes

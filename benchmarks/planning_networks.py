@@ -13,8 +13,8 @@ from typing import NamedTuple
 from benchmarks import common
 from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.ir.plan import NetworkPlan

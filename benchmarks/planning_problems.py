@@ -31,7 +31,7 @@ from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_sketches import SKETCHES, Shape, Shapes, windowed
 from benchmarks.chain_vgg import LAYERS
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.planning import Planned
+from ooc_cudnn.functions.call.plan import Planned
 
 MACHINE, SEED = "h200", 19
 #: Problems of each function whose shapes are drawn, and how large these are: no arithmetic is done.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import common
-from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.planner import make_plan

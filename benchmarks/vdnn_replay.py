@@ -18,7 +18,7 @@ from benchmarks.vdnn_machine import (
     workspace_if_it_fits,
 )
 from benchmarks.vdnn_networks import network, step_of
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.lowering.lower import place_step
 from ooc_cudnn.network.policies.policy import POLICIES

@@ -20,7 +20,7 @@ from benchmarks import common
 from benchmarks.accuracy_splits import runner
 from ooc_cudnn.bench.timing import interleave, paired_ratio
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import current

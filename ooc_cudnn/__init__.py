@@ -24,7 +24,7 @@ from ooc_cudnn.errors import (
     VerificationError,
 )
 from ooc_cudnn.functions import *  # noqa: F403  # the public functions, listed there
-from ooc_cudnn.functions.plan import plan
+from ooc_cudnn.functions.call.explain import plan
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import profile

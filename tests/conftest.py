@@ -78,7 +78,7 @@ def host_device(request, monkeypatch):
     settings_module._forget()
     settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)
     from ooc_cudnn.devices import get_device
-    from ooc_cudnn.functions.prepared import forget_calls
+    from ooc_cudnn.functions.call.call_cache import forget_calls
     from ooc_cudnn.memory.limit import forget_limits
 
     device = get_device("host")
@@ -99,13 +99,13 @@ def host_device(request, monkeypatch):
 @pytest.fixture(scope="module")
 def plans_are_kept():
     """Tests of a module that ask for the same plan share it: it hangs on what is asked alone."""
-    from ooc_cudnn.functions import chain_planning, prepared
+    from ooc_cudnn.functions.call import call_cache, plan_chain
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "forget_plans", lambda: None)
-        patch.setattr(chain_planning, "REMEMBERED_PLANS", 10**4)
+        patch.setattr(call_cache, "forget_plans", lambda: None)
+        patch.setattr(plan_chain, "REMEMBERED_PLANS", 10**4)
         yield
-    chain_planning.forget_plans()
+    plan_chain.forget_plans()
 
 
 @pytest.fixture(scope="module")

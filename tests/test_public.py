@@ -9,7 +9,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import errors, operations, types
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.settings_table import SETTINGS
 
 

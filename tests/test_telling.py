@@ -12,7 +12,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import TensorSpec
-from ooc_cudnn.functions import prepared
+from ooc_cudnn.functions.call import call_cache
 from ooc_cudnn.telling import forget_warnings, warn, warn_once
 
 settings_module = importlib.import_module("ooc_cudnn.settings")
@@ -41,7 +41,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_uncalibrated_warning_points_at_the_users_line(name):
-    prepared.forget_calls()
+    call_cache.forget_calls()
     with (
         ooc_cudnn.settings(device="host", machine=None),
         pytest.warns(UserWarning, match="calibrated") as seen,
@@ -53,7 +53,7 @@ def test_the_uncalibrated_warning_points_at_the_users_line(name):
 
 
 def test_so_does_the_one_of_many_pieces(monkeypatch):
-    monkeypatch.setattr(prepared, "MANY_PIECES", 1)
+    monkeypatch.setattr(call_cache, "MANY_PIECES", 1)
     with (
         ooc_cudnn.settings(device="host", machine="host", memory_limit="1KiB"),
         pytest.warns(UserWarning, match="raise memory_limit") as seen,

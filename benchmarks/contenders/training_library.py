@@ -20,7 +20,7 @@ from ooc_cudnn.bench.contender import Contender, Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device_memory
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.functions.tune import NothingToTuneError
+from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.network.lowering.device_gradients import SETS

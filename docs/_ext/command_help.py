@@ -14,7 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ooc_cudnn import cli
 from ooc_cudnn.cli.plan import function_parser
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
 
 WIDTH = "90"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ooc_cudnn.functions.tune import NothingToTuneError, tune
-from ooc_cudnn.functions.tune_wanted import Effort
+from ooc_cudnn.engines.workload import Effort
+from ooc_cudnn.functions.tune.tune import NothingToTuneError, tune
 
 #: For how long they are measured.
 TUNE_SECONDS = 20.0

@@ -18,9 +18,9 @@ from ooc_cudnn.calibration.copies import ROWS_BYTES, crossing, latency, staged_b
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.measuring import Bench, Timing, Watched, repeated
-from ooc_cudnn.functions.batch_normalization import batch_normalization_forward_inference
-from ooc_cudnn.functions.elementwise import activation_forward
-from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.api.batch_normalization import batch_normalization_forward_inference
+from ooc_cudnn.functions.api.elementwise import activation_forward
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.pricing.plan import Plan

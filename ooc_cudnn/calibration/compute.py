@@ -20,7 +20,7 @@ from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Launched, Timing, offsets_of
-from ooc_cudnn.functions.plan import splittable_of
+from ooc_cudnn.functions.call.explain import splittable_of
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,

@@ -27,8 +27,8 @@ from ooc_cudnn.cli.arguments import (
 )
 from ooc_cudnn.cli.chain import WRITTEN, read_chain
 from ooc_cudnn.cli.model import EXAMPLE, add_model, plan_model
-from ooc_cudnn.functions.plan import describe_call, plan, splittable_of
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
+from ooc_cudnn.functions.call.explain import describe_call, plan, splittable_of
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
 

@@ -10,7 +10,7 @@ from ooc_cudnn.cli.plan import add_for_function, asked_of, function_parser
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engine_files import engines_path
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.tune import finish_tuning, tune
+from ooc_cudnn.functions.tune.tune import finish_tuning, tune
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, format_seconds

@@ -14,9 +14,9 @@ from typing import Any
 import dask.array as da
 
 from ooc_cudnn.dask.lazily import described, in_blocks, lazily, scaled_to, summed, without_scaling
-from ooc_cudnn.functions.arguments import check_scaling
-from ooc_cudnn.functions.description import Description
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.arguments import check_scaling
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
+from ooc_cudnn.functions.call.spec import Description
 
 #: Arguments of the plain functions that say where to write.
 WRITTEN = ("out", "beta", "running_mean", "running_variance")

@@ -19,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, check_whole_channels, spec_of, starts
 from ooc_cudnn.dask.work import Part, Work, client_settings, run_block
-from ooc_cudnn.functions.description import Description
+from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.operations.blocks import (
     Block,
     call_of_block,

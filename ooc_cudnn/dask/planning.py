@@ -19,8 +19,8 @@ from distributed import Client
 from ooc_cudnn.dask.networks import NetworkWork, Wanted
 from ooc_cudnn.dask.work import Part, Work
 from ooc_cudnn.dask.workers import Worker, workers
-from ooc_cudnn.functions.planning import plan_call
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
+from ooc_cudnn.functions.call.plan import plan_call
 from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.network.tiled.infer import forward_alone
 from ooc_cudnn.network.tiled.tile_step import block_of_step

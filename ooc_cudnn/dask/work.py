@@ -13,8 +13,8 @@ from typing import Any
 
 from ooc_cudnn.dask.chunks import joined
 from ooc_cudnn.dask.versions import check_version, version
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import call as run_call
+from ooc_cudnn.functions.call.decorator import call as run_call
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.operations.blocks import Block, BlockCall, call_of_block
 from ooc_cudnn.operations.splittable import Region, Splittable

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.tune_rounds import Tell
+from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import Limit

@@ -11,7 +11,7 @@ from ooc_cudnn import cli, operations
 from ooc_cudnn.cli.arguments import Defaults, kind_of, parameters_of, sizes
 from ooc_cudnn.cli.chain import OPERATIONS, read_chain
 from ooc_cudnn.cli.plan import EXAMPLES, example, function_parser
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 

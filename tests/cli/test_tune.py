@@ -5,8 +5,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import cli, devices
 from ooc_cudnn.devices.engine_files import engines_path, tables_of
-from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.functions.tune_wanted import Effort
+from ooc_cudnn.engines.workload import Effort
+from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice

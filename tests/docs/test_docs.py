@@ -11,7 +11,7 @@ import pytest
 import ooc_cudnn
 from benchmarks import common
 from benchmarks.pages import model as model_page
-from ooc_cudnn.functions import trials
+from ooc_cudnn.engines import trials
 from ooc_cudnn.pricing.search import SIZES
 from perfmodel.lines import TOO_NOISY, TOO_NOISY_FILES
 from perfmodel.rows import GAP_BYTES, NARROW_BYTES, NARROWEST_ROW_BYTES

@@ -14,8 +14,8 @@ from ooc_cudnn.arrays import pinning
 from ooc_cudnn.devices import engine_files
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
-from ooc_cudnn.functions import prepared
-from ooc_cudnn.functions.prepared import forget_calls, remembered
+from ooc_cudnn.functions.call import call_cache
+from ooc_cudnn.functions.call.call_cache import forget_calls, remembered
 from ooc_cudnn.memory import limit
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.convolution import Convolution
@@ -73,10 +73,10 @@ def test_calls_are_remembered_while_others_forget_them(device):
         settings = current()
 
     def remember(at):
-        with prepared._lock:
-            prepared._prepared[at % 3] = made
-            while len(prepared._prepared) > 2:
-                prepared._prepared.popitem(last=False)
+        with call_cache._lock:
+            call_cache._prepared[at % 3] = made
+            while len(call_cache._prepared) > 2:
+                call_cache._prepared.popitem(last=False)
 
     def look(at):
         assert remembered(at % 3, device, settings) in (made, None)
@@ -90,16 +90,16 @@ def test_what_is_read_is_read_under_the_lock(device, monkeypatch):
     made = SimpleNamespace(plan=plan, result_bytes=0, available_bytes=2**20)
     held = []
 
-    class Watched(type(prepared._prepared)):
+    class Watched(type(call_cache._prepared)):
         def get(self, key, default=None):
-            held.append(prepared._lock.locked())
+            held.append(call_cache._lock.locked())
             return super().get(key, default)
 
         def move_to_end(self, key, last=True):
-            held.append(prepared._lock.locked())
+            held.append(call_cache._lock.locked())
             super().move_to_end(key, last)
 
-    monkeypatch.setattr(prepared, "_prepared", Watched(key=made))
+    monkeypatch.setattr(call_cache, "_prepared", Watched(key=made))
     with ooc_cudnn.settings(memory_limit=2**20):
         assert remembered("key", device, current()) is made
         assert remembered("other", device, current()) is None

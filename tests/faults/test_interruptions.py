@@ -26,7 +26,7 @@ import ooc_cudnn
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.latch import Latch
 from ooc_cudnn.devices.worker import WorkerRun
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.memory import pinned
 from ooc_cudnn.pipeline import ahead
 from tests.fuzz import interruptions

@@ -13,7 +13,7 @@ import ooc_cudnn
 from ooc_cudnn import operations
 from ooc_cudnn.arrays import making
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.memory import release
 from tests.support.left_behind import left_behind
 from tests.support.refusals import Refusing

@@ -13,7 +13,7 @@ import ooc_cudnn
 from ooc_cudnn.devices.host import device as host
 from ooc_cudnn.devices.host.device import HostDevice
 from ooc_cudnn.errors import PlanInfeasibleError, VerificationError
-from ooc_cudnn.functions import public as declared
+from ooc_cudnn.functions.call import decorator as declared
 from tests.support.function_cases import PLACEMENTS, channels_last, least_limit, place, some_limits
 from tests.support.sample import FUNCTIONS, NAMES, sample
 

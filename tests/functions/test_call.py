@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import ooc_cudnn
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions import prepared as prepared_calls
+from ooc_cudnn.functions.call import call_cache as prepared_calls
 from tests.support import reference
 from tests.support.refusals import driver_with
 

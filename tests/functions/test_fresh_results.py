@@ -8,8 +8,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions import prepared as prepared_calls
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call import call_cache as prepared_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.pipeline import execute
 from tests.support.refusals import driver_with
 

@@ -8,8 +8,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import plan
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
+from ooc_cudnn.functions.call.explain import plan
 from ooc_cudnn.operations import AddTensor, Convolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
@@ -74,7 +74,7 @@ class TestAnotherMachine:
         def forbidden(setting):
             raise AssertionError("a device was asked for")
 
-        monkeypatch.setattr("ooc_cudnn.functions.plan.get_device", forbidden)
+        monkeypatch.setattr("ooc_cudnn.functions.call.explain.get_device", forbidden)
         found = planned()
         assert found.machine == "h200"
         assert found.device_bytes <= found.memory_limit == 2**30

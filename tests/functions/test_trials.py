@@ -12,10 +12,10 @@ from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.devices.measuring import Bench, Timing
+from ooc_cudnn.engines import launch_timing, trials
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions import timing, trials
-from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, Work, shipped
@@ -69,7 +69,7 @@ def test_a_plan_takes_what_its_launches_take(slow):
 def test_what_was_tried_is_not_tried_again(slow):
     first = planned()
     tried = len(slow)
-    assert 0 < tried <= 3 * 4 * timing.LAUNCHES
+    assert 0 < tried <= 3 * 4 * launch_timing.LAUNCHES
     assert planned() == first
     assert len(slow) == tried
 
@@ -186,7 +186,7 @@ def timed_by(*answers, allowed):
         return Timing(seconds, 0.0), launching
 
     bench = SimpleNamespace(time_launch=time_launch)
-    found, _ = timing.time_well(
+    found, _ = launch_timing.time_well(
         bench, None, scratch_bytes=0, expected=1e-3, allowed_seconds=allowed
     )
     return found.seconds, len(answers) - len(left)

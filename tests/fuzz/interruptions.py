@@ -31,7 +31,7 @@ import ooc_cudnn
 from benchmarks import common
 from ooc_cudnn import operations
 from ooc_cudnn.bench import placing
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from tests.support.left_behind import in_use, left_behind
 
 NAME = "interruptions"

@@ -19,16 +19,16 @@ import numpy as np
 import ooc_cudnn
 import perfmodel
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions.tune import NothingToTuneError, tune
-from ooc_cudnn.functions.tune_wanted import Effort
+from ooc_cudnn.functions.tune.tune import NothingToTuneError, tune
 from tests.fuzz.comparing import difference
 from tests.fuzz.faults import FAULTS, spoiled
 from tests.fuzz.operands import BITS, Operand, on_host
 from tests.support.function_cases import DTYPES
 
 # The module, not the function of the same name.
-prepared_calls = importlib.import_module("ooc_cudnn.functions.prepared")
+prepared_calls = importlib.import_module("ooc_cudnn.functions.call.call_cache")
 
 AMPLE = 2**28
 MACHINES = {"host": "host", "cuda": "h200"}

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from tests.fuzz.cases import DRAWERS, draw_case
 from tests.fuzz.draw_module import draw_module
 from tests.fuzz.modules import reproduction, run_module

@@ -44,7 +44,7 @@ def _take_shard(config, items):
 @pytest.fixture(autouse=True)
 def cuda_device(monkeypatch, tmp_path):
     """Run on the card, without what is stored there; forget settings and calls afterwards."""
-    from ooc_cudnn.functions.prepared import forget_calls
+    from ooc_cudnn.functions.call.call_cache import forget_calls
     from ooc_cudnn.memory.limit import forget_limits
 
     for setting in SETTINGS:

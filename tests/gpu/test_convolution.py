@@ -265,13 +265,13 @@ def test_out_of_memory_on_the_card_is_an_error_that_leaves_the_library_usable():
     hog = cupy.cuda.Memory(free - 2**28)
     x, w = np.ones((64, 16, 256, 256), "f4"), np.ones((16, 16, 3, 3), "f4")
     with ooc_cudnn.settings(memory_limit="100GiB"):
-        from ooc_cudnn.functions import chain_planning, prepared
+        from ooc_cudnn.functions.call import call_cache, plan_chain
         from perfmodel import Split
 
         with pytest.MonkeyPatch.context() as patch:
-            plan = chain_planning.make_plan
+            plan = plan_chain.make_plan
             patch.setattr(
-                chain_planning,
+                plan_chain,
                 "make_plan",
                 lambda r, ask: plan(r, ask, Split(n=64, c_y=16, c_x=16, h_y=254)),
             )
@@ -279,7 +279,7 @@ def test_out_of_memory_on_the_card_is_an_error_that_leaves_the_library_usable():
                 ooc_cudnn.convolution_forward(x, w)
         assert caught.value.requested_bytes > 2**28
         # ... while the plan that the library makes by itself does with what is left.
-        prepared.forget_calls()
+        call_cache.forget_calls()
         with ooc_cudnn.settings(memory_limit="200MiB"):
             y = ooc_cudnn.convolution_forward(x, w)
     assert (y[:, :, 5, 5] == 144).all()

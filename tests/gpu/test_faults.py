@@ -14,7 +14,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError, HostOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.memory import release
 from tests.fuzz import interruptions
 from tests.support.left_behind import in_use, left_behind

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from tests.support import bounded, calls, chains, gradients, normalization
 from tests.support.bounded import Bounded
 from tests.support.calls import ConvolutionCase, FusedCase, PoolingCase

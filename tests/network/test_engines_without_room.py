@@ -7,8 +7,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option
-from ooc_cudnn.functions.known_engines import slowness_of
-from ooc_cudnn.functions.target import make_request
+from ooc_cudnn.engines.choose import slowness_of
+from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.call_plans import plan_request
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.operations.backward_filter import BackwardFilter

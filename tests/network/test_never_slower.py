@@ -7,8 +7,8 @@ import random
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import Terms

@@ -10,7 +10,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.lowering.lower import _Placing
 from ooc_cudnn.network.passes.rematerialize import can_be_remade

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.pointwise import Relayout

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions.target import make_request
+from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.host_arena import in_pinned_block
 from ooc_cudnn.network.lowering.lower import place_step
 from ooc_cudnn.network.policies.policy import POLICIES

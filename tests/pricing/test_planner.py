@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.backward_filter import BackwardFilter

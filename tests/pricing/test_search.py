@@ -13,8 +13,8 @@ from benchmarks.planning import judged
 from benchmarks.planning_problems import BATCHES, VGG, feasible, problem, problems
 from benchmarks.searches import Prices, descended, exhaustive, local, ordered
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.plan import plan_request
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.operations.splittable import AXES
 from ooc_cudnn.pricing import planner
 from ooc_cudnn.pricing.plan import Plan

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ooc_cudnn.functions.plan import plan_request
+from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import settings

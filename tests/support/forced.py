@@ -16,7 +16,7 @@ import numpy as np
 import perfmodel
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.planning import make_request
+from ooc_cudnn.functions.call.plan import make_request
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pricing import planner, search
 from ooc_cudnn.pricing import rings as pricing_rings

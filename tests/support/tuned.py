@@ -7,7 +7,8 @@ import numpy as np
 import ooc_cudnn
 from ooc_cudnn import devices
 from ooc_cudnn.devices.machines import machine_path
-from ooc_cudnn.functions import trials, tune
+from ooc_cudnn.engines import trials
+from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.telling import forget_warnings
 from ooc_cudnn.tensor import TensorSpec

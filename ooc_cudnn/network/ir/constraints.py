@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.tensor import TensorSpec
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from ooc_cudnn import forks
 from ooc_cudnn.devices.engines import MEASURED
+from ooc_cudnn.engines.choose import slowness_of
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.known_engines import slowness_of
-from ooc_cudnn.functions.target import Target
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.loops import pieces

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.devices.machines import computing_machine
+from ooc_cudnn.engines.choose import slowness_of, with_engines
+from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.known_engines import slowness_of, with_engines
-from ooc_cudnn.functions.target import make_request
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
 from ooc_cudnn.network.ir.constraints import Terms

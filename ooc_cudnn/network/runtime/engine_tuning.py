@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.tune_rounds import BATCH_SECONDS, Tell, measure_what_is_launched
-from ooc_cudnn.functions.tune_wanted import Effort, Planned
+from ooc_cudnn.engines.workload import Effort, Planned
+from ooc_cudnn.functions.tune.rounds import BATCH_SECONDS, Tell, measure_what_is_launched
 from ooc_cudnn.network.lowering.lower import PlannedStep
 from ooc_cudnn.pipeline.program import Task
 

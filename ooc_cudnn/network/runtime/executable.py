@@ -12,7 +12,7 @@ from ooc_cudnn.arrays.making import array_on, empty_in
 from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.functions.observed import run_observed
+from ooc_cudnn.functions.call.observe import run_observed
 from ooc_cudnn.memory.loans import Allocation, Lent
 from ooc_cudnn.memory.pinned import allocate, have_ready
 from ooc_cudnn.network.ir.live_ranges import changed_by, results_of

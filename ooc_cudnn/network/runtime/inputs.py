@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.functions.bound import check_results
+from ooc_cudnn.functions.call.bind import check_results
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.parameters import Parameters
 from ooc_cudnn.network.ir.step import Step

@@ -14,7 +14,7 @@ from ooc_cudnn.arrays.operands import Wrapped, placement, wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.tune_rounds import Tell
+from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.device_gradients import SETS, Kept

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions import tune
+from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution import Convolution
 from tests.support import engines_device
 from tests.support.fake_cudnn import FakeEngine

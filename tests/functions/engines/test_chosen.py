@@ -10,8 +10,9 @@ from ooc_cudnn.devices.engine_files import (
     tables_of,
 )
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables, front
-from ooc_cudnn.functions import trials, tune
-from ooc_cudnn.functions.plan import planned_call
+from ooc_cudnn.engines import trials
+from ooc_cudnn.functions.call.explain import planned_call
+from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.pricing.search import Search
@@ -92,7 +93,7 @@ def test_workspace_is_traded_against_the_size_of_pieces(make, monkeypatch):
     machine = shipped("host")
     slow = replace(machine, step_seconds=0.02)
     monkeypatch.setattr(trials, "WORTH_SPARING", 0.99)
-    monkeypatch.setattr("ooc_cudnn.functions.target.machine_for", lambda *_: slow)
+    monkeypatch.setattr("ooc_cudnn.engines.target.machine_for", lambda *_: slow)
     spared = seconds_with(make, 2.7e-6, 96 * KIB)
     assert spared.algorithms == ("eng100 (measured)",)
     assert spared.workspace_bytes == 0

@@ -11,8 +11,8 @@ from ooc_cudnn.devices import engine_files
 from ooc_cudnn.devices.cuda import convolutions
 from ooc_cudnn.devices.engine_files import engines_path, forget_tables, save_tables, tables_of
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.functions import tune
-from ooc_cudnn.functions.prepared import forget_calls
+from ooc_cudnn.functions.call.call_cache import forget_calls
+from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution import Convolution
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, W, X, call, numbers, planned, tuned

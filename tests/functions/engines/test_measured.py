@@ -12,11 +12,12 @@ from ooc_cudnn.cli.tune import told
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
+from ooc_cudnn.engines import accuracy
+from ooc_cudnn.engines.accuracy import Checks
+from ooc_cudnn.engines.measure import Deadline, Tuning
+from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions import engine_errors, tune
-from ooc_cudnn.functions.engine_errors import Checks
-from ooc_cudnn.functions.tune_wanted import Effort
-from ooc_cudnn.functions.tuning import Deadline, Tuning
+from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import (
     ConvolutionBackwardData,
@@ -379,9 +380,9 @@ def test_an_engine_that_is_wrong_inside_is_used_nowhere(make, monkeypatch, paddi
 
 def test_without_room_to_check_them_border_pieces_have_another_engine(make, monkeypatch):
     make(FakeEngine(100, 3e-6))
-    computed = engine_errors.computed
+    computed = accuracy.computed
     monkeypatch.setattr(
-        engine_errors,
+        accuracy,
         "computed",
         lambda device, of, *rest: computed(device, of, *rest) if of.is_even else None,
     )

@@ -5,9 +5,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
-from ooc_cudnn.functions import tune, tune_rounds
-from ooc_cudnn.functions.tune_rounds import measure_what_is_launched
-from ooc_cudnn.functions.tune_wanted import (
+from ooc_cudnn.engines.workload import (
     Effort,
     Planned,
     PlannedLaunch,
@@ -15,6 +13,8 @@ from ooc_cudnn.functions.tune_wanted import (
     of_own_size,
     what_to_measure,
 )
+from ooc_cudnn.functions.tune import rounds, tune
+from ooc_cudnn.functions.tune.rounds import measure_what_is_launched
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
@@ -150,7 +150,7 @@ def test_what_is_known_without_compiled_engines_serves_who_asks_for_no_more(make
 
 def test_rounds_end(make, monkeypatch):
     """Each plan launches something that was not measured."""
-    monkeypatch.setattr(tune_rounds, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(rounds, "MOST_ROUNDS", 3)
     device = make(FakeEngine(100, 1e-9))
     extents = [2**at for at in range(3, 9)]
     found = measure_what_is_launched(device, asking(*extents, limit_bytes=2**20), Effort(), None)
@@ -205,7 +205,7 @@ def test_what_was_fast_at_another_size_is_kept_if_it_was_timed(make, fails):
     for operation, option in ((small, slow), (large, fast)):
         tables_of(device).add(Measured(operation.work(), (option,), operation))
     other.fails = fails
-    found = tune_rounds.measure_sizes(device, [small], 2**20, 9.0, None)
+    found = rounds.measure_sizes(device, [small], 2**20, 9.0, None)
     assert [each.engine.number for each in found[small].options] == [100 if fails else 101]
     assert (other.launched > 0) is not fails
     assert tables_of(device).options(large)[0].engine.number == 101

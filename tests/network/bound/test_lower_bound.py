@@ -10,8 +10,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import networks
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.target import Target
 from ooc_cudnn.network.bound.abstract_step import Group, Outline, Thing, Use, outlined
 from ooc_cudnn.network.bound.relaxation import Link, solved
 from ooc_cudnn.network.ir.constraints import Terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ooc_cudnn import networks
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.search.plan_step import plan_step

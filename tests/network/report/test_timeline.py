@@ -6,8 +6,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.target import Target
-from ooc_cudnn.functions.tune_rounds import NothingToTuneError
+from ooc_cudnn.engines.target import Target
+from ooc_cudnn.functions.tune.rounds import NothingToTuneError
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.report.timeline import CLASSES, course_of, draw_step
 from ooc_cudnn.network.search.plan_step import plan_step

@@ -6,7 +6,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.engine_files import forget_tables
-from ooc_cudnn.functions.tune import NothingToTuneError
+from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.network.runtime import engine_tuning
 from ooc_cudnn.operations.convolution_backward import forward_of
 from ooc_cudnn.pipeline.program import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.search import pass_pipeline, plan_step

@@ -12,7 +12,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.cli.network import drawn_inputs
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.compute_seconds import priced
 from ooc_cudnn.network.ir.constraints import Terms
 from ooc_cudnn.network.ir.live_ranges import check_stays

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from ooc_cudnn.devices.engine_files import tables_of
-from ooc_cudnn.functions.target import Target
+from ooc_cudnn.engines.target import Target
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.ir.step import Phase
 from ooc_cudnn.network.search.mo_sos.problem import Choice

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ooc_cudnn.functions.arguments import (
+from ooc_cudnn.functions.call.arguments import (
     check_dtype,
     check_shape,
     make_convolution,
     shape_of,
 )
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient

@@ -27,9 +27,9 @@ from ooc_cudnn.devices.engines import (
     front,
 )
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
+from ooc_cudnn.engines.accuracy import Checked, Checks
+from ooc_cudnn.engines.launch_timing import Allowance, time_well
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions.engine_errors import Checked, Checks
-from ooc_cudnn.functions.timing import Allowance, time_well
 from ooc_cudnn.operations.convolution_backward import (
     INPUTS,
     AnyConvolution,

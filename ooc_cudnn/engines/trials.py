@@ -24,10 +24,10 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of, try_to_save_tables
 from ooc_cudnn.devices.engines import Measured, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
+from ooc_cudnn.engines.launch_timing import Allowance, time_well
+from ooc_cudnn.engines.measure import Deadline, Tuning
+from ooc_cudnn.engines.target import Planned, PlannedPart
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.target import Planned, PlannedPart
-from ooc_cudnn.functions.timing import Allowance, time_well
-from ooc_cudnn.functions.tuning import Deadline, Tuning
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches

@@ -9,9 +9,9 @@ from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import Wrapped, address_of
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.functions.bound import Bound
-from ooc_cudnn.functions.observed import run_observed
-from ooc_cudnn.functions.prepared import Prepared
+from ooc_cudnn.functions.call.bind import Bound
+from ooc_cudnn.functions.call.call_cache import Prepared
+from ooc_cudnn.functions.call.observe import run_observed
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.pipeline.views import Source

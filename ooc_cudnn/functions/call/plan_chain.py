@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import cast
 
 from ooc_cudnn import forks
+from ooc_cudnn.engines.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.pricing.cutting import (
     SHARE_OF_SMALLEST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ooc_cudnn.functions.arguments import (
+from ooc_cudnn.functions.call.arguments import (
     channel_vector,
     check_dtype,
     check_rank,
@@ -14,8 +14,8 @@ from ooc_cudnn.functions.arguments import (
     scalar,
     shape_of,
 )
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.batch_normalization import Normalise
 from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
 from ooc_cudnn.operations.chain import Chain

@@ -9,8 +9,8 @@ from ooc_cudnn.arrays.making import array_on
 from ooc_cudnn.arrays.operands import Wrapped, check_apart, check_writable
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.functions.description import Description
-from ooc_cudnn.functions.planning import Planned, Target, plan_call
+from ooc_cudnn.functions.call.plan import Planned, Target, plan_call
+from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.files import reserve_file
 from ooc_cudnn.memory.loans import Lent
 from ooc_cudnn.operations.splittable import Splittable

@@ -14,9 +14,8 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import save_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured
 from ooc_cudnn.devices.measuring import Bench
-from ooc_cudnn.errors import OocError
-from ooc_cudnn.functions.prepared import forget_calls
-from ooc_cudnn.functions.tune_wanted import (
+from ooc_cudnn.engines.measure import Deadline, Tuning, launched_of
+from ooc_cudnn.engines.workload import (
     Effort,
     Planned,
     Wanted,
@@ -30,7 +29,8 @@ from ooc_cudnn.functions.tune_wanted import (
     well_known,
     what_to_measure,
 )
-from ooc_cudnn.functions.tuning import Deadline, Tuning, launched_of
+from ooc_cudnn.errors import OocError
+from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.operations.convolution_backward import AnyConvolution
 from ooc_cudnn.telling import warn
 

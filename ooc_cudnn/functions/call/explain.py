@@ -10,11 +10,11 @@ from typing import Any
 
 from ooc_cudnn.arrays.operands import Wrapped, wrap
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.arguments import check_scaling
-from ooc_cudnn.functions.bound import Bound, bind
-from ooc_cudnn.functions.description import Description
-from ooc_cudnn.functions.planning import Planned, Target
-from ooc_cudnn.functions.public import FUNCTIONS
+from ooc_cudnn.functions.call.arguments import check_scaling
+from ooc_cudnn.functions.call.bind import Bound, bind
+from ooc_cudnn.functions.call.decorator import FUNCTIONS
+from ooc_cudnn.functions.call.plan import Planned, Target
+from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pricing.plan import Plan

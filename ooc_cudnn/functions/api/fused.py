@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.functions.arguments import (
+from ooc_cudnn.functions.call.arguments import (
     channel_vector,
     check_dtype,
     check_shape,
@@ -13,8 +13,8 @@ from ooc_cudnn.functions.arguments import (
     make_convolution,
     shape_of,
 )
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.activation import Activation, check_mode, coef_in
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.base import Operation

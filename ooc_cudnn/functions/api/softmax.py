@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ooc_cudnn.functions.arguments import check_dtype, check_rank, check_shape
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.arguments import check_dtype, check_rank, check_shape
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
 from ooc_cudnn.operations.per_site import SoftmaxCall, SoftmaxGradient
 from ooc_cudnn.operations.softmax import ALGORITHMS, MODES

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ooc_cudnn import forks
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.functions.bound import Bound
-from ooc_cudnn.functions.chain_planning import forget_plans
-from ooc_cudnn.functions.planning import Target
-from ooc_cudnn.functions.trials import forget_trials
+from ooc_cudnn.engines.trials import forget_trials
+from ooc_cudnn.functions.call.bind import Bound
+from ooc_cudnn.functions.call.plan import Target
+from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.splittable import Splittable
 from ooc_cudnn.pipeline.execute import Executor

@@ -8,8 +8,10 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.functions.plan import planned_call
-from ooc_cudnn.functions.tune_rounds import (
+from ooc_cudnn.engines.measure import launched_of
+from ooc_cudnn.engines.workload import Effort, Planned, Wanted
+from ooc_cudnn.functions.call.explain import planned_call
+from ooc_cudnn.functions.tune.rounds import (
     NothingToTuneError,
     Tell,
     check_engines,
@@ -17,8 +19,6 @@ from ooc_cudnn.functions.tune_rounds import (
     measure,
     measure_what_is_launched,
 )
-from ooc_cudnn.functions.tune_wanted import Effort, Planned, Wanted
-from ooc_cudnn.functions.tuning import launched_of
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 

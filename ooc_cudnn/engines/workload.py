@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, Kind, Measured, Option, Tables
-from ooc_cudnn.functions.engine_errors import border_pieces
-from ooc_cudnn.functions.tuning import PRUNED_AT, launched_of, on_fewer_images
+from ooc_cudnn.engines.accuracy import border_pieces
+from ooc_cudnn.engines.measure import PRUNED_AT, launched_of, on_fewer_images
 from ooc_cudnn.operations.convolution_backward import (
     AnyConvolution,
     alone,

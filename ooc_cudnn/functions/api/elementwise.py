@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.functions.arguments import (
+from ooc_cudnn.functions.call.arguments import (
     check_dtype,
     check_rank,
     check_shape,
     shape_of,
     wide_vector,
 )
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.activation import Activation, check_mode, coef_in
 from ooc_cudnn.operations.activation_backward import needs_x
 from ooc_cudnn.operations.chain import Chain

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.functions.arguments import check_dtype, check_shape
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.arguments import check_dtype, check_shape
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.applied import Incoming, Pooling
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.resampling_arguments import pooling_gradient

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ooc_cudnn import operations as applicable
-from ooc_cudnn.functions.arguments import channel_vector, shape_of, wide_vector
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.arguments import channel_vector, shape_of, wide_vector
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.applied import Applied, Incoming
 from ooc_cudnn.operations.base import Operation, numbered
 from ooc_cudnn.operations.chain import Chain

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.functions.arguments import make_convolution
-from ooc_cudnn.functions.description import Description, Specs
-from ooc_cudnn.functions.public import public
+from ooc_cudnn.functions.call.arguments import make_convolution
+from ooc_cudnn.functions.call.decorator import public
+from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, Filters, Padding, Sizes

@@ -14,11 +14,11 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import wrap
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions.arguments import check_scaling
-from ooc_cudnn.functions.bound import bind
-from ooc_cudnn.functions.description import Description
-from ooc_cudnn.functions.prepared import prepare, remembered
-from ooc_cudnn.functions.run import run
+from ooc_cudnn.functions.call.arguments import check_scaling
+from ooc_cudnn.functions.call.bind import bind
+from ooc_cudnn.functions.call.call_cache import prepare, remembered
+from ooc_cudnn.functions.call.run import run
+from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.keywords import explaining
 from ooc_cudnn.memory.limit import forget_limits
 from ooc_cudnn.settings import current

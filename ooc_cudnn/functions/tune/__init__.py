@@ -1,0 +1,1 @@
+"""`tune`: engines of all that a workload launches, measured in rounds."""
