@@ -20,6 +20,7 @@ from ooc_cudnn.torch.overlaps import overlapping
 from ooc_cudnn.torch.places import name_of
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
+from ooc_cudnn.torch.refusals import check_nested
 from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widening
 from ooc_cudnn.units import parse_limit
@@ -145,9 +146,19 @@ def graph_of(
         own = node.name.removeprefix("l_").removesuffix("_") if is_input else node.name
         given.append(Value(own, tuple(example.shape), dtype, kind, name, follows))
         fakes.append(_fake(seen, example, dtype))
+    if model is not None and any(_masks_an_encoder(e, model) for e in module.graph.nodes):
+        check_nested(model)
     graph = record(module, given, fakes, stored, names)
     _check_overlaps(graph, [real.get(id(each), each) for each in examples])
     return graph
+
+
+def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:
+    """Whether it makes a padding mask ready for a `TransformerEncoder`."""
+    if node.op == "placeholder" or "masked_fill" not in str(node.target):
+        return False
+    within = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    return (within or [type(model)])[-1] is torch.nn.TransformerEncoder
 
 
 def _check_overlaps(graph: Graph, tensors: Sequence[Any]) -> None:

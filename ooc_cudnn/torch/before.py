@@ -39,7 +39,7 @@ def run_after(operations: Sequence[Operation], found: dict[Value, Any]) -> None:
 
 
 def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
-    """Write what forward leaves in what it was given: the call has succeeded.
+    """Write what forward leaves in what it was given, and its history: the call has succeeded.
 
     Counters that go up alike do so together.
     """
@@ -51,7 +51,9 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
                 together.setdefault(write.step, []).append(target)
             else:
                 target = tensor_of(target)
-                (target.data if write.as_data else target).copy_(found[write.value])
+                follows = write.value.requires_grad and not write.as_data
+                with torch.set_grad_enabled(follows):
+                    (target.data if write.as_data else target).copy_(found[write.value])
         for more, counters in together.items():
             torch._foreach_add_(counters, more)
 

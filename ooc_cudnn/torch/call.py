@@ -346,9 +346,8 @@ class ReadyModel:
         # what changes when the call has succeeded is read again in backward, as it was
         own = [*running.values(), *(found[write.target] for write in self.graph.writes)]
         memories = {memory_of(each) for each in own}
-        for name, given in to.inputs.items() if memories else ():
-            is_changed = memory_of(arrays[name]) in memories
-            if is_changed and given.value not in self.differentiable:
+        for name in (*to.inputs, *to.parameters) if memories else ():
+            if memory_of(arrays[name]) in memories:
                 arrays[name] = tensor_of(arrays[name]).clone()
         changing = (*to.drawn, *running)
         made: tuple[torch.Tensor, ...] = ()

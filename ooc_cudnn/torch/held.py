@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,8 +32,12 @@ _PLAIN = frozenset({
 })  # fmt: skip
 
 
-def without_versions_where_unsafe(model: torch.nn.Module) -> Callable[[Sequence[Any]], list[bool]]:
+def without_versions_where_unsafe(
+    model: torch.nn.Module, bounded: list[str]
+) -> Callable[[Sequence[Any]], list[bool]]:
     """Filter guards: none goes; but all are looked at where one is of what versions do not tell.
+
+    Queues that forget elements (`deque(maxlen=3)`) are noted in `bounded`, by their names.
 
     Versions tell of numbers, tensors and parts of the model in plain dictionaries. They do not of
     attributes of tensors, of objects that pass for numbers or dictionaries (an `IntEnum`, an
@@ -42,6 +46,8 @@ def without_versions_where_unsafe(model: torch.nn.Module) -> Callable[[Sequence[
     parts = set(map(id, model.modules()))
 
     def kept(guards: Sequence[Any]) -> list[bool]:
+        queues = (each for each in guards if each.has_value and isinstance(each.value, deque))
+        bounded.extend(each.name for each in queues if each.value.maxlen is not None)
         if not all(_is_told(each, parts) for each in guards):
             for name in BY_DICTIONARIES:
                 if hasattr(torch._dynamo.config, name):  # older versions have fewer

@@ -127,6 +127,7 @@ class ImageAxes:
         if not reads:
             if operation.name in ("expand", "expand_as"):
                 self._expanded(operation)
+            self._shared.update(operation.reads)
             return
         name = operation.name.removesuffix(AUTOCAST)
         result = next(value for value in operation.results if value is not None)

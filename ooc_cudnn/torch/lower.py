@@ -21,7 +21,7 @@ from ooc_cudnn.operations.over_ranks import Ranks
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
-from ooc_cudnn.torch.image_axes import MOVES
+from ooc_cudnn.torch.image_axes import MOVES, PER_ELEMENT
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.unbatched import batched
 
@@ -266,9 +266,13 @@ class Lowering:
                 return True
             maker = self._makers.get(value)
         lies = memories.get(asked)
-        return asked in self.graph.views and any(
-            isinstance(other, Value) and other != asked and memories.get(other, -1) == lies
-            for other in self.graph.outputs
+        return (
+            asked in self._makers
+            and asked in self.graph.views
+            and any(
+                isinstance(other, Value) and other != asked and memories.get(other, -1) == lies
+                for other in self.graph.outputs
+            )
         )
 
     def _make_after(self, value: Value) -> None:
@@ -300,7 +304,9 @@ class Lowering:
             self.fallbacks.settle(value, held)
             return
         operation = self.fallbacks.maker(value)
-        layered = any(read in self.differentiable and read.shape for read in operation.reads)
+        layered = operation.name not in PER_ELEMENT and any(
+            read in self.differentiable for read in operation.reads
+        )
         if layered or operation.name in LAYERS or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)
         if operation not in self.after:

@@ -15,9 +15,23 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Value
+from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.normalizing import Update, updated
 from ooc_cudnn.torch.overlaps import may_overlap_itself
 from ooc_cudnn.torch.recorder import Recorder
+
+#: Operations whose gradient needs nothing that they read.
+KEEPS_NOTHING = MOVES | {
+    "_to_copy", "add", "avg_pool1d", "avg_pool2d", "avg_pool3d", "cat", "clone", "concat",
+    "constant_pad_nd", "mean", "neg", "pad", "stack", "sub", "sum", "to", "with_history", "write",
+}  # fmt: skip
+#: Those whose gradient needs nothing that they make.
+KEEPS_NO_RESULT = KEEPS_NOTHING | {
+    "_convolution", "addmm", "baddbmm", "batch_norm", "bmm", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "div", "einsum", "gelu",
+    "group_norm", "hardswish", "hardtanh", "instance_norm", "layer_norm", "leaky_relu", "linear",
+    "masked_fill", "matmul", "mish", "mm", "mul", "relu6", "silu", "softplus", "where",
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -25,6 +39,8 @@ class Memory:
     """Memory that tensors share, and how often it was written to."""
 
     writes: int = 0
+    #: The line that wrote last.
+    where: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +77,11 @@ class Seen:
     #: Whether the network does not bring them up to date by itself.
     written: bool = False
     as_data: bool = False
+
+    @property
+    def where(self) -> str:
+        """The line that wrote to its memory last."""
+        return self.memory.where
 
 
 class Memories:
@@ -178,6 +199,7 @@ class Memories:
         seen = self.seen(tensor)
         seen.value = self._kept(self._now(seen), value, as_data=as_data)
         seen.memory.writes += 1
+        seen.memory.where = recorder.where
         seen.at, seen.written, seen.as_data = seen.memory.writes, True, as_data
         while seen.base is not None:
             base, view = seen.base, seen.view
@@ -189,6 +211,8 @@ class Memories:
                 )
             base.at = base.memory.writes
             before, after = base.value, seen.value
+            if view.name == "detach" and before.requires_grad:
+                self._check_not_kept(base)
             if view.hands_on:
                 base.value = self._kept(before, after, as_data=view.name == "detach")
             else:
@@ -202,8 +226,30 @@ class Memories:
                 )
                 base.value = self._kept(before, written, as_data=as_data)
             base.written = True
-            base.as_data = base.as_data or as_data
+            base.as_data = base.as_data or as_data or view.name == "detach"
             seen = base
+
+    def _check_not_kept(self, seen: Seen) -> None:
+        """Refuse to write where autograd does not see it to what it keeps for backward.
+
+        PyTorch's gradients would be of the numbers that are there afterwards.
+        """
+        recorder = self._recorder
+        if seen.base is None and seen.value.kind != "made":
+            return  # what is given has a check of its own
+        own = {each.value for each in self._seen.values() if each.memory is seen.memory}
+        for operation in (*recorder.before, *recorder.operations):
+            name = operation.name
+            if not any(y is not None and y.requires_grad for y in operation.results):
+                continue
+            makes = own.intersection(operation.results) and name not in KEEPS_NO_RESULT
+            reads = own.intersection(operation.reads) and name not in KEEPS_NOTHING
+            if makes or reads:
+                raise UnsupportedModelError(
+                    f"forward writes by way of .data or detach() to what autograd keeps for the "
+                    f"gradient of {name}: write to a clone of it\n"
+                    f"  {recorder.where}"
+                )
 
     def _kept(self, before: Value, value: Value, *, as_data: bool) -> Value:
         """The value, with the history of what it is written over where autograd does not see it."""

@@ -22,7 +22,8 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
             results.append(recorder.memories.read(each))
         else:
             results.append(recorder.numbers.known(each))
-    found = tuple(_writes(recorder))
+    found = tuple(_writes(recorder, results))
+    _check_shown(recorder, leaves, results)
     results = [*_written(recorder, outputs, found, results)]
     writes = tuple(_counting(recorder, found, results))
     kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
@@ -42,13 +43,44 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
     )
 
 
-def _writes(recorder: Recorder) -> Iterator[Write]:
-    followed = {
-        read
-        for each in (*recorder.before, *recorder.operations)
-        if each.name != "with_history" and any(y and y.requires_grad for y in each.results)
-        for read in each.reads
+def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[Any]) -> None:
+    """Refuse outputs that share memory and that no view of one another can be made of."""
+    memories = recorder.memories
+    makers = {y: each for each in (*recorder.before, *recorder.operations) for y in each.results}
+    written = {
+        id(seen.memory): seen.tensor
+        for value, seen in recorder.inputs.items()
+        if seen.written or memories.read(seen.tensor) is not value
     }
+    roots: dict[int, set[Value]] = {}
+    for leaf, value in zip(leaves, results, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        memory, root = id(memories.seen(leaf).memory), value
+        while root in memories.views:
+            root = makers[root].reads[0]
+        roots.setdefault(memory, set()).add(root)
+        if len(roots[memory]) > 1 or written.get(memory, leaf) is not leaf:
+            raise UnsupportedModelError(
+                f"an output of shape {tuple(leaf.shape)} shares memory with what forward has "
+                f"written to: return a clone of it\n  {memories.seen(leaf).where}"
+            )
+
+
+def _followed(recorder: Recorder, results: Sequence[Any]) -> set[Value]:
+    """What operations read that gradients of outputs, or of what is left, go back through."""
+    lasting = (recorder.memories.read(seen.tensor) for seen in recorder.inputs.values())
+    reached = {v for v in (*results, *lasting) if isinstance(v, Value) and v.requires_grad}
+    found = set[Value]()
+    for each in reversed((*recorder.before, *recorder.operations)):
+        if reached.intersection(each.results):
+            reached.update(value for value in each.reads if value.requires_grad)
+            found.update(each.reads if each.name != "with_history" else ())
+    return found
+
+
+def _writes(recorder: Recorder, results: Sequence[Any]) -> Iterator[Write]:
+    followed = _followed(recorder, results)
     for value, seen in recorder.inputs.items():
         if seen.pending and not seen.written:
             continue  # normalizations of the network update it
@@ -64,7 +96,7 @@ def _writes(recorder: Recorder) -> Iterator[Write]:
             raise UnsupportedModelError(
                 f"forward changes the data of {value.source or value.name} when it has been read, "
                 "so its gradients are of numbers that autograd has not: write before it is read, "
-                "or behind the step"
+                f"or behind the step\n  {seen.where}"
             )
         hidden = value.requires_grad and value not in followed  # nothing saved what was there
         yield Write(value, final, seen.as_data or hidden)

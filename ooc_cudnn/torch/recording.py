@@ -336,7 +336,7 @@ class Recording(ProxyTorchDispatchMode):
         if value.shape != tuple(target.shape):
             shape = tuple(target.shape)
             value = self.one(aten.expand.default, "expand", (value, shape), shape, value.dtype)
-        if value is source:  # it is in two places from here on
+        if value is source or value.shape != source.shape:  # it has memory of its own
             value = self.one(aten.clone.default, "clone", (value,), value.shape, value.dtype)
         return value
 

@@ -91,6 +91,29 @@ def _complex(name: str, dtype: Any) -> UnsupportedModelError:
     )
 
 
+def check_nested(model: torch.nn.Module) -> None:
+    """Refuse what PyTorch would run on nested tensors: encoders with padding, in evaluation.
+
+    It fills padded places with zeros then, and does not where it is captured.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With what to do.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.TransformerEncoder):
+            continue
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        nests = getattr(module, "use_nested_tensor", False) and not module.layers[0].training
+        if nests and not trains and torch.backends.mha.get_fastpath_enabled():
+            raise UnsupportedModelError(
+                f"{_said(name, module)} has a src_key_padding_mask in evaluation, and PyTorch "
+                "fills padded places with zeros then: build it with enable_nested_tensor=False, "
+                f"or set its use_nested_tensor = False{users_frame()}"
+            )
+
+
 def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
     """Refuse tensors and arrays that a call cannot be made with, whatever was captured before.
 

@@ -266,7 +266,7 @@ CASES = [
     Idiom("features kept in a dict", model(in_a_dict, c=conv(), d=conv(), seen=dict), train),
     Idiom(
         "means kept in a deque",
-        model(in_a_deque, c=conv(), recent=lambda: collections.deque(maxlen=2)),
+        model(in_a_deque, c=conv(), recent=lambda: collections.deque()),
         train,
     ),
     Idiom("self.calls += 1", model(counted, c=conv(), calls=held(0)), train),

@@ -7,6 +7,7 @@ from tests.torch.idioms import (
     between,
     changes,
     control,
+    found,
     functions,
     gradients,
     layers,
@@ -26,5 +27,6 @@ THEMES = (
     layers,
     control,
     between,
+    found,
 )
 TABLE = [idiom for theme in THEMES for idiom in theme.CASES]

@@ -1,0 +1,173 @@
+"""Idioms that helpers found when they looked for what is wrong in silence."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.torch.idioms.judge import REFUSED, Idiom
+from tests.torch.idioms.models import conv, drawn, image, leaf, model, of_conv, train, training_on
+
+
+def mask():
+    return drawn(2, 1, 5, 4, seed=5) > 0
+
+
+def counted(s, x, mask):
+    """A sum over the batch of what meets a map of images later."""
+    y = s.c(x) / (1 + mask.sum())
+    return y.masked_fill(mask, -1e4).softmax(1)
+
+
+def weighed(s, x, mask):
+    """The same along the axis of images, in float64, in an operation that PyTorch computes."""
+    weights = mask.double()
+    return (torch.sort(s.c(x) * weights.sum(0, keepdim=True)).values * weights).float()
+
+
+def carried(s, x):
+    """A state whose history goes on in a buffer: backward through two calls."""
+    h = torch.tanh(s.c(x) + 0.5 * s.h.clone())
+    s.h.copy_(h)
+    return h
+
+
+def followed(s, x):
+    y = s.c(x)
+    s.m.mul_(0.9).add_(y.mean((0, 2, 3), keepdim=True), alpha=0.1)
+    return y - s.m
+
+
+def over_two_calls(run):
+    for seed in (0, 2):
+        first = run(image(seed)).square().mean()
+        run.backward(first + run(image(seed + 1)).square().mean())
+        for buffer in run.model.buffers():
+            buffer.detach_()
+
+
+def squashed(y, x):
+    y = torch.sigmoid(y)
+    y.data.clamp_(0.3, 0.7)
+    return y
+
+
+def shifted(y, x):
+    z = y * y
+    y.data.add_(1)
+    return z
+
+
+def bounded_at_once(y, x):
+    """No gradient needs the convolution's result."""
+    y.data.clamp_(-0.1, 0.1)
+    return y.sum((2, 3))
+
+
+def lerped(s, x):
+    z = s.c(x) / s.b
+    s.b.data.lerp_(torch.ones(4, 1, 1), 0.5)
+    return z
+
+
+def clipped_late(s, x):
+    y = F.linear(s.c(x).mean((2, 3)), s.w)
+    s.w.data.clamp_(-0.1, 0.1)
+    return y
+
+
+def row_written(s, x):
+    y = s.c(x)
+    s.b[0] = y.detach().mean()
+    return y, s.b[0]
+
+
+def half_written(y, x):
+    z = y[:, :2]
+    z.mul_(2)
+    return y, z
+
+
+def banked(s, x):
+    y = s.c(x)
+    s.q.append(y.detach().mean())
+    return y + sum(s.q)
+
+
+def spread(s, x):
+    """A tensor of its own, filled with one number."""
+    w = torch.zeros(4)
+    w.copy_(s.w.detach().mean())
+    return s.c(x), w
+
+
+def written_after(run):
+    for seed in range(2):
+        y, w = run(leaf(image(seed)))
+        w[0] = 5.0
+        run.backward(y.sum())
+        run.note(w)
+
+
+def encoder(**how):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+    return lambda: nn.TransformerEncoder(layer, 1, **how).eval().requires_grad_(False)
+
+
+def padded(s, x):
+    """A frozen encoder in a model that is trained."""
+    y = s.c(x).flatten(2).transpose(1, 2)
+    beyond = torch.arange(y.shape[1])[None] >= torch.tensor([[20], [11]])
+    return s.h(s.e(y.detach(), src_key_padding_mask=beyond).mean(1))
+
+
+def kendall(s, x):
+    """Losses weighed by parameters."""
+    y = s.c(x)
+    losses = (y.square().mean(), F.mse_loss(y, x[:, :, 1:-1, 1:-1]))
+    return sum(torch.exp(-s.w[at]) * each + s.w[at] for at, each in enumerate(losses))
+
+
+def numbers(*shape):
+    return lambda: nn.Parameter(drawn(*shape, seed=3))
+
+
+def buffer(*shape):
+    return lambda: nn.Buffer(torch.full(shape, 2.0))
+
+
+CASES = [
+    Idiom("a mask summed over the batch, then met", model(counted, c=conv()),
+          training_on(image, mask)),
+    Idiom("weights summed over the batch, then met", model(weighed, c=conv()),
+          training_on(image, mask)),
+    Idiom("a state that is carried with its history", model(carried, c=conv(padding=1),
+          h=buffer(2, 4, 7, 6)), over_two_calls),
+    Idiom("an average that is followed with its history", model(followed, c=conv(),
+          m=buffer(1, 4, 1, 1)), over_two_calls),
+    of_conv(".data of what a sigmoid has made", squashed, REFUSED),
+    of_conv(".data of what a product has read", shifted, REFUSED),
+    of_conv(".data of what no gradient needs", bounded_at_once),
+    Idiom(".data of a buffer that was read", model(lerped, c=conv(), b=buffer(4, 1, 1)), train,
+          REFUSED),
+    Idiom(".data of a weight that was read", model(clipped_late, c=conv(), w=numbers(3, 4)), train,
+          REFUSED),
+    Idiom("a row of a buffer that was written to", model(row_written, c=conv(), b=buffer(2, 4)),
+          train, REFUSED),
+    of_conv("a part that was written to, beside the whole", half_written, REFUSED),
+    Idiom("two views of a buffer", model(lambda s, x: (s.c(x), s.b[1:], s.b[:1]), c=conv(),
+          b=buffer(2, 4)), train),
+    Idiom("a deque that forgets", model(banked, c=conv(), q=lambda: deque(maxlen=2)), train,
+          REFUSED),
+    Idiom("copy_ of one number", model(spread, c=conv(), w=numbers(4)), written_after),
+    Idiom("an encoder with padding, in evaluation", model(padded, c=conv(), e=encoder(),
+          h=lambda: nn.Linear(4, 3)), train, REFUSED),
+    Idiom("the same without nested tensors", model(padded, c=conv(),
+          e=encoder(enable_nested_tensor=False), h=lambda: nn.Linear(4, 3)), train),
+    Idiom("losses weighed by parameters", model(kendall, c=conv(), w=numbers(2)), train),
+    Idiom("a number of a map beside a vector", model(lambda s, x: s.w + s.c(x).mean(), c=conv(),
+          w=numbers(4)), train),
+]  # fmt: skip
