@@ -47,11 +47,7 @@ def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[An
     """Refuse outputs that share memory and that no view of one another can be made of."""
     memories = recorder.memories
     makers = {y: each for each in (*recorder.before, *recorder.operations) for y in each.results}
-    written = {
-        id(seen.memory): seen.tensor
-        for value, seen in recorder.inputs.items()
-        if seen.written or memories.read(seen.tensor) is not value
-    }
+    written = {id(seen.memory): seen.tensor for _, seen, _ in _changed(recorder)}
     roots: dict[int, set[Value]] = {}
     for leaf, value in zip(leaves, results, strict=True):
         if not isinstance(leaf, torch.Tensor):
@@ -67,9 +63,18 @@ def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[An
             )
 
 
+def _changed(recorder: Recorder) -> Iterator[tuple[Value, Any, Value]]:
+    """What is given and not as it was, and what it is now; not what the network updates itself."""
+    for value, seen in recorder.inputs.items():
+        if seen.written or not seen.pending:
+            final = recorder.memories.read(seen.tensor)
+            if final is not value:
+                yield value, seen, final
+
+
 def _followed(recorder: Recorder, results: Sequence[Any]) -> set[Value]:
     """What operations read that gradients of outputs, or of what is left, go back through."""
-    lasting = (recorder.memories.read(seen.tensor) for seen in recorder.inputs.values())
+    lasting = (final for _, _, final in _changed(recorder))
     reached = {v for v in (*results, *lasting) if isinstance(v, Value) and v.requires_grad}
     found = set[Value]()
     for each in reversed((*recorder.before, *recorder.operations)):
@@ -81,12 +86,7 @@ def _followed(recorder: Recorder, results: Sequence[Any]) -> set[Value]:
 
 def _writes(recorder: Recorder, results: Sequence[Any]) -> Iterator[Write]:
     followed = _followed(recorder, results)
-    for value, seen in recorder.inputs.items():
-        if seen.pending and not seen.written:
-            continue  # normalizations of the network update it
-        final = recorder.memories.read(seen.tensor)
-        if final is value:
-            continue
+    for value, seen, final in _changed(recorder):
         if value.requires_grad and value.kind == "input":
             raise UnsupportedModelError(
                 "forward changes an argument in place that gradients are asked of: let it "
