@@ -51,7 +51,8 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
                 together.setdefault(write.step, []).append(target)
             else:
                 target = tensor_of(target)
-                follows = write.value.requires_grad and not write.as_data
+                is_own = target.is_leaf and target.requires_grad  # then autograd did not see it
+                follows = write.value.requires_grad and not write.as_data and not is_own
                 with torch.set_grad_enabled(follows):
                     (target.data if write.as_data else target).copy_(found[write.value])
         for more, counters in together.items():
