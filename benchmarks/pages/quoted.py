@@ -145,6 +145,12 @@ def _small_step() -> tuple[float, ...]:
     return tuple(1e3 * found[f"overhead: {way}, seconds"]["median"] for way in ways)
 
 
+def _known_call() -> tuple[float, ...]:
+    found = blocks.stored("door_cost")["measurements"]
+    dispatch = (1e3 * found[each]["median"] for each in ("dispatch", "dispatch, torch.compile"))
+    return (*dispatch, found["capture"]["median"], found["capture, torch.compile"]["median"])
+
+
 def _of_pytorch() -> tuple[float]:
     return (claims("torch_door_overhead")["overhead: what PyTorch takes"],)
 
@@ -264,6 +270,12 @@ QUOTES = (
         "docs/pytorch.md",
         "{:.1f} ms by the one line, {:.1f} ms by the\n  library's own step, {:.1f} ms by PyTorch",
         _small_step,
+    ),
+    Quote(
+        "docs/pytorch.md",
+        "A known call takes {:.2f} ms of the host,\n  {:.2f} ms by `torch.compile`; "
+        "the first one {:.1f} s until it is planned, {:.1f} s there",
+        _known_call,
     ),
     Quote("docs/pytorch.md", "around a model, which takes {:.1f} ms", _of_pytorch),
     Quote("docs/pytorch.md", "{:.2f} times as\n  long as PyTorch with all", _volume),
