@@ -130,7 +130,7 @@ class TransferModel(Record):
     def latency_seconds(
         self, direction: str, placement: str, copy_bytes: Any, others: Any = 0
     ) -> Any:
-        """Return what a call's first copy from there, or last copy to there, takes beside.
+        """Latency added by the first copy-in or last copy-out.
 
         Parameters
         ----------

@@ -93,7 +93,7 @@ class ChannelSums(PerChannel):
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What is summed, what is saved, and what y is made again with."""
+        """Operands: data, saved statistics, and scale and shift to recompute y."""
         return ("x", "dy", *SAVED, *(VECTORS_OF_Y if self.mode != "identity" else ()))
 
     def build(self, build: Builder) -> None:

@@ -1,9 +1,9 @@
 """Which rows each operation of a chain makes in one piece, and which it finds and keeps.
 
 The rows of an intermediate are clipped to the intermediate tensor, and what the next operation
-needs beyond them is that operation's own padding (DESIGN.md section 3). Where pieces follow each
-other down the rows, the last rows of each intermediate stay on the device, so nothing is computed
-twice. And which operations are launched as one: bias and activation, say, in one pass.
+needs beyond them is that operation's own padding. Where pieces follow each other down the rows, the
+last rows of each intermediate stay on the device, so nothing is computed twice. And which
+operations are launched as one: bias and activation, say, in one pass.
 """
 
 from __future__ import annotations

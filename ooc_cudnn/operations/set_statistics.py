@@ -43,7 +43,7 @@ def unit_of(shape: Shape) -> int:
 
 
 def statistics_shape(shape: Shape, *, by_site: bool) -> Shape:
-    """Of what there is one of each set, as it is broadcast over a tensor.
+    """Shape of one value per reduction group, broadcastable to the tensor.
 
     >>> statistics_shape((2, 3, 5, 7), by_site=False), statistics_shape((2, 3, 5, 7), by_site=True)
     ((2, 3, 1, 1), (2, 1, 5, 7))

@@ -1,6 +1,6 @@
 """Windows that slide over rows: output extents, and the input rows behind output rows (the halo).
 
-Everything here is integer arithmetic on one axis; DESIGN.md section 3 is its specification.
+Everything here is integer arithmetic on one axis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 
 
 class Cycle(NamedTuple):
-    """After so many outputs, windows are the same again, so many elements of x further on."""
+    """Period of a resampling pattern: outputs per cycle and input elements per cycle."""
 
     outputs: int
     elements: int

@@ -229,7 +229,7 @@ class Planner:
         return sorted(found, key=lambda corner: corner.memory_bytes)
 
     def _with_workspace(self, corner: Corner) -> int:
-        """What a corner takes with what the device wants beside it, at the least."""
+        """Minimum bytes of a corner split, including device workspace."""
         if self.ask_workspace is None:
             return corner.memory_bytes
         launches = corner.search.launches(corner.split, corner.order)

@@ -18,7 +18,7 @@ from perfmodel.cached import cached_property
 from perfmodel.staging import AT_ONCE_BYTES
 
 Direction = Literal["in", "out"]
-#: No piece exceeds these, whatever memory would allow (DESIGN.md section 3).
+#: No piece exceeds these, whatever memory would allow: cuDNN was seen wrong or slow beyond.
 LARGEST_PIECE_ELEMENTS = 2**30
 LARGEST_PIECE_BYTES = 2**31
 LARGEST_BATCH = 65535

@@ -187,7 +187,7 @@ class ReadyModel:
         return None if step is None or step.plan is None else self.noted(step.plan)
 
     def noted(self, plan: NetworkPlan) -> NetworkPlan:
-        """A plan of it, with what there is to know beside."""
+        """The plan with notes about memory the library does not own."""
         return replace(plan, notes=notes(self.graph, self.lowered, self.differentiable))
 
     def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:

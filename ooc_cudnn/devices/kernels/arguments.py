@@ -8,7 +8,7 @@ import numpy as np
 
 from ooc_cudnn.devices.view import DeviceView
 
-# The numbers are the enumeration `Mode` in pointwise.cu.
+# The numbers are the enumeration `Mode` in activation.cuh.
 MODES = {
     "identity": 0,
     "relu": 1,

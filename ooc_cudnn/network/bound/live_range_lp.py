@@ -113,7 +113,7 @@ class _Life:
                     program.gone[group][ONE] += self.size
 
     def _comes(self, at: int, before: Sum, *, asks: bool, first: bool) -> tuple[Sum, int | None]:
-        """What is there in a group, and the variable of what is fetched for it."""
+        """Expression for the live share at a use, and the fetch variable."""
         program, thing = self.program, self.thing
         there = dict(before)
         again = {} if thing.maker is None or first else program.m.get(thing.maker, {})

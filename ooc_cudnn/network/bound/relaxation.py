@@ -1,8 +1,8 @@
 """The linear program over fates and copies: what no plan of a step can beat, and what is worth it.
 
-See docs/planning-networks.md. Of every thing (`outline.py`), in every gap between two groups of
-phases that use it, a share k is held; what comes back is fetched (f) or made again (m). Phases of
-backward may make again what is only wanted for making others again: in a gap the share held (c)
+See docs/planning-networks.md. Of every thing (`abstract_step.py`), in every gap between two groups
+of phases that use it, a share k is held; what comes back is fetched (f) or made again (m). Phases
+of backward may make again what is only wanted for making others again: in a gap the share held (c)
 changes from group to group. Bytes cross the link in prefix sums: D out and Q in, by the end of each
 group. A group takes T seconds: what it computes, or copies.
 

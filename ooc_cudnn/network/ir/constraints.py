@@ -50,7 +50,7 @@ class Terms:
     misaligned : frozenset of str
         Arrays that are handed in and begin on no 16-byte boundary.
     on_host : frozenset of str
-        Phases that the host computes: `room_outside.py`.
+        Phases that the host computes: `lowering/external_memory.py`.
     """
 
     target: Target

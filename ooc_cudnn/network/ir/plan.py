@@ -105,7 +105,8 @@ class NetworkPlan:
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
     slabs : int
-        Parts of the batch that the outer phases go through, whose maps are large: `slabs.py`.
+        Parts of the batch that the outer phases go through, whose maps are large
+        (`passes/batch_slices.py`).
     gap : float
         Of a plan by an integer program: how far the solution is above what no other can go below,
         as a share, where the search for a better one was ended.

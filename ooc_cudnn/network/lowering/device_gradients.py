@@ -1,4 +1,4 @@
-"""Gradients on the device: that of what is handed in there is made there, in its memory order.
+"""Gradients of device-resident inputs are allocated on the device, in the input's layout.
 
 Those of a call lie in one block, one after the other: what is allocated is one thing, not hundreds.
 """

@@ -1,4 +1,4 @@
-"""From a step and where its tensors are to a program: addresses, plans of tasks, moves.
+"""Lower a step: assign offsets, plan each task in the memory left to it, emit copies.
 
 Tensors on the device get their addresses first. Each task then works in the largest range of the
 block that is free while it runs, and its plan is made for that. Where a phase finds too little, or
@@ -351,7 +351,7 @@ class _Placing:
         return Task(phase.name, request, plan, binds, offset, slowness)
 
     def _on_host(self, phase: Phase, at: int) -> list[Item]:
-        """A task of the host, and what brings it there what lies on the device, and back."""
+        """A host task, with the copies of its device operands to the host and back."""
         call, binds = phase.call, dict[str, str]()
         before, after = list[Item](), list[Item]()
         for operand, name in phase.binds.items():

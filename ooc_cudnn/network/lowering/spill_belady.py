@@ -1,6 +1,6 @@
 """Spilling: where a phase has too little memory, a tensor is on the host for a while.
 
-This is for what `least_copies` does not see: addresses, and pieces that crawl. First of those that
+This is for what `spill_milp` does not see: addresses, and pieces that crawl. First of those that
 the phase does not touch: the one whose bytes are idle for longest (Belady, "A study of replacement
 algorithms", 1966). Then of those that it does: it streams the largest.
 """

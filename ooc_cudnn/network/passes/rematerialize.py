@@ -100,7 +100,7 @@ def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step
 def seconds_to_remake(
     step: Step, machine: MachineModel, gone: frozenset[str]
 ) -> Callable[[str], float]:
-    """What making a map again takes, with those of what it is made of that are gone."""
+    """Recompute cost of a tensor, including ancestors that are not live."""
     uses, found = step.uses, dict[str, float]()
 
     def seconds_of(name: str) -> float:

@@ -1,7 +1,7 @@
 """Repeating: forward phases run again wherever a plan says, as often as it says.
 
-A rewrite of a step. What `remaking` makes again just before its first reader is there until its
-last; here a map may be let go, made again, let go and be back from the host.
+A rewrite of a step. What `rematerialize` makes again just before its first reader is there until
+its last; here a map may be let go, made again, let go and be back from the host.
 """
 
 from __future__ import annotations

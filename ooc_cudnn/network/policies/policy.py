@@ -71,7 +71,7 @@ def _leaving_first(step: Step) -> list[str]:
 def leaving_beside(
     step: Step, machine: MachineModel, again: frozenset[str] = frozenset()
 ) -> Sequence[Decision]:
-    """What leaves beside what is made again: from nothing to all others that backward reads."""
+    """Offload decisions: from none to every saved activation that is not recomputed."""
     order = [name for name in _leaving_first(step) if name not in again]
     return [Decision(again, frozenset(order[:count])) for count in range(len(order) + 1)]
 

@@ -39,7 +39,7 @@ def arrays_given(
     """Every array that a step is given: inputs, parameters, running statistics.
 
     What the network holds is read unless an array is given `instead`. Some may be wrapped already;
-    `wrapping` wraps the others.
+    `array_cache` wraps the others.
     """
     wrapped = wrapping or Wrapping()
     # in the order of making, so that messages and plans are the same each time

@@ -35,7 +35,7 @@ WAITING_A_LITTLE = 1.05
 
 
 class Comparison:
-    """Plans of a step by one policy, or by all that `best` has; `fastest` holds the fastest.
+    """Plans of a step by one policy, or by all that `best` has; `incumbent` holds the fastest.
 
     Each method tries some more, in the order in which they stand here.
 
@@ -98,7 +98,7 @@ class Comparison:
         return is_faster
 
     def by_further_ways(self) -> None:
-        """Compare plans of `ways`, each where the fastest so far is slow."""
+        """Compare plans of `strategies`, each where the fastest so far is slow."""
         in_time(self._name, self._terms, self.fastest)
         asked = self._name, self._step, self._terms, self._asked, self.fastest
         if self.fastest.is_slow(WAITING):

@@ -74,7 +74,7 @@ class Deciding:
     def planned(self, name: str, fastest: Fastest, *, share: float = 0.0) -> PlannedStep | None:
         """Plan the step; None where it does not fit as the policy has it.
 
-        Nor is what was tried already planned again, or what cannot be faster than others. With a
+        Returns None for decisions that were planned before or cannot beat the incumbent. With a
         share of memory that tensors may hold, what is too large for the last decision is streamed.
         """
         at, last = self._first, len(self.decisions) - 1

@@ -1,4 +1,4 @@
-"""Plans in which maps are made again as often as a search found best: `made_again.py`."""
+"""Plans in which maps are made again as often as a search found best: `remat_candidates.py`."""
 
 from __future__ import annotations
 

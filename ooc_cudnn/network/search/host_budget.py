@@ -1,8 +1,8 @@
-"""What a step keeps on the host: the least of it, and what is made again where that is too much.
+"""Fit a step into the pinned-memory budget by recomputing more.
 
 What lives at once is on the device, or on the host. So where host memory has too little room, less
-must live at once. The search that makes maps again where the device is too small (`searching.py`)
-does so here, with the memory of both.
+must live at once. The search that makes maps again where the device is too small
+(`remat_greedy.py`) does so here, with the memory of both.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Fastest:
         return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
 
     def is_slow(self, times: float) -> bool:
-        """Whether there is no plan, or it takes so many times what computing in one piece does."""
+        """True if there is no incumbent or it takes `times` the unlimited compute time."""
         return self.best is None or self.best.plan.seconds > times * self._in_one_piece
 
     def may_be(self, step: Step, stays: Residency | None = None) -> bool:
@@ -156,7 +156,7 @@ class Fastest:
         return found
 
     def is_near(self, made: PlannedStep | None, times: float) -> bool:
-        """Whether there is such a plan, and it takes at most so many times the fastest."""
+        """True if `made` exists and is within `times` of the incumbent."""
         if made is None or self.best is None:
             return made is not None
         return made.plan.seconds <= times * self.best.plan.seconds

@@ -63,7 +63,7 @@ class MadeAgain(NamedTuple):
 
     @classmethod
     def of(cls, makings: Makings, phases: Sequence[int] = ()) -> Self:
-        """What makings say of a step; or those of a part of it, whose phases are these."""
+        """Build a solution from the search state; `phases` numbers those of a micro-batch."""
         events = makings.in_order()
         again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
         if phases:

@@ -162,7 +162,7 @@ class _Search:
     def _candidates(
         self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[Again]
     ) -> list[_Candidate]:
-        """What is held in a slot and not touched there, and had again for its next reader."""
+        """Tensors live across `slot` but unused in it, each with the event that re-creates it."""
         found, slot = defaultdict[Any, list[_Candidate]](list), int(slots[at])
         among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
         for name in self.of.held_through(slot):

@@ -1,9 +1,9 @@
-"""What is had again before which phases of a step, and what that takes: bytes and seconds.
+"""State of the rematerialization search: versions, live bytes and cost under a set of events.
 
 A map may be let go, and made again before any phase of backward, or come back from the host: an
 event. Whoever reads it later reads what was had last. So any set of events makes a step
-(`repeating.py`), in which each version of a map lives from its making to its last reader. What is
-given, inputs and weights, is on the host as well, and may come back from there.
+(`rematerialize_events.py`), in which each version of a map lives from its making to its last
+reader. What is given, inputs and weights, is on the host as well, and may come back from there.
 """
 
 from __future__ import annotations

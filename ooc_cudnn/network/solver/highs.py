@@ -1,4 +1,4 @@
-"""HiGHS, which comes with SciPy: called here alone, so that all say alike what is wrong with it."""
+"""HiGHS, which comes with SciPy: called so that all say alike what is wrong with it."""
 
 from __future__ import annotations
 
