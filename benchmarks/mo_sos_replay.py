@@ -9,12 +9,12 @@ from benchmarks import mo_sos_machine as p40
 from ooc_cudnn import networks
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.lowering.lower import most_held
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.passes.fuse_activation_gradients import through_normalizations
+from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.policies.policy import keep
 from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES, taken_whole
 from ooc_cudnn.network.search.plan_step import plan_step
@@ -90,10 +90,10 @@ def _machine(name: str) -> MachineModel:
 def _whole(name: str) -> Step:
     """The step that MO-SOS takes."""
     net, loss = trained(name)
-    return taken_whole(through_normalizations(net.training_phases(loss)))
+    return taken_whole(fuse_activation_gradients(net.training_phases(loss)))
 
 
-def _terms(name: str, limit: int, *, may_cut: bool) -> Terms:
+def _terms(name: str, limit: int, *, may_cut: bool) -> PlanConstraints:
     """The card with the weights on it.
 
     Calls may be cut so that there is room for the fastest algorithms, as the library does where
@@ -108,7 +108,7 @@ def _terms(name: str, limit: int, *, may_cut: bool) -> Terms:
     target = Target(
         _machine(name), room, room, ("channels_first",), ask, overlap=True, options=p40.options
     )
-    return Terms(target, given)
+    return PlanConstraints(target, given)
 
 
 @cache

@@ -18,7 +18,7 @@ from benchmarks.pages.blocks import Block, markdown, stored
 from ooc_cudnn import networks
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.lower import PlannedStep
 from ooc_cudnn.network.report.timeline import Course, Span, course_of, figure_of
 from ooc_cudnn.network.search.plan_step import plan_step
@@ -58,7 +58,9 @@ def planned(case: Case, policy: str) -> PlannedStep:
     net, loss = getattr(networks, case.network)(batch=case.batch)
     limit = int(parse_limit(case.limit, name="limit") or 0)
     target = Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True)
-    return plan_step("training_step", net.training_phases(loss), Terms(target, {}), policy=policy)
+    return plan_step(
+        "training_step", net.training_phases(loss), PlanConstraints(target, {}), policy=policy
+    )
 
 
 def figures(made: PlannedStep, course: Course) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from ooc_cudnn import networks
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.plan_step import bounded, plan_step
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds
@@ -55,13 +55,13 @@ SMALL = (Case("alexnet", 8),)
 
 def planned(step: Step, limit: int, policy: str = "best", **asked: int) -> NetworkPlan:
     """The plan of a step under a limit, beside its bound if it is the best."""
-    terms = Terms(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
+    terms = PlanConstraints(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
     return plan_step("training_step", step, terms, policy=policy, **asked).plan
 
 
 def with_bound(plan: NetworkPlan, step: Step) -> NetworkPlan:
     limit = plan.memory_limit
-    terms = Terms(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
+    terms = PlanConstraints(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
     return bounded(plan, step, terms)
 
 
@@ -69,7 +69,7 @@ def body(report: common.Report) -> None:
     for case in SMALL if report.quick else CASES:
         net, loss = getattr(networks, case.network)(batch=case.batch)
         step = net.training_phases(loss)
-        orders = order_seconds(as_taken(step, "best"), shipped(MACHINE), ORDERS)
+        orders = order_seconds(canonicalize(step, "best"), shipped(MACHINE), ORDERS)
         report.measure(
             f"{case}: computing", {"in one order": dict(orders.throughout), "each": orders.each}
         )

@@ -13,7 +13,7 @@ from ooc_cudnn import networks
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.passes.compress_activations import compacted
+from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.inplace_gradients import in_place
 
@@ -41,7 +41,7 @@ def step_of(case: Case, *, saves_little: bool) -> Step:
     """
     net, loss = trained(case)
     step = net.training_phases(loss)
-    return in_place(fused(compacted(step) if saves_little else step))
+    return in_place(fused(compress_activations(step) if saves_little else step))
 
 
 def one_tower_alexnet(batch: int) -> tuple[Network, Tensor]:

@@ -19,8 +19,8 @@ from benchmarks.vdnn_machine import (
 )
 from benchmarks.vdnn_networks import network, step_of
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.lowering.lower import place_step
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.lowering.lower import lower_step
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.pipeline.program import COMPUTE, Program
 from ooc_cudnn.pipeline.schedule import make_schedule
@@ -90,8 +90,8 @@ def _replay(
     weights = sum(spec.nbytes for spec in given.values())
     room = limit - weights
     target = Target(machine(way.algorithms), room, room, ("channels_first",), ask, overlap=True)
-    terms = Terms(target, given, synchronous=policy.synchronous)
-    placed = place_step(str(case), step, policy.residing(step), terms, may_stream=False)
+    terms = PlanConstraints(target, given, synchronous=policy.synchronous)
+    placed = lower_step(str(case), step, policy.residing(step), terms, may_stream=False)
     if placed is None:
         return None
     tasks = list(placed.program.tasks)

@@ -13,15 +13,15 @@ import time
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.passes.batch_slices import in_slabs
+from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
-from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, micro_batched
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
 from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
 from ooc_cudnn.network.passes.split_concatenations import apart
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step
@@ -49,7 +49,7 @@ class Rewritten:
     def rewritten(self):
         """The step, rewritten at random, and how."""
         policy = "best" if self.random.integers(5) else "vdnn_all"
-        said, step = [policy], as_taken(self.net.training_phases(self.loss), policy)
+        said, step = [policy], canonicalize(self.net.training_phases(self.loss), policy)
         if self.random.integers(2):
             said, step = [*said, "apart"], apart(step)
         bands = int(self.random.integers(1, 12)) if self.random.integers(3) else 1
@@ -72,13 +72,13 @@ class Rewritten:
             elif self.random.integers(2):
                 slabs = int(self.random.integers(2, 5))
                 try:
-                    said, step = [*said, f"{slabs} slabs"], in_slabs(step, slabs)
+                    said, step = [*said, f"{slabs} slabs"], slice_batch(step, slabs)
                 except WholeBatchError:
                     said = [*said, "needs the whole batch"]
         if not self.net.running and self.random.integers(2) and "slabs" not in said[-1]:
             parts = int(self.random.integers(1, images_of(step) + 1))
             try:
-                said, step = [*said, f"{parts} micro-batches"], micro_batched(step, parts)
+                said, step = [*said, f"{parts} micro-batches"], split_into_microbatches(step, parts)
             except WholeBatchError:
                 said = [*said, "needs the whole batch"]
         return step, ", ".join(said)

@@ -9,8 +9,8 @@ import pytest
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.runtime.two_part import PausingStep
-from ooc_cudnn.network.search.incumbent import Fastest
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.strategies import by_search_in_slabs
 from tests.network.runtime.test_two_part import LARGE, arrays, network, run
 from tests.support.network_checks import assert_close
@@ -18,12 +18,12 @@ from tests.support.network_checks import assert_close
 LIMITS = (1_000_000, 1_500_000, 2_000_000, 3_000_000)
 
 
-def in_slabs(step):
+def slice_batch(step):
     """A plan of `step` in slabs, some of them made again: under the first limit that has one."""
     for limit in LIMITS:
         terms = terms_for(limit, None, step, {})
         try:
-            for made in by_search_in_slabs("step", step, terms, None, Fastest(terms)):
+            for made in by_search_in_slabs("step", step, terms, None, Incumbent(terms)):
                 if made.plan.slabs > 1 and made.plan.again:
                     return replace(made.plan, policy="best"), limit
         except PlanInfeasibleError:
@@ -35,7 +35,7 @@ def test_a_step_that_pauses_in_slabs_makes_what_one_piece_makes():
     net, (y, _) = network()
     x, seeds = arrays(net, [y])
     _, (expected,), gradients, running = run(LARGE)
-    plan, limit = in_slabs(as_taken(net.pausing_phases(y), "best"))
+    plan, limit = slice_batch(canonicalize(net.pausing_phases(y), "best"))
     step = PausingStep(net, partial(net.pausing_phases, y), limit, {}, plan)
     for _ in range(4):  # recorded from the third time on
         for name, array in network()[0].running.items():

@@ -34,7 +34,9 @@ def test_no_micro_batches_are_tried_where_weights_alone_take_more_than_there_is(
     """They took minutes, and none could fit."""
     net, loss = networks.vgg16(batch=8, image=32, width=1 / 8, classes=10, dropout=0)
     tried = []
-    monkeypatch.setattr(best, "micro_batched", lambda step, parts: tried.append(parts) or step)
+    monkeypatch.setattr(
+        best, "split_into_microbatches", lambda step, parts: tried.append(parts) or step
+    )
     net.plan(loss, memory_limit="1MiB", machine="h200", policy="offload")
     assert set(tried) == {1}
     net.plan(loss, memory_limit="200MiB", machine="h200", policy="offload")

@@ -8,7 +8,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
@@ -57,7 +57,7 @@ def test_more_memory_is_hardly_slower(seed, limits):
     """
     step, machine, before = drawn_step(seed), shipped("host"), float("inf")
     for limit in limits:
-        terms = Terms(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
+        terms = PlanConstraints(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
         plan = plan_step("step", step, terms).plan
         assert plan.device_bytes <= limit
         assert plan.seconds <= (1 + MOST_SLOWER) * before

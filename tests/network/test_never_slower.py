@@ -11,7 +11,7 @@ from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search import incumbent
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.network.tradeoff.curve import QUICK
@@ -45,7 +45,7 @@ def drawn_step(seed):
 
 
 def planned(step, machine, limit, policy):
-    terms = Terms(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
+    terms = PlanConstraints(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
     made = plan_step("step", step, terms, policy=policy)
     # plans are left out by these
     step, plan, stays = made.step, made.plan, made.placed.residency

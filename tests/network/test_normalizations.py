@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.network.passes.microbatch import micro_batched
+from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
 from ooc_cudnn.operations.batch_phases import ChannelMoments
 from tests.support.interpreter import run_step
@@ -141,7 +141,7 @@ def test_what_knows_no_other_image_goes_some_images_at_a_time(parts):
         return group_norm(4)(t, h).tanh()
 
     def run(step, *given):
-        return run_step(micro_batched(remade(step, {"norm", "site"}), parts), *given)
+        return run_step(split_into_microbatches(remade(step, {"norm", "site"}), parts), *given)
 
     assert {"norm", "site"} <= can_be_remade(net.gradient_phases(y))
     check_network(net, y, twin, run=run, inference=False)

@@ -11,7 +11,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.lower import _Placing
 from ooc_cudnn.network.passes.rematerialize import can_be_remade
 from ooc_cudnn.network.policies.policy import mixed
@@ -119,7 +119,7 @@ def test_copies_inside_the_card_are_in_turn_with_computing():
     x = net.input("x", (4, 8, 16, 16))
     joined = net.concatenate([net.convolution(x, 8, window=3, padding=1), x])
     loss = net.mean_squared_error(joined, net.input("target", joined.shape))
-    terms = Terms(Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True), {})
+    terms = PlanConstraints(Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True), {})
     made = plan_step("step", net.training_phases(loss), terms, policy="keep")
     program = made.placed.program
     copies = [step for step in make_schedule(program).steps if step.copies]

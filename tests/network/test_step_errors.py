@@ -138,8 +138,16 @@ def without(stay, at):
             lambda stays: [[n, [[a, max(a, b - 1), *c] for a, b, *c in s]] for n, s in stays],
             "is not always where it is read",
         ),
-        ("stays", lambda stays: [[stays[0][0], [[0, 99, True, None]]]], "cannot be followed: Stay"),
-        ("stays", lambda stays: [*stays, ["z", [[0, 1, False, None]]]], "cannot be followed: Stay"),
+        (
+            "stays",
+            lambda stays: [[stays[0][0], [[0, 99, True, None]]]],
+            "cannot be followed: LiveRange",
+        ),
+        (
+            "stays",
+            lambda stays: [*stays, ["z", [[0, 1, False, None]]]],
+            "cannot be followed: LiveRange",
+        ),
         ("stays", lambda stays: [[n, []] for n, s in stays], None),
         ("stays", lambda stays: 3, "no plan of a network"),
         ("tasks", lambda tasks: [[1]], "no plan of a network"),

@@ -9,7 +9,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.pointwise import Relayout
 from ooc_cudnn.pipeline.schedule import make_schedule
@@ -68,7 +68,9 @@ def test_a_step_is_that_of_pytorch(order, limit, monkeypatch):
 def planned(order):
     net, loss = dense_block()
     target = Target(shipped("h200"), 2**33, 2**33, (order,), None, overlap=True)
-    return plan_step("training_step", net.training_phases(loss), Terms(target, {}), policy="keep")
+    return plan_step(
+        "training_step", net.training_phases(loss), PlanConstraints(target, {}), policy="keep"
+    )
 
 
 @pytest.mark.parametrize("order", ["channels_first", "channels_last"])

@@ -16,8 +16,8 @@ from ooc_cudnn.tensor import ORDERS
 @pytest.mark.parametrize("parts", [1, 2])
 def test_they_are_those_of_each_piece(parts):
     net, loss = networks.vgg16(4, 32, width=1 / 16)
-    step = pass_pipeline.as_taken(net.training_phases(loss), "best")
-    for phase in pass_pipeline.as_planned(step, frozenset(), parts, 1).phases:
+    step = pass_pipeline.canonicalize(net.training_phases(loss), "best")
+    for phase in pass_pipeline.apply_passes(step, frozenset(), parts, 1).phases:
         call = phase.call
         for layout in ORDERS:
             how = {"layout": layout, "orders": dict.fromkeys(call.operands, layout)}

@@ -10,10 +10,10 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.host_arena import in_pinned_block
-from ooc_cudnn.network.lowering.lower import place_step
+from ooc_cudnn.network.lowering.lower import lower_step
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.chain import Chain
@@ -79,8 +79,8 @@ def test_bands_of_rows(parts):
     net, loss = images()
     step = net.training_phases(loss)
     terms = terms_for("64KiB", None, step, {})
-    rewritten = as_planned(as_taken(step, "best"), frozenset(), parts, 3)
-    placed = place_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
+    rewritten = apply_passes(canonicalize(step, "best"), frozenset(), parts, 3)
+    placed = lower_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
     schedule = make_schedule(placed.program)
     assert len(schedule.steps) > 60
     assert hazards(schedule) == []

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
 from ooc_cudnn.network.lowering.summarize import How, predicted
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search.incumbent import Fastest
-from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken
+from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies import by_spilling
 from tests.support.network_checks import assert_close, sizes_of
 from tests.support.on_device import fetched
@@ -25,11 +25,11 @@ def banded_plan(net, loss, limit, bands, micro_batches=1):
 
 def banded(net, loss, limit, bands, micro_batches=1):
     """The same, with its program."""
-    step = as_taken(net.training_phases(loss), "best")
+    step = canonicalize(net.training_phases(loss), "best")
     terms = terms_for(limit, None, step, {})
-    rewritten = as_planned(step, frozenset(), micro_batches, bands)
+    rewritten = apply_passes(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
-    placed = place_step("training_step", rewritten, residing, terms)
+    placed = lower_step("training_step", rewritten, residing, terms)
     how = How(micro_batches, bands)
     plan = predicted("training_step", "best", rewritten, placed, how, terms)
     return PlannedStep(plan, rewritten, placed)
@@ -37,11 +37,11 @@ def banded(net, loss, limit, bands, micro_batches=1):
 
 def spilling_plans(net, loss, limit, way=by_spilling):
     """The plans of a step in which tensors are on the host for a while."""
-    step = as_taken(net.training_phases(loss), "best")
+    step = canonicalize(net.training_phases(loss), "best")
     terms = terms_for(limit, None, step, {})
     return [
         made._replace(plan=replace(made.plan, policy="best"))
-        for made in way("training_step", step, terms, 1, Fastest(terms))
+        for made in way("training_step", step, terms, 1, Incumbent(terms))
     ]
 
 

@@ -32,7 +32,7 @@ class Use(NamedTuple):
 
 
 @dataclass
-class Thing:
+class TensorSummary:
     """Bytes that come and go together.
 
     Attributes
@@ -83,7 +83,7 @@ class Outline:
         Phases that follow each other and count as one.
     forward_groups : int
         How many of them are forward.
-    things : tuple of Thing
+    things : tuple of TensorSummary
     parents : mapping
         Of each phase that may run again, the things that it reads (by number).
     """
@@ -91,7 +91,7 @@ class Outline:
     seconds: tuple[float, ...]
     groups: tuple[Group, ...]
     forward_groups: int
-    things: tuple[Thing, ...]
+    things: tuple[TensorSummary, ...]
     parents: dict[int, tuple[int, ...]]
 
     def group_of(self) -> list[int]:
@@ -139,14 +139,14 @@ def outlined(
 
 def _things(
     step: Step, small_bytes: int, on_device: frozenset[str]
-) -> tuple[list[Thing], list[list[int]]]:
+) -> tuple[list[TensorSummary], list[list[int]]]:
     """The things of a step; and for each phase the maps and inputs that it reads, by number."""
     places = {name: step.place(name) for phase in step.phases for name in phase.binds.values()}
     regions: dict[str, set[Region]] = {}
     for base, region in places.values():
         regions.setdefault(base, set()).add(region)
     results, seeds = results_of(step), set(step.seeds.values())
-    things, parts = list[Thing](), dict[str, list[tuple[Region, int]]]()
+    things, parts = list[TensorSummary](), dict[str, list[tuple[Region, int]]]()
     for base, found in regions.items():
         tensor = step.tensors[base]
         if base in on_device or tensor.nbytes < small_bytes:
@@ -158,7 +158,7 @@ def _things(
                 continue
             parts.setdefault(base, []).append((region, len(things)))
             given = tensor.kind in GIVEN or base in seeds
-            things.append(Thing(base, nbytes, [], given, base in results))
+            things.append(TensorSummary(base, nbytes, [], given, base in results))
     read_by = list[list[int]]()
     for at, phase in enumerate(step.phases):
         reads, writes = set[int](), set[int]()
@@ -197,7 +197,7 @@ def _covers(region: Region, part: Region) -> bool:
 
 
 def _groups(
-    things: Sequence[Thing], seconds: Sequence[float], first: int, stop: int, most: int
+    things: Sequence[TensorSummary], seconds: Sequence[float], first: int, stop: int, most: int
 ) -> list[Group]:
     """Group phases: a phase joins the one before it if it asks for no thing that is not there.
 

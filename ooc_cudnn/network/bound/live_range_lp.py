@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ooc_cudnn.network.bound.abstract_step import Outline, Thing
+from ooc_cudnn.network.bound.abstract_step import Outline, TensorSummary
 from ooc_cudnn.network.solver.model import ONE, LinearProgram, Sum, add, total
 
 
-class Ledger(LinearProgram):
+class LiveRangeProgram(LinearProgram):
     """The variables of all things, and what they add up to, group by group.
 
     Bytes are shares of the budget.
@@ -50,7 +50,7 @@ class Ledger(LinearProgram):
 class _Life:
     """The variables of one thing: use, gap, use, ..."""
 
-    def __init__(self, program: Ledger, index: int, thing: Thing) -> None:
+    def __init__(self, program: LiveRangeProgram, index: int, thing: TensorSummary) -> None:
         self.program, self.index, self.thing = program, index, thing
         self.size = thing.nbytes / program.budget
         uses: dict[int, tuple[bool, bool]] = {}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ooc_cudnn.network.bound.abstract_step import Outline, outlined
 from ooc_cudnn.network.bound.relaxation import Link, solved
 from ooc_cudnn.network.cost.compute_seconds import priced
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, parts_of
 from perfmodel import MachineModel
@@ -40,7 +40,7 @@ class Bound(NamedTuple):
     micro_batches: int
 
 
-def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
+def bound_of(step: Step, terms: PlanConstraints, counts: Iterable[int]) -> Bound | None:
     """Return the least seconds of a step over numbers of micro-batches; None where none fits.
 
     Parameters
@@ -63,7 +63,7 @@ def bound_of(step: Step, terms: Terms, counts: Iterable[int]) -> Bound | None:
     return best
 
 
-def outline_of(step: Step, terms: Terms, seconds_of: Callable[[Phase], float]) -> Outline:
+def outline_of(step: Step, terms: PlanConstraints, seconds_of: Callable[[Phase], float]) -> Outline:
     """A step in outline, in as many groups as are solved quickly."""
     on_device = frozenset(n for n, spec in terms.given.items() if spec.placement == "device")
     together = sum(each.nbytes for each in step.tensors.values() if not each.of)
@@ -74,7 +74,11 @@ def outline_of(step: Step, terms: Terms, seconds_of: Callable[[Phase], float]) -
 
 
 def _bound(
-    step: Step, terms: Terms, count: int, seconds_of: Callable[[Phase], float], most: float
+    step: Step,
+    terms: PlanConstraints,
+    count: int,
+    seconds_of: Callable[[Phase], float],
+    most: float,
 ) -> float | None:
     """The bound for one number of micro-batches; None where none fits, or it is above `most`."""
     machine, room = terms.target.machine, terms.target.room_bytes

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ooc_cudnn.network.bound.abstract_step import Outline
-from ooc_cudnn.network.bound.live_range_lp import Ledger
+from ooc_cudnn.network.bound.live_range_lp import LiveRangeProgram
 from ooc_cudnn.network.solver.model import add, running, total
 from perfmodel import MachineModel
 
@@ -105,7 +105,7 @@ def solved(
     return Optimum(float(x[made.E[-1]]) * made.unit, kept, fetched)
 
 
-class Program(Ledger):
+class Program(LiveRangeProgram):
     """The rows; bytes are shares of the budget, seconds shares of all computing.
 
     Attributes

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ooc_cudnn.network.cost.compute_seconds import compute_seconds, kind_of, seconds_in
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step, orders_of
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import memory_order, packed_strides
@@ -20,7 +20,7 @@ class LeastComputing:
     whichever layout takes least; what is laid out anew for that takes its time.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PlanConstraints) -> None:
         self._terms, self._known = terms, dict[Hashable, float]()
         machine = terms.target.machine
         self._machine = replace(machine, compute=machine.compute.at_best)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import Residency, is_there
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_there
 from ooc_cudnn.network.ir.step import Step
 from perfmodel import MachineModel
 
@@ -26,7 +26,7 @@ class Least(NamedTuple):
 
 def least_seconds(
     step: Step,
-    stays: Residency,
+    stays: LiveRanges,
     machine: MachineModel,
     seconds: Sequence[float],
     on_device: Collection[str] = (),
@@ -36,7 +36,7 @@ def least_seconds(
 
     Parameters
     ----------
-    stays : Residency
+    stays : LiveRanges
         What is in none of its own when a phase reads or writes it is streamed.
     seconds, pieces : sequence
         Of each phase; several pieces when left out.
@@ -65,7 +65,7 @@ class _Copies:
     """Seconds of the copies of each phase."""
 
     def __init__(
-        self, step: Step, stays: Residency, machine: MachineModel, on_device: Collection[str]
+        self, step: Step, stays: LiveRanges, machine: MachineModel, on_device: Collection[str]
     ) -> None:
         self.streamed_in, self.leaving, self.summed_out = (
             defaultdict[int, float](float) for _ in range(3)

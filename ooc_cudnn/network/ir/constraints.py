@@ -28,7 +28,7 @@ class OrderSeconds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Terms:
+class PlanConstraints:
     """Under what a step is placed.
 
     Attributes

@@ -16,7 +16,7 @@ from ooc_cudnn.network.ir.step import Step, Uses
 GIVEN = ("input", "parameter", "running")
 
 
-class Stay(NamedTuple):
+class LiveRange(NamedTuple):
     """Phases in which a tensor is on the device, the first and the last included.
 
     Attributes
@@ -36,10 +36,10 @@ class Stay(NamedTuple):
 
 
 #: The stays of each tensor that is no view.
-Residency = Mapping[str, tuple[Stay, ...]]
+LiveRanges = Mapping[str, tuple[LiveRange, ...]]
 
 
-def is_there(stays: Iterable[Stay], phase: int) -> bool:
+def is_there(stays: Iterable[LiveRange], phase: int) -> bool:
     """Whether a tensor is on the device in a phase."""
     return any(stay.first <= phase <= stay.last for stay in stays)
 
@@ -56,7 +56,7 @@ def changed_by(step: Step) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(written) if step.tensors[name].kind in GIVEN)
 
 
-def check_stays(step: Step, stays: Residency) -> None:
+def check_stays(step: Step, stays: LiveRanges) -> None:
     """Check that whoever reads a tensor finds there what was made of it: plans may be edited.
 
     Raises
@@ -81,7 +81,7 @@ def check_stays(step: Step, stays: Residency) -> None:
             )
 
 
-def _is_lost(used: Uses, stays: tuple[Stay, ...], is_given: bool, is_result: bool) -> bool:
+def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result: bool) -> bool:
     """Whether a tensor is somewhere read, or wanted in the end, where it is not up to date."""
     streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in stays)}
     on_host = exists = is_given
@@ -100,12 +100,12 @@ def _is_lost(used: Uses, stays: tuple[Stay, ...], is_given: bool, is_result: boo
     return is_result and not on_host
 
 
-def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[Stay, ...]]:
+def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[LiveRange, ...]]:
     """Everything on the device from its first use to its last."""
-    results, found = results_of(step), dict[str, tuple[Stay, ...]]()
+    results, found = results_of(step), dict[str, tuple[LiveRange, ...]]()
     seeds = set(step.seeds.values())
     for name, used in uses.items():
         fetched = step.tensors[name].kind in GIVEN or name in seeds
         leaves = used.written[-1] if name in results and used.written else None
-        found[name] = (Stay(used.phases[0], used.phases[-1], fetched, leaves),)
+        found[name] = (LiveRange(used.phases[0], used.phases[-1], fetched, leaves),)
     return found

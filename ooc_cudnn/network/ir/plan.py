@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from ooc_cudnn.network.ir.constraints import OrderSeconds
-from ooc_cudnn.network.ir.live_ranges import Stay
-from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.ir.live_ranges import LiveRange
+from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 
@@ -76,7 +76,7 @@ class NetworkPlan:
         Bands of rows in which stretches between whole maps are gone through.
     remade : tuple of str
         Maps that are made again in backward.
-    stays : tuple of (str, tuple of Stay)
+    stays : tuple of (str, tuple of LiveRange)
         The phases in which each tensor is on the device.
     fates : tuple of Fate
     tasks : tuple of TaskFigures
@@ -100,7 +100,7 @@ class NetworkPlan:
     bound_seconds : float, optional
         What no plan of its kind can beat, where that was asked for; bands of rows are another kind,
         and so are slabs.
-    again : tuple of Again
+    again : tuple of RematEvent
         Where maps are made again that may be let go and made again once more.
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
@@ -135,7 +135,7 @@ class NetworkPlan:
     micro_batches: int
     bands: int
     remade: tuple[str, ...]
-    stays: tuple[tuple[str, tuple[Stay, ...]], ...]
+    stays: tuple[tuple[str, tuple[LiveRange, ...]], ...]
     fates: tuple[Fate, ...]
     tasks: tuple[TaskFigures, ...]
     order: str = "channels_first"
@@ -146,7 +146,7 @@ class NetworkPlan:
     anew: tuple[str, ...] = ()
     gradient_bytes: int = 0
     bound_seconds: float | None = None
-    again: tuple[Again, ...] = ()
+    again: tuple[RematEvent, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
     slabs: int = 1
     gap: float = 0.0
@@ -284,10 +284,10 @@ class NetworkPlan:
             known["anew"] = tuple(data.get("anew", ()))
             for name in ("on_host", "notes"):
                 known[name] = tuple(data.get(name, ()))
-            known["again"] = tuple(Again(*each) for each in data.get("again", ()))
+            known["again"] = tuple(RematEvent(*each) for each in data.get("again", ()))
             known["reserved"] = tuple((at, nbytes) for at, nbytes in data.get("reserved", ()))
             known["stays"] = tuple(
-                (name, tuple(Stay(*stay) for stay in stays)) for name, stays in data["stays"]
+                (name, tuple(LiveRange(*stay) for stay in stays)) for name, stays in data["stays"]
             )
             known["fates"] = tuple(Fate(*each) for each in data["fates"])
             known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])

@@ -158,7 +158,7 @@ class Step:
         }
 
 
-class Again(NamedTuple):
+class RematEvent(NamedTuple):
     """From which phase on readers find a map that was let go.
 
     Attributes

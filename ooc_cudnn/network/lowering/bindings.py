@@ -1,18 +1,18 @@
-"""Homes: where a program finds the tensors of a step, on the device for each stay or the host."""
+"""Bindings: where a program finds the tensors of a step, for each live range, or on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step, orders_of
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.pipeline.program import Home, byte_range
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 
-class Homes:
+class Bindings:
     """The homes of a step's tensors, made as they are asked for.
 
     Parameters
@@ -40,7 +40,7 @@ class Homes:
     def __init__(
         self,
         step: Step,
-        stays: Residency,
+        stays: LiveRanges,
         spans: Mapping[tuple[str, int], tuple[int, int]],
         given: Mapping[str, TensorSpec],
         order: str,

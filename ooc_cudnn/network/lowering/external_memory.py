@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import least_bytes
 from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient
@@ -24,8 +24,8 @@ SURELY = 1 / 4
 
 
 def with_room_outside(
-    step: Step, terms: Terms, on_host: Collection[str] | None = None
-) -> tuple[Step, Terms]:
+    step: Step, terms: PlanConstraints, on_host: Collection[str] | None = None
+) -> tuple[Step, PlanConstraints]:
     """Return a step in which few images are computed outside at once, and the room beside.
 
     Parameters
@@ -48,7 +48,7 @@ def with_room_outside(
     return step, terms
 
 
-def _too_large(step: Step, terms: Terms) -> set[str]:
+def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
     """The phases that must be computed on the host, so that all others fit on the device.
 
     Those that take most first; not those that host memory is short for, nor what waits for others.

@@ -22,11 +22,11 @@ from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes, place
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency, is_there, results_of
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRanges, is_there, results_of
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.lowering.bindings import Homes
+from ooc_cudnn.network.lowering.bindings import Bindings
 from ooc_cudnn.network.lowering.call_plans import plan_request
 from ooc_cudnn.network.lowering.host_arena import in_pinned_block
 from ooc_cudnn.network.lowering.spill_belady import spilled
@@ -55,7 +55,7 @@ class Placed(NamedTuple):
     """A step as a program, and the stays that it was made with in the end."""
 
     program: Program
-    residency: Residency
+    residency: LiveRanges
 
 
 class PlannedStep(NamedTuple):
@@ -67,19 +67,19 @@ class PlannedStep(NamedTuple):
 
 
 #: Whether stays of a step are worth a plan.
-Worth = Callable[[Step, Residency], bool]
+Worth = Callable[[Step, LiveRanges], bool]
 
 
-def always(step: Step, stays: Residency) -> bool:
+def always(step: Step, stays: LiveRanges) -> bool:
     """Whatever they are."""
     return True
 
 
-def place_step(
+def lower_step(
     name: str,
     step: Step,
-    residency: Residency,
-    terms: Terms,
+    residency: LiveRanges,
+    terms: PlanConstraints,
     *,
     may_stream: bool = True,
     spill: bool = False,
@@ -99,7 +99,7 @@ def place_step(
     PlanInfeasibleError
         If some phase does not fit by itself, with the least limit for which all do.
     """
-    stays: Residency = {base: found for base, found in residency.items() if found}
+    stays: LiveRanges = {base: found for base, found in residency.items() if found}
     uses, results = step.uses, results_of(step)
     for base, spec in terms.given.items():
         if spec.placement == "device":
@@ -138,7 +138,7 @@ def place_step(
     return None
 
 
-def _is_relieved(before: Residency, stays: Residency, phase: int) -> bool:
+def _is_relieved(before: LiveRanges, stays: LiveRanges, phase: int) -> bool:
     """Whether something that was on the device in a phase is there no more."""
     return any(
         is_there(found, phase) and not is_there(stays.get(base, ()), phase)
@@ -147,39 +147,39 @@ def _is_relieved(before: Residency, stays: Residency, phase: int) -> bool:
     )
 
 
-def _without_largest(step: Step, stays: Residency, phase: int) -> Residency | None:
+def _without_largest(step: Step, stays: LiveRanges, phase: int) -> LiveRanges | None:
     largest = _largest(step, stays, phase)
     if largest is None:
         return None
     return {name: found for name, found in stays.items() if name != largest}
 
 
-def _overflow(step: Step, stays: Residency, room_bytes: float) -> int | None:
+def _overflow(step: Step, stays: LiveRanges, room_bytes: float) -> int | None:
     """The phase in which most lives at once, if that is more than there is."""
     held = held_bytes([extent for _, _, extent in _extents(step, stays)], len(step.phases))
     worst = int(held.argmax())
     return worst if held[worst] > room_bytes else None
 
 
-def most_held(step: Step, stays: Residency) -> int:
+def most_held(step: Step, stays: LiveRanges) -> int:
     """The most bytes that tensors hold in one phase, without what its task takes."""
     extents = [extent for _, _, extent in _extents(step, stays)]
     return int(held_bytes(extents, len(step.phases)).max())
 
 
-def most_touched(step: Step, terms: Terms) -> int:
+def most_touched(step: Step, terms: PlanConstraints) -> int:
     """The most bytes of tensors that one phase touches, but for those that are on the device."""
     there = {base for base, spec in terms.given.items() if spec.placement == "device"}
     touched = ({step.base(name) for name in phase.binds.values()} for phase in step.phases)
     return max(sum(aligned(step.tensors[base].nbytes) for base in each - there) for each in touched)
 
 
-def working_bytes(step: Step, stays: Residency, terms: Terms) -> np.ndarray[Any, Any]:
+def working_bytes(step: Step, stays: LiveRanges, terms: PlanConstraints) -> np.ndarray[Any, Any]:
     """Bytes that each phase takes beside tensors on the device, if all memory were free for it."""
     return _Placing("", step, stays, terms).working()
 
 
-def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
+def _extents(step: Step, stays: LiveRanges) -> list[tuple[str, int, Extent]]:
     return [
         (base, index, Extent(stay.first, stay.last, step.tensors[base].nbytes))
         for base, found in stays.items()
@@ -187,7 +187,7 @@ def _extents(step: Step, stays: Residency) -> list[tuple[str, int, Extent]]:
     ]
 
 
-def _largest(step: Step, stays: Residency, phase: int) -> str | None:
+def _largest(step: Step, stays: LiveRanges, phase: int) -> str | None:
     """The name of the largest tensor that holds memory in a phase; None if none does."""
     there = [
         base
@@ -197,7 +197,7 @@ def _largest(step: Step, stays: Residency, phase: int) -> str | None:
     return max(there, key=lambda base: step.tensors[base].nbytes, default=None)
 
 
-def _least(name: str, step: Step, terms: Terms) -> tuple[int, str]:
+def _least(name: str, step: Step, terms: PlanConstraints) -> tuple[int, str]:
     """The least memory limit, in bytes, that lets every phase be streamed; and which sets it."""
     found = least_bytes(step, terms)
     least = max(found, default=0)
@@ -205,7 +205,7 @@ def _least(name: str, step: Step, terms: Terms) -> tuple[int, str]:
     return least + terms.target.beside_bytes, setting
 
 
-def least_bytes(step: Step, terms: Terms, phases: Sequence[Phase] = ()) -> list[int]:
+def least_bytes(step: Step, terms: PlanConstraints, phases: Sequence[Phase] = ()) -> list[int]:
     """The least that phases (all by default) take of the device: with their tensors on the host."""
     placing = _Placing("", step, {}, terms)
     return [placing.least_of(phase) for phase in phases or step.phases]
@@ -226,8 +226,8 @@ class _Placing:
         self,
         name: str,
         step: Step,
-        stays: Residency,
-        terms: Terms,
+        stays: LiveRanges,
+        terms: PlanConstraints,
         reserved: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.name, self.step, self.stays, self.terms = name, step, stays, terms
@@ -235,7 +235,7 @@ class _Placing:
         self.room = terms.target.room_bytes // ALIGNMENT * ALIGNMENT
         #: Of each stay, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
-        self.homes = Homes(step, stays, self.spans, terms.given, terms.order, terms.misaligned)
+        self.homes = Bindings(step, stays, self.spans, terms.given, terms.order, terms.misaligned)
         #: The bytes that tasks so far work in, and their phases.
         self._worked: list[tuple[int, int, int]] = []
         #: By stream and phase the stays whose copy starts there.

@@ -15,19 +15,19 @@ from typing import Any
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.cost.copy_timeline import begun_by, copy_of, left_by
-from ooc_cudnn.network.ir.live_ranges import Residency, Stay
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges
 from ooc_cudnn.network.ir.step import Step
 from perfmodel import MachineModel
 
 
 def with_time_to_copy(
     step: Step,
-    stays: Residency,
+    stays: LiveRanges,
     machine: MachineModel,
     seconds: Sequence[float],
     room_bytes: Any,
     on_device: Collection[str] = (),
-) -> Residency:
+) -> LiveRanges:
     """Return longer stays.
 
     Parameters
@@ -62,7 +62,7 @@ class _Longer:
     def __init__(
         self,
         step: Step,
-        stays: Residency,
+        stays: LiveRanges,
         machine: MachineModel,
         room: Any,
         on_device: Collection[str],
@@ -90,12 +90,12 @@ class _Longer:
         )
         self._free = room - held_bytes(extents, len(step.phases))
 
-    def stays(self) -> Iterator[tuple[_At, Stay]]:
+    def stays(self) -> Iterator[tuple[_At, LiveRange]]:
         for base, each in self.found.items():
             for index, stay in enumerate(each):
                 yield (base, index), stay
 
-    def stay(self, at: _At) -> Stay:
+    def stay(self, at: _At) -> LiveRange:
         return self.found[at[0]][at[1]]
 
     def largest_first(self, copied: tuple[_At, int]) -> tuple[int, _At]:

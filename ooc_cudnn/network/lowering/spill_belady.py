@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ooc_cudnn.network.ir.live_ranges import Residency, Stay
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges
 from ooc_cudnn.network.ir.step import Step, Uses
 
 
@@ -17,9 +17,9 @@ def spilled(
     step: Step,
     uses: Mapping[str, Uses],
     results: set[str],
-    stays: Residency,
+    stays: LiveRanges,
     phase: int,
-) -> Residency | None:
+) -> LiveRanges | None:
     """Stays in which one tensor less is on the device in a phase; None if none is.
 
     Parameters
@@ -53,7 +53,7 @@ def spilled(
     return {**others, base: tuple(made)} if made else others
 
 
-def _without(used: Uses, stay: Stay, phase: int, is_result: bool) -> Iterator[Stay]:
+def _without(used: Uses, stay: LiveRange, phase: int, is_result: bool) -> Iterator[LiveRange]:
     """A stay without a phase: what is before it, and after."""
     before = [at for at in used.phases if stay.first <= at < phase]
     after = [at for at in used.phases if phase < at <= stay.last]
@@ -61,8 +61,8 @@ def _without(used: Uses, stay: Stay, phase: int, is_result: bool) -> Iterator[St
         written = [at for at in used.written if stay.first <= at <= before[-1]]
         read_later = used.phases[-1] > before[-1] or is_result
         leaves = written[-1] if written and read_later else None
-        yield Stay(stay.first, before[-1], stay.fetched, leaves)
+        yield LiveRange(stay.first, before[-1], stay.fetched, leaves)
     if after:
         exists = stay.fetched or used.phases[0] <= phase
         leaves = stay.leaves if stay.leaves is not None and stay.leaves >= after[0] else None
-        yield Stay(after[0], stay.last, exists, leaves)
+        yield LiveRange(after[0], stay.last, exists, leaves)

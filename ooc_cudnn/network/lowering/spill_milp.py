@@ -16,7 +16,7 @@ import numpy as np
 
 from ooc_cudnn.errors import SolverError
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency, Stay, results_of
+from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRange, LiveRanges, results_of
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.solver.highs import check, highs, tell
 
@@ -31,8 +31,8 @@ GAP, MOST_NODES = 0.01, 200
 
 
 def least_copied(
-    step: Step, stays: Residency, pieces: np.ndarray[Any, Any], room_bytes: int
-) -> Residency:
+    step: Step, stays: LiveRanges, pieces: np.ndarray[Any, Any], room_bytes: int
+) -> LiveRanges:
     """Stays in which all fits and little is copied; the given ones where there is nothing to do.
 
     Parameters
@@ -104,7 +104,7 @@ class _Program:
             self.rows += [({leaves: 1, gap: 1}, 1) for gap in gaps[write:end]]
         self.bases[base] = there, gaps
 
-    def solved(self, room: np.ndarray[Any, Any]) -> Residency | None:
+    def solved(self, room: np.ndarray[Any, Any]) -> LiveRanges | None:
         """Stays by the solution for so much room in each phase; None where none was found."""
         short = [int(at) for at in np.flatnonzero(self.is_short)]
         rows = [row for row, _ in self.rows] + [self.held[at] for at in short]
@@ -128,7 +128,7 @@ class _Program:
         chosen = found.x > 0.5
         return {base: tuple(self._stays(base, chosen)) for base in self.bases}
 
-    def _stays(self, base: str, chosen: np.ndarray[Any, Any]) -> list[Stay]:
+    def _stays(self, base: str, chosen: np.ndarray[Any, Any]) -> list[LiveRange]:
         used, (there, gaps) = self.uses[base], self.bases[base]
         runs = list[list[int]]()
         for use, at in enumerate(used.phases):
@@ -136,11 +136,11 @@ class _Program:
                 runs[-1].append(at)
             elif chosen[there[use]]:
                 runs.append([at])
-        found = list[Stay]()
+        found = list[LiveRange]()
         for run in runs:
             written = [at for at in run if at in used.written]
             wanted = base in self.results or run[-1] < used.phases[-1]
             leaves = written[-1] if written and wanted else None
             fetched = base in self.given or run[0] > used.phases[0]
-            found.append(Stay(run[0], run[-1], fetched, leaves))
+            found.append(LiveRange(run[0], run[-1], fetched, leaves))
         return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
 
 
-def streamed_first(step: Step, stays: Residency) -> Iterator[Residency]:
+def streamed_first(step: Step, stays: LiveRanges) -> Iterator[LiveRanges]:
     """Stays without the first readers of the inputs.
 
     Nothing where no input is fetched.

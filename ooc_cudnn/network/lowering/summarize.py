@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRanges
 from ooc_cudnn.network.ir.plan import Fate, NetworkPlan, TaskFigures
-from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.lowering.device_gradients import bytes_there, gradients_of
 from ooc_cudnn.network.lowering.external_memory import outside_bytes, outside_bytes_of, why_outside
 from ooc_cudnn.network.lowering.lower import Placed
@@ -28,7 +28,7 @@ class How(NamedTuple):
     remade: tuple[str, ...] = ()
     apart: bool = False
     anew: tuple[str, ...] = ()
-    again: tuple[Again, ...] = ()
+    again: tuple[RematEvent, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
     slabs: int = 1
 
@@ -39,7 +39,7 @@ def predicted(
     step: Step,
     placed: Placed,
     how: How | NetworkPlan,
-    terms: Terms,
+    terms: PlanConstraints,
 ) -> NetworkPlan:
     """Return the plan of a placed step, with what its replay takes."""
     program, target = placed.program, terms.target
@@ -103,7 +103,7 @@ _PART = re.compile(r"( band \d+)?( \[\d+\])?$")
 _AGAIN = re.compile(rf"( \(\d+\))?{REMADE}$")
 
 
-def _fates(step: Step, residency: Residency, terms: Terms) -> Iterator[Fate]:
+def _fates(step: Step, residency: LiveRanges, terms: PlanConstraints) -> Iterator[Fate]:
     """What becomes of each tensor that is no view; what is made twice counts once."""
     touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
     there = gradients_of(step, terms.given)

@@ -28,7 +28,7 @@ from ooc_cudnn.operations.window import Range
 OF_SLAB = " slab "
 
 
-def in_slabs(step: Step, slabs: int) -> Step:
+def slice_batch(step: Step, slabs: int) -> Step:
     """Rewrite a step so that its outer phases go through the batch in so many slabs.
 
     Raises

@@ -35,7 +35,7 @@ from ooc_cudnn.operations.splittable import Region
 Kind = TypeVar("Kind", bound=Operation)
 
 
-def compacted(step: Step) -> Step:
+def compress_activations(step: Step) -> Step:
     """A step that keeps as little for backward as it can, with the same results."""
     return _with_masks(_told_by_indices(with_indices(step)))
 

@@ -23,7 +23,7 @@ from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.set_statistics import Normalising
 
 
-def through_normalizations(step: Step) -> Step:
+def fuse_activation_gradients(step: Step) -> Step:
     """Rewrite a step without gradients between normalizations and activations."""
     found = _Between(step)
     phases: list[Phase | None] = list(step.phases)

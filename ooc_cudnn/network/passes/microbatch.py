@@ -41,7 +41,7 @@ def images_of(step: Step) -> int:
     return max(phase.call.extents.n for phase in step.phases)
 
 
-def micro_batched(step: Step, parts: int) -> Step:
+def split_into_microbatches(step: Step, parts: int) -> Step:
     """Rewrite a step into so many parts that follow each other, each of some images.
 
     Of a step that pauses, forward of all parts comes first, then backward of each: with what is
@@ -92,7 +92,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(step: Step, parts: int) -> Parts:
-    """Return what `micro_batched` repeats, one of each kind.
+    """Return what `split_into_microbatches` repeats, one of each kind.
 
     Raises
     ------

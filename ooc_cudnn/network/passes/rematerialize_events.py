@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ooc_cudnn.network.ir.step import Again, Phase, Step
+from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
 from ooc_cudnn.network.passes.rematerialize import REMADE, Remaking
 
 
-def repeated(step: Step, again: Iterable[Again]) -> Step:
+def repeated(step: Step, again: Iterable[RematEvent]) -> Step:
     """Rewrite a step so that maps are made again.
 
     Raises
@@ -33,9 +33,9 @@ def makers_of(step: Step, name: str) -> tuple[int, ...]:
 
 
 class _Repeating(Remaking):
-    def __init__(self, before: Step, again: tuple[Again, ...]) -> None:
+    def __init__(self, before: Step, again: tuple[RematEvent, ...]) -> None:
         super().__init__(before, frozenset(), ())
-        self._again_at = defaultdict[int, list[Again]](list)
+        self._again_at = defaultdict[int, list[RematEvent]](list)
         for each in again:
             tensor = before.tensors.get(each.name)
             is_backward = 0 <= each.before < len(before.phases) and (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ooc_cudnn.network.ir.live_ranges import Residency, Stay, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
 from ooc_cudnn.network.ir.step import Step, Uses
 
 
@@ -20,7 +20,7 @@ def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
+def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
     """Everything kept but some maps, which leave beside their last reader in forward.
 
     Parameters
@@ -39,13 +39,13 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> Residency:
         # an output of the network has left by then: it leaves again only if backward writes it
         again = stay.leaves if stay.leaves is not None and stay.leaves >= back else None
         stays[name] = (
-            Stay(stay.first, last, stay.fetched, leaves),
-            Stay(back, stay.last, fetched=True, leaves=again),
+            LiveRange(stay.first, last, stay.fetched, leaves),
+            LiveRange(back, stay.last, fetched=True, leaves=again),
         )
     return stays
 
 
-def leaving(step: Step, names: frozenset[str]) -> Residency:
+def leaving(step: Step, names: frozenset[str]) -> LiveRanges:
     """Maps that leave, and are fetched during the phase before their reader; all else is kept.
 
     Of a step that goes through its batch in parts, the names are those of the whole batch's maps.

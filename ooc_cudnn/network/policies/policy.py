@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import Residency, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.passes.rematerialize import can_be_remade, forward_only, seconds_to_remake
 from ooc_cudnn.network.policies.offload import idle
@@ -29,7 +29,7 @@ class Decision(NamedTuple):
 #: those that fit the first is taken.
 Decisions = Callable[[Step, MachineModel], Sequence[Decision]]
 #: Says where the tensors of a step are.
-Residing = Callable[[Step], Residency]
+Residing = Callable[[Step], LiveRanges]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Policy:
     synchronous: bool = False
 
 
-def keep(step: Step) -> Residency:
+def keep(step: Step) -> LiveRanges:
     """Everything stays on the device from its first use to its last."""
     return kept(step, step.uses)
 

@@ -9,24 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ooc_cudnn.network.ir.live_ranges import Residency, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.policies.offload import idle, offloaded
 from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 
 
-def vdnn_all(step: Step) -> Residency:
+def vdnn_all(step: Step) -> LiveRanges:
     """The inputs of all layers of feature extraction leave: of convolutions and of pooling."""
     return offloaded(step, prefetches(step, (BackwardFilter, BackwardPooling)))
 
 
-def vdnn_conv(step: Step) -> Residency:
+def vdnn_conv(step: Step) -> LiveRanges:
     """The inputs of convolutions leave, whose time hides the copies best."""
     return offloaded(step, prefetches(step, (BackwardFilter,)))
 
 
-def vdnn_none(step: Step) -> Residency:
+def vdnn_none(step: Step) -> LiveRanges:
     """Nothing leaves: what the dynamic policy tries first."""
     return kept(step, step.uses)
 

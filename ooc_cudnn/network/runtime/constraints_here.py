@@ -15,7 +15,7 @@ from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.call.explain import limit_of
 from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.device_gradients import gradients_there
 from ooc_cudnn.network.runtime.executable import made_anew_bytes
@@ -34,7 +34,7 @@ def terms_for(
     step: Step,
     given: Mapping[str, Wrapped],
     kept_bytes: int = 0,
-) -> Terms:
+) -> PlanConstraints:
     """Under what a step is planned: for the device at hand, or a machine by name.
 
     Parameters
@@ -52,7 +52,7 @@ def terms_for(
         there = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
         room = limit - there - made_anew_bytes(step, specs)
         most = settings.host_memory_limit
-        return Terms(
+        return PlanConstraints(
             Target(model, limit, room, ORDERS, None, settings.overlap),
             specs,
             host=None if most is None else pinned.Room(most, most, 0),
@@ -64,7 +64,9 @@ def terms_for(
         host = pinned.room(device, settings.host_memory_limit)
     room = target.room_bytes + kept_bytes - made_anew_bytes(step, specs)
     misaligned = misaligned_of(given)
-    return Terms(target._replace(room_bytes=room), specs, host=host, misaligned=misaligned)
+    return PlanConstraints(
+        target._replace(room_bytes=room), specs, host=host, misaligned=misaligned
+    )
 
 
 def limit_here(device: Device, memory_limit: Limit) -> int:

@@ -19,7 +19,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import PlannedStep
@@ -49,7 +49,7 @@ def plans_folder() -> Path:
 def planned(
     name: str,
     step: Step,
-    terms: Terms,
+    terms: PlanConstraints,
     *,
     policy: str = "best",
     micro_batches: int | None = None,
@@ -74,7 +74,9 @@ def planned(
     return made if bound else made._replace(plan=replace(made.plan, bound_seconds=None))
 
 
-def _key(name: str, step: Step, terms: Terms, policy: str, micro_batches: int | None) -> str:
+def _key(
+    name: str, step: Step, terms: PlanConstraints, policy: str, micro_batches: int | None
+) -> str:
     """A digest of all that a plan depends on, but for what host memory has free."""
     target = terms.target
     asked: object = None
@@ -94,7 +96,7 @@ def _key(name: str, step: Step, terms: Terms, policy: str, micro_batches: int | 
     )
 
 
-def _host_bytes(step: Step, terms: Terms) -> int | None:
+def _host_bytes(step: Step, terms: PlanConstraints) -> int | None:
     """What host memory had room for when a step was planned; None for all that it could want."""
     most = PLENTY * sum(tensor.nbytes for tensor in step.tensors.values() if not tensor.of)
     if terms.host is None or terms.host.available_bytes >= most:
@@ -105,7 +107,7 @@ def _host_bytes(step: Step, terms: Terms) -> int | None:
 # Reading -----------------------------------------------------------------------------------------
 
 
-def _found(path: Path, step: Step, terms: Terms, policy: str) -> PlannedStep | None:
+def _found(path: Path, step: Step, terms: PlanConstraints, policy: str) -> PlannedStep | None:
     """The plan of a file, placed; None where there is none, or it cannot be used here."""
     try:
         plan, host_bytes = _read(path)

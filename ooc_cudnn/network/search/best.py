@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import most_touched
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
-from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, micro_batched
-from ooc_cudnn.network.search.by_policy import MOST_IN_VAIN, Alone
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
+from ooc_cudnn.network.search.by_policy import MOST_IN_VAIN, StandalonePolicy
 from ooc_cudnn.network.search.by_remat import searched
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.refine_prefetch import in_time
 from ooc_cudnn.network.search.remat_candidates import ALL, INPUTS
 from ooc_cudnn.network.search.strategies import (
@@ -48,11 +48,11 @@ class Comparison:
     """
 
     def __init__(
-        self, name: str, step: Step, terms: Terms, policy: str, micro_batches: int | None
+        self, name: str, step: Step, terms: PlanConstraints, policy: str, micro_batches: int | None
     ) -> None:
         self._name, self._step, self._terms, self._asked = name, step, terms, micro_batches
         self._is_best = policy == "best"
-        self.fastest = Fastest(terms, step)
+        self.fastest = Incumbent(terms, step)
         # as `by_host_memory` does
         self.fastest.skips = self._is_best and micro_batches in (None, 1)
         self._ready = in_place(summed(step))
@@ -61,15 +61,15 @@ class Comparison:
         #: Micro-batches of what is streamed.
         self._parts = micro_batches or 1
 
-    def _of(self, policy: str, step: Step, ready: Step, terms: Terms) -> Alone:
-        return Alone(step, ready, terms, policy, self.fastest.computing)
+    def _of(self, policy: str, step: Step, ready: Step, terms: PlanConstraints) -> StandalonePolicy:
+        return StandalonePolicy(step, ready, terms, policy, self.fastest.computing)
 
     def by_policies(self) -> None:
         """Compare plans by each policy, and for `best` by the search, in more and more parts."""
         in_vain = 0
         for parts in micro_batches_of(self._step, self._asked, self._terms):
-            taken = micro_batched(self._ready, parts)
-            if not self.fastest.may_be(taken):
+            taken = split_into_microbatches(self._ready, parts)
+            if not self.fastest.can_beat_incumbent(taken):
                 break  # nor may more micro-batches, which compute longer still
             if self._is_best and most_touched(taken, self._terms) > self._terms.target.room_bytes:
                 continue  # no policy has what a phase touches there
@@ -97,7 +97,7 @@ class Comparison:
             in_time(self._name, self._terms, self.fastest)
         return is_faster
 
-    def by_further_ways(self) -> None:
+    def try_strategies(self) -> None:
         """Compare plans of `strategies`, each where the fastest so far is slow."""
         in_time(self._name, self._terms, self.fastest)
         asked = self._name, self._step, self._terms, self._asked, self.fastest
@@ -107,7 +107,7 @@ class Comparison:
             if self.fastest.best is None or waits(self.fastest.best.plan):
                 self.fastest.compare(way(*asked))
 
-    def by_vdnn(self, step: Step, terms: Terms) -> None:
+    def by_vdnn(self, step: Step, terms: PlanConstraints) -> None:
         """Compare plans by vDNN's policies, which take another step."""
         ready = in_place(summed(step))
         copying = [self._of(each, step, ready, terms) for each in VDNN]
@@ -125,7 +125,7 @@ class Comparison:
             for each in self._alone:
                 self._stream(each)
 
-    def _stream(self, each: Alone) -> None:
+    def _stream(self, each: StandalonePolicy) -> None:
         for made in each.streamed(self._name, self._parts, self.fastest):
             self.fastest.take(made)
 
@@ -136,7 +136,7 @@ class Comparison:
         in_time(self._name, self._terms, self.fastest)
 
 
-def micro_batches_of(step: Step, asked: int | None, terms: Terms) -> Iterator[int]:
+def micro_batches_of(step: Step, asked: int | None, terms: PlanConstraints) -> Iterator[int]:
     """Numbers of micro-batches to try, while the next one may be better."""
     if asked is not None:
         yield asked
@@ -147,7 +147,7 @@ def micro_batches_of(step: Step, asked: int | None, terms: Terms) -> Iterator[in
     images = images_of(step)
     try:
         for parts in (count for count in MICRO_BATCHES if count <= images):
-            micro_batched(step, parts)
+            split_into_microbatches(step, parts)
             yield parts
     except WholeBatchError:
         return

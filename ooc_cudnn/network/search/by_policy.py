@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, most_held, place_step
+from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step, most_held
 from ooc_cudnn.network.lowering.summarize import How, predicted
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
-from ooc_cudnn.network.passes.microbatch import micro_batched
+from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import remade
 from ooc_cudnn.network.policies.offload import leaving
 from ooc_cudnn.network.policies.policy import POLICIES, Policy
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
@@ -32,7 +32,7 @@ SHARES_HELD = (1.0, 0.75, 0.5)
 WORTH_LESS = 1.5
 
 
-class Deciding:
+class PolicyPlanner:
     """What a policy decides for a step, in so many micro-batches.
 
     Parameters
@@ -55,7 +55,7 @@ class Deciding:
     def __init__(
         self,
         step: Step,
-        terms: Terms,
+        terms: PlanConstraints,
         policy: str,
         parts: int,
         made: Policy | None = None,
@@ -65,13 +65,13 @@ class Deciding:
         self.terms = replace(terms, synchronous=self.made.synchronous)
         self.decisions = self.made.decisions(step, terms.target.machine)
         self._step = in_place(summed(step)) if ready is None else ready
-        self._known = dict[int, tuple[Step, Residency]]()
+        self._known = dict[int, tuple[Step, LiveRanges]]()
         #: By what is remade: decisions on what leaves change nothing of it.
         self._rewritten = dict[frozenset[str], Step]()
         self._first = self._first_that_fits()
         self.fits = True
 
-    def planned(self, name: str, fastest: Fastest, *, share: float = 0.0) -> PlannedStep | None:
+    def planned(self, name: str, fastest: Incumbent, *, share: float = 0.0) -> PlannedStep | None:
         """Plan the step; None where it does not fit as the policy has it.
 
         Returns None for decisions that were planned before or cannot beat the incumbent. With a
@@ -88,16 +88,16 @@ class Deciding:
             fits = most_held(rewritten, stays) <= share * room_bytes
             # what fits in a share of memory is placed as in all of it
             tried = self.parts, self.decisions[at], self.made.residing, 1.0 if fits else share
-            if tried in fastest.tried or not fastest.may_be(rewritten, stays):
+            if tried in fastest.tried or not fastest.can_beat_incumbent(rewritten, stays):
                 return None
-            placed = place_step(
+            placed = lower_step(
                 name,
                 rewritten,
                 stays,
                 self.terms,
                 may_stream=may_stream and at == last,
                 share=share,
-                is_worth=fastest.may_be,
+                is_worth=fastest.can_beat_incumbent,
             )
             if placed is not None:
                 fastest.tried.add(tried)
@@ -113,13 +113,13 @@ class Deciding:
         """A later decision, which takes less memory."""
         return min(at + max(1, len(self.decisions) // MOST_STEPS), len(self.decisions) - 1)
 
-    def _as_decided(self, at: int) -> tuple[Step, Residency]:
+    def _as_decided(self, at: int) -> tuple[Step, LiveRanges]:
         """The step, with what is remade; and where its tensors are."""
         if at not in self._known:
             decision = self.decisions[at]
             rewritten = self._rewritten.get(decision.remade)
             if rewritten is None:
-                rewritten = micro_batched(remade(self._step, decision.remade), self.parts)
+                rewritten = split_into_microbatches(remade(self._step, decision.remade), self.parts)
                 self._rewritten[decision.remade] = rewritten
             if decision.offloaded:
                 stays = leaving(rewritten, decision.offloaded)
@@ -151,17 +151,17 @@ class Deciding:
         return low
 
 
-class Alone:
+class StandalonePolicy:
     """What a policy plans where it is asked for alone, but for what cannot be the fastest.
 
     So whoever compares these plans with others finds none that is slower than the policy.
     """
 
     def __init__(
-        self, step: Step, ready: Step, terms: Terms, policy: str, least: LeastComputing
+        self, step: Step, ready: Step, terms: PlanConstraints, policy: str, least: LeastComputing
     ) -> None:
         self.policy, self._step, self._ready, self._terms = policy, step, ready, terms
-        self._own = Fastest(terms, step, least)
+        self._own = Incumbent(terms, step, least)
         self._in_vain, self._skipped = 0, False
 
     @property
@@ -174,11 +174,11 @@ class Alone:
         """Whether it streams what is too large, since it has no plan without that."""
         return self._own.best is None and not self._skipped
 
-    def planned(self, name: str, parts: int, fastest: Fastest) -> PlannedStep | None:
+    def planned(self, name: str, parts: int, fastest: Incumbent) -> PlannedStep | None:
         """Plan in so many micro-batches, where that may be faster than others."""
         if self.has_ended:
             return None
-        deciding = Deciding(self._step, self._terms, self.policy, parts, ready=self._ready)
+        deciding = PolicyPlanner(self._step, self._terms, self.policy, parts, ready=self._ready)
         made = deciding.planned(name, fastest)
         is_skipped = made is None and deciding.fits
         self._skipped = self._skipped or is_skipped
@@ -186,9 +186,9 @@ class Alone:
         self._in_vain = 0 if self._own.best is None or is_faster else self._in_vain + 1
         return made
 
-    def streamed(self, name: str, parts: int, fastest: Fastest) -> Iterator[PlannedStep]:
+    def streamed(self, name: str, parts: int, fastest: Incumbent) -> Iterator[PlannedStep]:
         """Plans in which what is too large is streamed, call by call."""
-        deciding = Deciding(self._step, self._terms, self.policy, parts, ready=self._ready)
+        deciding = PolicyPlanner(self._step, self._terms, self.policy, parts, ready=self._ready)
         for share in SHARES_HELD:
             try:
                 made = deciding.planned(name, fastest, share=share)

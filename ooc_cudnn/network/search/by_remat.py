@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.step import Again, Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.step import RematEvent, Step
+from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
 from ooc_cudnn.network.lowering.summarize import How, predicted
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.pass_pipeline import repeated_in_parts
 from ooc_cudnn.network.search.remat_candidates import coming_back, made_again
 
@@ -19,8 +19,8 @@ SEARCHED = "repeat"
 def searched(
     name: str,
     step: Step,
-    terms: Terms,
-    fastest: Fastest,
+    terms: PlanConstraints,
+    fastest: Incumbent,
     ways: Sequence[Sequence[str]],
     *,
     parts: int = 1,
@@ -38,7 +38,7 @@ def searched(
     parts, slabs : int
         Micro-batches, and the slabs that the step is in.
     """
-    least, before = float("inf"), frozenset[Again]()
+    least, before = float("inf"), frozenset[RematEvent]()
     for copied in ways:
         if slabs > 1 and copied is not ways[0] and not before:
             return  # with many slabs a search that finds nothing takes long
@@ -47,10 +47,10 @@ def searched(
                 break
             rewritten = repeated_in_parts(step, made.again, parts)
             stays = coming_back(step, rewritten, made, terms.target.room_bytes)
-            if not fastest.may_be(rewritten, stays):
+            if not fastest.can_beat_incumbent(rewritten, stays):
                 break
-            placed = place_step(
-                name, rewritten, stays, terms, may_stream=False, is_worth=fastest.may_be
+            placed = lower_step(
+                name, rewritten, stays, terms, may_stream=False, is_worth=fastest.can_beat_incumbent
             )
             if placed is not None:
                 how = How(parts, again=made.again, slabs=slabs)

@@ -12,18 +12,18 @@ from typing import Any
 
 from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.cost.compute_seconds import priced
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import GIVEN, results_of
-from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.search.remat_greedy import search
-from ooc_cudnn.network.search.remat_state import Makings
+from ooc_cudnn.network.search.remat_state import RematState
 
 #: What may live at once becomes smaller by this factor from try to try. The amounts are the same
 #: for every limit of host memory. So the least that an error names is found under that limit, too.
 SMALLER = 0.95
 
 
-def least_on_host(step: Step, terms: Terms) -> int:
+def least_on_host(step: Step, terms: PlanConstraints) -> int:
     """The least bytes of pinned memory that a step takes, wherever its tensors are.
 
     What is handed in or asked for has memory of its own there all the time; of all else what lives
@@ -51,7 +51,7 @@ def _living(step: Step, without: Set[str]) -> Any:
     return held_bytes(extents, len(step.phases))
 
 
-def amounts(step: Step, terms: Terms) -> list[float]:
+def amounts(step: Step, terms: PlanConstraints) -> list[float]:
     """Bytes that may live at once, from all that does to what one phase touches."""
     given = terms.given.keys()
     touched = ({step.base(name) for name in phase.binds.values()} for phase in step.phases)
@@ -62,7 +62,7 @@ def amounts(step: Step, terms: Terms) -> list[float]:
     return found
 
 
-def living_in(step: Step, terms: Terms, nbytes: float) -> tuple[Again, ...] | None:
+def living_in(step: Step, terms: PlanConstraints, nbytes: float) -> tuple[RematEvent, ...] | None:
     """What to make again so that no more than so many bytes live at once; None if none was found.
 
     Parameters
@@ -71,11 +71,11 @@ def living_in(step: Step, terms: Terms, nbytes: float) -> tuple[Again, ...] | No
         As it is planned, nothing made again.
     """
     machine, given = terms.target.machine, terms.given.keys()
-    makings = Makings(step, priced(machine), nbytes, machine, given, copied=())
+    makings = RematState(step, priced(machine), nbytes, machine, given, copied=())
     return makings.in_order() if search(makings) else None
 
 
-def with_least(step: Step, terms: Terms) -> tuple[Again, ...]:
+def with_least(step: Step, terms: PlanConstraints) -> tuple[RematEvent, ...]:
     """What to make again so that as little lives at once as can be found."""
     found = (living_in(step, terms, nbytes) for nbytes in reversed(amounts(step, terms)))
     return next((again for again in found if again is not None), ())

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import PlannedStep
@@ -25,7 +25,7 @@ WORTH_TIME = 0.003
 WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
 
 
-class Fastest:
+class Incumbent:
     """The fastest plan so far of those that fit.
 
     Attributes
@@ -52,7 +52,7 @@ class Fastest:
     """
 
     def __init__(
-        self, terms: Terms, step: Step | None = None, least: LeastComputing | None = None
+        self, terms: PlanConstraints, step: Step | None = None, least: LeastComputing | None = None
     ) -> None:
         self.room, self._terms = terms.host, terms
         self.skips = self.is_short = False
@@ -86,7 +86,7 @@ class Fastest:
         """True if there is no incumbent or it takes `times` the unlimited compute time."""
         return self.best is None or self.best.plan.seconds > times * self._in_one_piece
 
-    def may_be(self, step: Step, stays: Residency | None = None) -> bool:
+    def can_beat_incumbent(self, step: Step, stays: LiveRanges | None = None) -> bool:
         """Whether a step may be the fastest, where its tensors are there for these stays.
 
         No replay takes less than computing in one piece, nor less than that with these copies
@@ -103,7 +103,7 @@ class Fastest:
             for order in self._orders
         )
 
-    def _may_be_in(self, order: str, step: Step, stays: Residency) -> bool:
+    def _may_be_in(self, order: str, step: Step, stays: LiveRanges) -> bool:
         assert self.best is not None
         machine, most = self._terms.target.machine, self.best.plan.seconds
         seconds = self.computing.of_phases(step, order)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from ooc_cudnn.network.ir.step import Again, Step
-from ooc_cudnn.network.passes.compress_activations import compacted
-from ooc_cudnn.network.passes.fuse_activation_gradients import through_normalizations
+from ooc_cudnn.network.ir.step import RematEvent, Step
+from ooc_cudnn.network.passes.compress_activations import compress_activations
+from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
-from ooc_cudnn.network.passes.microbatch import micro_batched
+from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import remade
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
@@ -18,15 +18,15 @@ from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.planning import taken_whole
 
 
-def as_taken(step: Step, policy: str) -> Step:
+def canonicalize(step: Step, policy: str) -> Step:
     """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
-    step = through_normalizations(step)
+    step = fuse_activation_gradients(step)
     if policy in WHOLE:
         return taken_whole(step)
-    return fused(step if policy.startswith("vdnn") else compacted(step))
+    return fused(step if policy.startswith("vdnn") else compress_activations(step))
 
 
-def as_planned(
+def apply_passes(
     step: Step, again: frozenset[str], parts: int, bands: int, anew: Set[str] | None = None
 ) -> Step:
     """A step with what is remade, in bands of rows, in micro-batches.
@@ -35,9 +35,9 @@ def as_planned(
     """
     step = banded(step, whole_maps(step), bands) if bands > 1 else in_place(summed(step))
     step = remade(step, again, anew or ())
-    return micro_batched(step if anew is None else fused(step), parts)
+    return split_into_microbatches(step if anew is None else fused(step), parts)
 
 
-def repeated_in_parts(step: Step, again: tuple[Again, ...], parts: int) -> Step:
+def repeated_in_parts(step: Step, again: tuple[RematEvent, ...], parts: int) -> Step:
     """A step that is rewritten but for what is made again as often as wanted."""
-    return micro_batched(repeated(step, again), parts)
+    return split_into_microbatches(repeated(step, again), parts)

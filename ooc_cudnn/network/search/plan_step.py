@@ -8,24 +8,24 @@ from itertools import zip_longest
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.bound.lower_bound import bound_of
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.external_memory import with_room_outside
-from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
 from ooc_cudnn.network.lowering.summarize import predicted
-from ooc_cudnn.network.passes.batch_slices import in_slabs
+from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.search.best import BEST_OF, VDNN, Comparison, micro_batches_of
-from ooc_cudnn.network.search.by_policy import Deciding
+from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.gc_pause import no_garbage_collection
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.planning import plan_mo_sos
-from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken, repeated_in_parts
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize, repeated_in_parts
 from ooc_cudnn.network.search.strategies import MOST_BANDS
 from ooc_cudnn.operations.window_arguments import is_int
 from ooc_cudnn.tensor import ORDERS
@@ -35,7 +35,12 @@ NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
 
 @no_garbage_collection()
 def plan_step(
-    name: str, step: Step, terms: Terms, *, policy: str = "best", micro_batches: int | None = None
+    name: str,
+    step: Step,
+    terms: PlanConstraints,
+    *,
+    policy: str = "best",
+    micro_batches: int | None = None,
 ) -> PlannedStep:
     """Plan a step.
 
@@ -71,7 +76,7 @@ def plan_step(
     found = Comparison(name, step, terms, policy, micro_batches)
     found.by_policies()
     if policy == "best":
-        found.by_further_ways()
+        found.try_strategies()
         found.by_vdnn(*_taken(given, asked, "vdnn_all"))  # the same for each of vDNN's
     found.by_streaming()
     fastest = found.fastest
@@ -86,10 +91,10 @@ def plan_step(
 
 
 def bounded(
-    plan: NetworkPlan, step: Step, terms: Terms, micro_batches: int | None = None
+    plan: NetworkPlan, step: Step, terms: PlanConstraints, micro_batches: int | None = None
 ) -> NetworkPlan:
     """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
-    taken = as_planned(as_taken(step, "best"), frozenset(), 1, 1)
+    taken = apply_passes(canonicalize(step, "best"), frozenset(), 1, 1)
     found = bound_of(taken, terms, micro_batches_of(taken, micro_batches, terms))
     return replace(plan, bound_seconds=None if found is None else found.seconds)
 
@@ -104,7 +109,7 @@ def check_asked(policy: str, micro_batches: int | None) -> None:
         raise ValueError(f"policy {policy!r} takes the batch whole, not in {micro_batches} parts")
 
 
-def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
+def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> PlannedStep:
     """Make the program of a plan that was made before.
 
     Raises
@@ -121,19 +126,19 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
         raise ValueError(f"bands must be at most {MOST_BANDS}, not {plan.bands}")
     again = frozenset(plan.remade)
     step, terms = with_room_outside(step, terms, plan.on_host)
-    step = as_taken(step, plan.taken if plan.taken in VDNN else plan.policy)
+    step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
         step = apart(step)
     anew = frozenset(plan.anew) if plan.apart else None
     if plan.policy in WHOLE:
         step = repeated(step, plan.again)
     elif plan.again:
-        step = in_slabs(as_planned(step, frozenset(), 1, 1), plan.slabs)
+        step = slice_batch(apply_passes(step, frozenset(), 1, 1), plan.slabs)
         step = repeated_in_parts(step, plan.again, plan.micro_batches)
         step = fused(step) if plan.apart else step
     else:
-        step = as_planned(step, again, plan.micro_batches, plan.bands, anew)
-        step = in_slabs(step, plan.slabs)
+        step = apply_passes(step, again, plan.micro_batches, plan.bands, anew)
+        step = slice_batch(step, plan.slabs)
     planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
     if planned != phases:  # stays count phases
         pairs = zip_longest(planned, phases)
@@ -146,17 +151,17 @@ def plan_again(step: Step, plan: NetworkPlan, terms: Terms) -> PlannedStep:
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
     terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
-    placed = place_step(plan.name, step, dict(plan.stays), terms, reserved=dict(plan.reserved))
+    placed = lower_step(plan.name, step, dict(plan.stays), terms, reserved=dict(plan.reserved))
     assert placed is not None
-    made = Fastest(terms)
+    made = Incumbent(terms)
     figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
     made.take(PlannedStep(replace(figures, taken=plan.taken, gap=plan.gap), step, placed))
     return made.found()
 
 
-def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
+def _taken(step: Step, terms: PlanConstraints, policy: str) -> tuple[Step, PlanConstraints]:
     """The step that a policy takes, and terms with the memory order that it computes fastest in."""
-    step, target = as_taken(step, policy), terms.target
+    step, target = canonicalize(step, policy), terms.target
     if len(target.layouts) > 1:
         by_order = order_seconds(step, target.machine, target.layouts)
         terms = replace(terms, order=by_order.fastest, by_order=by_order)
@@ -164,24 +169,24 @@ def _taken(step: Step, terms: Terms, policy: str) -> tuple[Step, Terms]:
 
 
 def _planned(
-    name: str, step: Step, terms: Terms, policy: str, parts: int, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, policy: str, parts: int, fastest: Incumbent
 ) -> PlannedStep | None:
     """Plan a step by one policy; None where it does not fit as the policy has it, or is no use."""
-    return Deciding(step, terms, policy, parts).planned(name, fastest)
+    return PolicyPlanner(step, terms, policy, parts).planned(name, fastest)
 
 
-def _vdnn_dyn(name: str, step: Step, terms: Terms, parts: int) -> PlannedStep:
+def _vdnn_dyn(name: str, step: Step, terms: PlanConstraints, parts: int) -> PlannedStep:
     """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
 
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
     is streamed, where vDNN gives up.
     """
-    fastest = Fastest(terms)
+    fastest = Incumbent(terms)
     for policy in ("keep", "vdnn_conv", "vdnn_all"):
         if fastest.take(_planned(name, step, terms, policy, parts, fastest)):
             break
     else:
-        streamed = Deciding(step, terms, "vdnn_all", parts)
+        streamed = PolicyPlanner(step, terms, "vdnn_all", parts)
         fastest.take(streamed.planned(name, fastest, share=1.0))
     made = fastest.found()
     return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))

@@ -8,12 +8,12 @@ from itertools import zip_longest
 import numpy as np
 
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
 from ooc_cudnn.network.lowering.prefetch import with_time_to_copy
 from ooc_cudnn.network.lowering.stream_first_use import streamed_first
 from ooc_cudnn.network.lowering.summarize import predicted
-from ooc_cudnn.network.search.incumbent import NEAR, Fastest
+from ooc_cudnn.network.search.incumbent import NEAR, Incumbent
 from ooc_cudnn.pipeline.program import Task
 
 #: Of the memory that is free, the shares that time to copy may take, one after the other: with all
@@ -22,7 +22,7 @@ from ooc_cudnn.pipeline.program import Task
 FOR_COPIES = (1.0, 0.9, 0.8, 0.6, 0.0)
 
 
-def in_time(name: str, terms: Terms, fastest: Fastest) -> None:
+def in_time(name: str, terms: PlanConstraints, fastest: Incumbent) -> None:
     """Take plans near the fastest with time to copy, the fastest first."""
     near, fastest.near = sorted(fastest.near, key=lambda each: each.plan.seconds), []
     untimed = fastest.untimed
@@ -35,7 +35,7 @@ def in_time(name: str, terms: Terms, fastest: Fastest) -> None:
 
 
 def _with_time(
-    name: str, made: PlannedStep, terms: Terms, fastest: Fastest
+    name: str, made: PlannedStep, terms: PlanConstraints, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """The same plan with time to copy, where it may be the fastest then.
 
@@ -58,7 +58,9 @@ def _with_time(
             least = least_seconds(step, each, machine, seconds, there, pieces).seconds
             if not fastest.is_worth_time(least):
                 break
-            again = place_step(name, step, each, terms, may_stream=False, is_worth=fastest.may_be)
+            again = lower_step(
+                name, step, each, terms, may_stream=False, is_worth=fastest.can_beat_incumbent
+            )
             if again is not None:
                 figures = predicted(name, plan.policy, step, again, plan, terms)
                 yield PlannedStep(figures, step, again)

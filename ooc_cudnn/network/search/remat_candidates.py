@@ -9,14 +9,14 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ooc_cudnn.network.cost.compute_seconds import priced
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.live_ranges import GIVEN, Residency, Stay, kept
-from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRange, LiveRanges, kept
+from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.lowering.lower import working_bytes
 from ooc_cudnn.network.passes.microbatch import parts_of, whole_name
 from ooc_cudnn.network.passes.rematerialize_events import makers_of
 from ooc_cudnn.network.search.remat_greedy import fits, search
-from ooc_cudnn.network.search.remat_state import Makings
+from ooc_cudnn.network.search.remat_state import RematState
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
@@ -38,12 +38,12 @@ INPUTS: tuple[str, ...] = ("input",)
 ALL: tuple[str, ...] = (*GIVEN, "map")
 
 
-class MadeAgain(NamedTuple):
+class RematSolution(NamedTuple):
     """What a search found for a step.
 
     Attributes
     ----------
-    again : tuple of Again
+    again : tuple of RematEvent
         As `repeated` wants them.
     back : tuple of Back
         What comes from the host.
@@ -51,24 +51,25 @@ class MadeAgain(NamedTuple):
         Of maps that do, the phase by which they have left.
     seconds : float
         That they take.
-    events : frozenset of Again
+    events : frozenset of RematEvent
         What was searched for: begin with it.
     """
 
-    again: tuple[Again, ...]
+    again: tuple[RematEvent, ...]
     back: tuple[Back, ...]
     left: Mapping[str, int]
     seconds: float
-    events: frozenset[Again] = frozenset()
+    events: frozenset[RematEvent] = frozenset()
 
     @classmethod
-    def of(cls, makings: Makings, phases: Sequence[int] = ()) -> Self:
+    def of(cls, makings: RematState, phases: Sequence[int] = ()) -> Self:
         """Build a solution from the search state; `phases` numbers those of a micro-batch."""
         events = makings.in_order()
         again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
         if phases:
             again = tuple(
-                Again(phases[each.before], whole_name(each.name), each.is_made) for each in again
+                RematEvent(phases[each.before], whole_name(each.name), each.is_made)
+                for each in again
             )
         back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
         found = frozenset(makings.events)
@@ -85,12 +86,12 @@ class Back(NamedTuple):
 
 def made_again(
     step: Step,
-    terms: Terms,
+    terms: PlanConstraints,
     micro_batches: int,
     *,
     copied: Collection[str] = INPUTS,
-    before: frozenset[Again] = frozenset(),
-) -> Iterator[MadeAgain]:
+    before: frozenset[RematEvent] = frozenset(),
+) -> Iterator[RematSolution]:
     """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
 
     Parameters
@@ -99,7 +100,7 @@ def made_again(
         As it is planned, nothing made again.
     copied : collection of str
         Kinds of tensors that may leave and come back; of micro-batches only inputs.
-    before : frozenset of Again
+    before : frozenset of RematEvent
         The events to begin with, those of a plan in which less may be copied. Nothing is yielded
         where more copies can hardly save anything of what these take.
     """
@@ -116,8 +117,10 @@ def made_again(
         return
     seconds_of = priced(machine)
 
-    def begun(share: float, working: Sequence[float] = ()) -> Makings:
-        makings = Makings(part, seconds_of, share * room, machine, always, working, copied=copied)
+    def begun(share: float, working: Sequence[float] = ()) -> RematState:
+        makings = RematState(
+            part, seconds_of, share * room, machine, always, working, copied=copied
+        )
         makings.change(add=before)
         return makings
 
@@ -137,12 +140,12 @@ def made_again(
         makings = begun(share, left * working)
         if search(makings):
             before, found = frozenset(makings.events), (share, left)
-            yield MadeAgain.of(makings, phases)
+            yield RematSolution.of(makings, phases)
         else:
             failed = share, left
 
 
-def coming_back(step: Step, rewritten: Step, made: MadeAgain, room_bytes: int) -> Residency:
+def coming_back(step: Step, rewritten: Step, made: RematSolution, room_bytes: int) -> LiveRanges:
     """Where tensors are in the step as it is rewritten: all is kept, but for what comes back."""
     little = min(LITTLE, LITTLE_OF_ROOM * room_bytes)
     put_in = [0] * len(step.phases)
@@ -157,12 +160,12 @@ def coming_back(step: Step, rewritten: Step, made: MadeAgain, room_bytes: int) -
             stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)
     for name in dict.fromkeys(each.name for each in made.back):
         (stay,), used = stays[name], uses[name]
-        found, end = list[Stay](), len(rewritten.phases)
+        found, end = list[LiveRange](), len(rewritten.phases)
         for back in sorted((each for each in made.back if each.name == name), reverse=True):
             begins = back.begins + (put_in[back.begins - 1] if back.begins else 0)
             reads = [at for at in used.phases if begins <= at < end]
             if reads:
-                found.append(Stay(begins, reads[-1], fetched=True))
+                found.append(LiveRange(begins, reads[-1], fetched=True))
             end = begins
         last = max(at for at in used.phases if at < end)
         leaves = None
@@ -170,5 +173,5 @@ def coming_back(step: Step, rewritten: Step, made: MadeAgain, room_bytes: int) -
             left = made.left[name]
             leaves = used.written[-1]
             last = min(max(last, left + put_in[left]), end - 1)
-        stays[name] = (Stay(stay.first, last, stay.fetched, leaves), *reversed(found))
+        stays[name] = (LiveRange(stay.first, last, stay.fetched, leaves), *reversed(found))
     return stays

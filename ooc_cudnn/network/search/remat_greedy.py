@@ -1,6 +1,6 @@
 """The search for what to make again: events that take few seconds, and fit.
 
-An *event* (`Again`) is that a map is made again before a phase, or back from the host.
+An *event* (`RematEvent`) is that a map is made again before a phase, or back from the host.
 
 - Where most is held, the event that frees most a second is added, until all fits (`fit`). Then
   events are taken out without which all still fits (`trim`).
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.passes.microbatch import whole_name
-from ooc_cudnn.network.search.remat_state import Makings
+from ooc_cudnn.network.search.remat_state import RematState
 
 #: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
 #: each of the two measures, and when an event is to be replaced.
@@ -39,10 +39,10 @@ MOST_INSTEAD, MOST_ROUNDS = 12, 4
 MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 
 
-def search(makings: Makings) -> bool:
+def search(makings: RematState) -> bool:
     """Add events that take few seconds to those that are there, until all fits; whether it does."""
     search, before = _Search(makings), frozenset(makings.events)
-    found = list[tuple[float, int, frozenset[Again]]]()
+    found = list[tuple[float, int, frozenset[RematEvent]]]()
     for measure, tried in enumerate(FIRST):
         search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
@@ -60,7 +60,7 @@ def search(makings: Makings) -> bool:
     return True
 
 
-def fits(makings: Makings) -> bool:
+def fits(makings: RematState) -> bool:
     """Whether a search finds events with which all fits, whatever they take."""
     search, before = _Search(makings), frozenset(makings.events)
     for measure, tried in enumerate(FIRST):
@@ -75,12 +75,12 @@ class _Candidate(NamedTuple):
     """Events, what they take, the bytes that they free, and these times slots with too many."""
 
     name: str
-    events: tuple[Again, ...]
+    events: tuple[RematEvent, ...]
     seconds: float
     nbytes: float
     meanwhile: float
 
-    def by(self, measure: int) -> tuple[float, str, tuple[Again, ...]]:
+    def by(self, measure: int) -> tuple[float, str, tuple[RematEvent, ...]]:
         """What it takes a byte, or a byte that is too much meanwhile; equals by their names."""
         return self.seconds / (self.meanwhile if measure else self.nbytes), self.name, self.events
 
@@ -94,7 +94,7 @@ def _together(slabs: Sequence[_Candidate]) -> _Candidate:
 
 
 class _Search:
-    def __init__(self, makings: Makings) -> None:
+    def __init__(self, makings: RematState) -> None:
         self.of, self.measure, self.states, self.together = makings, 0, 0, False
 
     def begin(self, measure: int, most: int, *, together: bool = False) -> None:
@@ -109,7 +109,7 @@ class _Search:
         self,
         tried: int,
         *,
-        forbidden: Collection[Again] = (),
+        forbidden: Collection[RematEvent] = (),
         most_events: int | None = None,
         seconds: float = np.inf,
     ) -> bool:
@@ -135,8 +135,8 @@ class _Search:
         return self.of.held()
 
     def _best(
-        self, slots: Any, held: Any, over: Any, tried: int, forbidden: Collection[Again]
-    ) -> tuple[Again, ...] | None:
+        self, slots: Any, held: Any, over: Any, tried: int, forbidden: Collection[RematEvent]
+    ) -> tuple[RematEvent, ...] | None:
         """The events that free most a second of what is too much, beginning where most is held."""
         total, before = over.sum(), self.of.seconds
         at, least, best = int(over.argmax()), np.inf, None
@@ -160,7 +160,7 @@ class _Search:
         return best
 
     def _candidates(
-        self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[Again]
+        self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[RematEvent]
     ) -> list[_Candidate]:
         """Tensors live across `slot` but unused in it, each with the event that re-creates it."""
         found, slot = defaultdict[Any, list[_Candidate]](list), int(slots[at])
@@ -187,10 +187,10 @@ class _Search:
         return [*map(_together, found.values())]
 
     def _with_parents(
-        self, wanted: Sequence[Again], among: Sequence[int], held: Any
-    ) -> tuple[Again, ...]:
+        self, wanted: Sequence[RematEvent], among: Sequence[int], held: Any
+    ) -> tuple[RematEvent, ...]:
         """Events, and those of parents that are not held so far and would not fit."""
-        found, looked_at = dict[Again, None](), [*reversed(wanted)]
+        found, looked_at = dict[RematEvent, None](), [*reversed(wanted)]
         while looked_at:
             event = looked_at.pop()
             if event in found or event in self.of.events:
@@ -209,9 +209,9 @@ class _Search:
                     looked_at += self.of.ways(event.before, parent)[:1]
         return tuple(found)
 
-    def _prune(self) -> list[Again]:
+    def _prune(self) -> list[RematEvent]:
         """Take out events of which nobody reads anything."""
-        gone = list[Again]()
+        gone = list[RematEvent]()
         while unread := self.of.unread():
             self.of.change(remove=unread)
             gone += unread
@@ -245,5 +245,5 @@ class _Search:
             if least == before:
                 break
 
-    def _longest_first(self, events: Collection[Again]) -> list[Again]:
+    def _longest_first(self, events: Collection[RematEvent]) -> list[RematEvent]:
         return sorted(events, key=lambda each: (-self.of.seconds_of(each), each))

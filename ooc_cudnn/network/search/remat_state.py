@@ -19,7 +19,7 @@ import numpy as np
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.cost.copy_timeline import Copy, begun_by, copy_of, left_by
 from ooc_cudnn.network.ir.live_ranges import GIVEN, results_of
-from ooc_cudnn.network.ir.step import Again, Phase, Step
+from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
 from ooc_cudnn.network.passes.rematerialize import compared, is_repeatable
 from ooc_cudnn.network.passes.rematerialize_events import makers_of
 from perfmodel import MachineModel
@@ -62,7 +62,7 @@ class Version(NamedTuple):
     last: int
 
 
-class Makings:
+class RematState:
     """A step and the events in it.
 
     Parameters
@@ -84,7 +84,7 @@ class Makings:
     ----------
     items : dict
         By name; in the order in which they can be made.
-    events : set of Again
+    events : set of RematEvent
     versions : dict
         Of each tensor that events may change the versions of, in order.
     """
@@ -123,21 +123,21 @@ class Makings:
         for base, item in self.items.items():
             for parent in item.parents:
                 self.children[parent].append(base)
-        self.events = set[Again]()
-        self._of = defaultdict[str, set[Again]](set)
+        self.events = set[RematEvent]()
+        self._of = defaultdict[str, set[RematEvent]](set)
         #: The slots from which on events take memory; and of what is made again beside that, the
         #: bytes written beside it, and those that its makers work in.
-        self._starts = dict[Again, int]()
-        self._made = dict[Again, tuple[int, int, float]]()
+        self._starts = dict[RematEvent, int]()
+        self._made = dict[RematEvent, tuple[int, int, float]]()
         #: When copies begin, and by when what is copied back has left.
-        self._begun: dict[Again, int] = {}
+        self._begun: dict[RematEvent, int] = {}
         self._left: dict[str, int] = {}
         large = {base for base, nbytes in self.nbytes.items() if nbytes >= SMALL * room_bytes}
         large &= self.items.keys() | self.children.keys()
         changing = [base for base in self.uses if base in large]
         self.accesses: dict[str, list[tuple[int, bool]]] = {}
         self.versions: dict[str, list[Version]] = {}
-        self._unread: dict[str, list[Again]] = {}
+        self._unread: dict[str, list[RematEvent]] = {}
         self._lives = _Lives([(base, self.nbytes[base]) for base in changing])
         self._follow(changing)
         #: Of what events change nothing of: the bytes that come in a phase, and go after it.
@@ -194,11 +194,11 @@ class Makings:
         """The phase of a slot, or before which something is made in it."""
         return slot // self._width
 
-    def start_of(self, event: Again) -> int:
+    def start_of(self, event: RematEvent) -> int:
         """The slot from which on an event takes memory."""
         return self.slot(event.before if event.is_made else self._begun[event], event.name)
 
-    def may_begin(self, event: Again) -> int:
+    def may_begin(self, event: RematEvent) -> int:
         """The slot in which that would be, if nothing else were copied."""
         copy = self.items[event.name].copy
         if event.is_made or copy is None:
@@ -208,13 +208,13 @@ class Makings:
 
     # Events -------------------------------------------------------------------------------------
 
-    def ways(self, phase: int, name: str) -> list[Again]:
+    def ways(self, phase: int, name: str) -> list[RematEvent]:
         """The events that have a tensor again before a phase."""
         item = self.items[name]
-        found = [Again(phase, name)] if item.made_by else []
-        return found + [Again(phase, name, is_made=False)] * (item.copy is not None)
+        found = [RematEvent(phase, name)] if item.made_by else []
+        return found + [RematEvent(phase, name, is_made=False)] * (item.copy is not None)
 
-    def change(self, add: Iterable[Again] = (), remove: Iterable[Again] = ()) -> None:
+    def change(self, add: Iterable[RematEvent] = (), remove: Iterable[RematEvent] = ()) -> None:
         """Add events, and take some out."""
         touched, copied = dict[str, None](), False
         for events, is_new in ((add, True), (remove, False)):
@@ -233,7 +233,7 @@ class Makings:
             touched |= dict.fromkeys(event.name for event in self._begun)
         self._follow(name for name in touched if name in self.versions)
 
-    def _place(self, event: Again, *, is_new: bool) -> None:
+    def _place(self, event: RematEvent, *, is_new: bool) -> None:
         """Note where an event of a making takes memory, or forget any event."""
         if not is_new:
             self._starts.pop(event, None)
@@ -244,7 +244,7 @@ class Makings:
 
     def _copies(self) -> None:
         """Work out when copies begin and end."""
-        back, out = dict[Again, tuple[int, float]](), dict[str, tuple[int, float]]()
+        back, out = dict[RematEvent, tuple[int, float]](), dict[str, tuple[int, float]]()
         for event in sorted(self.events):
             copy = self.items[event.name].copy
             if event.is_made or copy is None:
@@ -284,7 +284,7 @@ class Makings:
             ]
             self._lives.note(name, self.versions[name])
 
-    def unread(self) -> list[Again]:
+    def unread(self) -> list[RematEvent]:
         """Events whose tensor nobody reads."""
         return [*chain.from_iterable(self._unread.values())]
 
@@ -303,7 +303,7 @@ class Makings:
         """That making again takes, and that computing loses to copies."""
         return fsum(map(self.seconds_of, self.events))  # in any order: events are a set
 
-    def seconds_of(self, event: Again) -> float:
+    def seconds_of(self, event: RematEvent) -> float:
         """What an event takes."""
         item = self.items[event.name]
         if event.is_made or item.copy is None:
@@ -342,11 +342,11 @@ class Makings:
         held += np.bincount(at, beside, len(slots))
         return slots, held + np.bincount(at, working, len(slots))
 
-    def in_order(self) -> tuple[Again, ...]:
+    def in_order(self) -> tuple[RematEvent, ...]:
         """The events, in the order in which they happen."""
         return tuple(sorted(self.events, key=lambda each: (each.before, self.start_of(each))))
 
-    def begins(self, event: Again) -> int:
+    def begins(self, event: RematEvent) -> int:
         """The phase before which a copy from the host begins."""
         return self._begun[event]
 

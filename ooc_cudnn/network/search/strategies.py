@@ -8,34 +8,34 @@ from functools import partial
 import numpy as np
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.ir.constraints import Terms
-from ooc_cudnn.network.ir.live_ranges import Residency
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import NetworkPlan
-from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.lowering.lower import (
     Placed,
     PlannedStep,
     Worth,
     always,
+    lower_step,
     most_held,
     most_touched,
-    place_step,
 )
 from ooc_cudnn.network.lowering.summarize import How, predicted
-from ooc_cudnn.network.passes.batch_slices import in_slabs
+from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fused
-from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, micro_batched
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
 from ooc_cudnn.network.passes.microbatch_sums import summed_last
 from ooc_cudnn.network.passes.rematerialize import can_be_remade, forward_only, seconds_to_remake
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.passes.row_tiling import is_of_band
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.policies.policy import POLICIES, Decision, Policy, keep, mixed
-from ooc_cudnn.network.search.by_policy import Deciding
+from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.by_remat import SEARCHED, searched
 from ooc_cudnn.network.search.host_budget import amounts, living_in, with_least
-from ooc_cudnn.network.search.incumbent import Fastest
-from ooc_cudnn.network.search.pass_pipeline import as_planned
+from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.pass_pipeline import apply_passes
 from ooc_cudnn.network.search.remat_candidates import ALL, INPUTS
 
 #: Bands of rows are as few as leave the rest of memory to whole maps and to what tasks need.
@@ -71,7 +71,7 @@ def waits(plan: NetworkPlan, times: float = WAITING) -> bool:
     return plan.seconds > times * plan.compute_seconds
 
 
-def has_room_for_shared(step: Step, terms: Terms) -> bool:
+def has_room_for_shared(step: Step, terms: PlanConstraints) -> bool:
     """Whether there is room for what all micro-batches share, so that none copies it again.
 
     That is weights, and their gradients, which add up.
@@ -90,18 +90,18 @@ def has_room_for_shared(step: Step, terms: Terms) -> bool:
 
 
 def by_shares(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """Plans that remake a share of what can be remade, and of the rest let leave what must."""
     for share in SHARES_REMADE:
         some = Policy(keep, partial(mixed, share=share))
-        made = Deciding(step, terms, "mixed", asked or 1, some).planned(name, fastest)
+        made = PolicyPlanner(step, terms, "mixed", asked or 1, some).planned(name, fastest)
         if made is not None:
             yield made
 
 
 def by_rows(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """Plans that go down the rows, in as few bands as leave memory to what is whole, or more.
 
@@ -113,9 +113,11 @@ def by_rows(
         bands, least = 1, np.inf
         while (bands := 2 * bands) <= MOST_BANDS:
             try:
-                if bands == 2 and not fastest.may_be(micro_batched(step, parts)):
+                if bands == 2 and not fastest.can_beat_incumbent(
+                    split_into_microbatches(step, parts)
+                ):
                     break
-                rewritten = as_planned(step, frozenset(), parts, bands)
+                rewritten = apply_passes(step, frozenset(), parts, bands)
             except WholeBatchError:
                 break
             stays = {  # the rows of an input come with each band
@@ -129,7 +131,9 @@ def by_rows(
             if most_held(rewritten, of_bands) > SHARE_OF_BANDS * terms.target.room_bytes:
                 continue
             try:
-                placed = place_step(name, rewritten, stays, terms, is_worth=fastest.may_be)
+                placed = lower_step(
+                    name, rewritten, stays, terms, is_worth=fastest.can_beat_incumbent
+                )
             except PlanInfeasibleError:
                 break  # a part of a call may take more than all of it: it adds to what is there
             if placed is None:
@@ -142,7 +146,7 @@ def by_rows(
 
 
 def by_halves_of_parts(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """Plans of a step that pauses, in micro-batches: of each, forward again with its backward."""
     if not step.pauses or asked is not None or not has_room_for_shared(step, terms):
@@ -151,7 +155,7 @@ def by_halves_of_parts(
     images, least = images_of(step), float("inf")
     try:
         for parts in (count for count in MICRO_BATCHES if count <= images):
-            made = Deciding(step, terms, "remake", parts, again).planned(name, fastest)
+            made = PolicyPlanner(step, terms, "remake", parts, again).planned(name, fastest)
             if made is not None:
                 yield made
             seconds = float("inf") if made is None else made.plan.seconds
@@ -163,7 +167,7 @@ def by_halves_of_parts(
 
 
 def by_spilling(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """Plans in which tensors are on the host for a while, wherever memory is short.
 
@@ -173,12 +177,14 @@ def by_spilling(
     step, parts = apart(step), asked or 1
     for share in SHARES_SPILLED:
         again, anew = _made_anew(step, terms, share)
-        rewritten = as_planned(step, again, parts, 1, anew)
+        rewritten = apply_passes(step, again, parts, 1, anew)
         stays = POLICIES["keep"].residing(rewritten)
-        if not fastest.may_be(rewritten, stays):
+        if not fastest.can_beat_incumbent(rewritten, stays):
             continue  # before it is known what spills, which takes long
         try:
-            placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=fastest.may_be)
+            placed = lower_step(
+                name, rewritten, stays, terms, spill=True, is_worth=fastest.can_beat_incumbent
+            )
         except PlanInfeasibleError:
             break  # an addition to what another part made takes more than all at once
         if placed is None:
@@ -189,7 +195,7 @@ def by_spilling(
 
 
 def by_search_in_slabs(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """Plans of a step in slabs in which maps are made again, where single phases fill memory.
 
@@ -198,13 +204,13 @@ def by_search_in_slabs(
     """
     if asked not in (None, 1):
         return
-    step = as_planned(step, frozenset(), 1, 1)
+    step = apply_passes(step, frozenset(), 1, 1)
     least = -(-most_touched(step, terms) // max(int(SMALL_PHASE * terms.target.room_bytes), 1))
     if not 1 < least <= min(MOST_SLABS, images_of(step)):
         return
     for slabs in (least, least + 1):
         try:
-            cut = in_slabs(step, slabs)
+            cut = slice_batch(step, slabs)
         except WholeBatchError:
             return
         found = False
@@ -216,7 +222,7 @@ def by_search_in_slabs(
 
 
 def by_slabs(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """A plan of a step in slabs that spills, where memory holds few of the largest maps.
 
@@ -232,7 +238,7 @@ def by_slabs(
         return  # finding stays of slabs takes long
     step = apart(step)
     try:
-        cut = in_slabs(as_planned(step, frozenset(), 1, 1), slabs)
+        cut = slice_batch(apply_passes(step, frozenset(), 1, 1), slabs)
     except WholeBatchError:
         return
     wanted = (living_in(cut, terms, share * room) for share in LIVING)
@@ -241,12 +247,12 @@ def by_slabs(
         return
     rewritten, tries = fused(repeated(cut, again)), iter(range(MOST_TRIES))
 
-    def is_worth(step: Step, stays: Residency) -> bool:
-        return next(tries, None) is not None and fastest.may_be(step, stays)
+    def is_worth(step: Step, stays: LiveRanges) -> bool:
+        return next(tries, None) is not None and fastest.can_beat_incumbent(step, stays)
 
     stays = POLICIES["keep"].residing(rewritten)
     try:
-        placed = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
+        placed = lower_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
     except PlanInfeasibleError:
         return  # a part of a call may take more than all of it: it adds to what is there
     if placed is not None:
@@ -256,7 +262,7 @@ def by_slabs(
 
 
 def by_host_memory(
-    name: str, step: Step, terms: Terms, asked: int | None, fastest: Fastest
+    name: str, step: Step, terms: PlanConstraints, asked: int | None, fastest: Incumbent
 ) -> Iterator[PlannedStep]:
     """The plan by spilling that makes so much again that host memory has room for what is left.
 
@@ -265,23 +271,23 @@ def by_host_memory(
     """
     if asked not in (None, 1) or not fastest.is_short:
         return
-    step = as_planned(apart(step), frozenset(), 1, 1)
+    step = apply_passes(apart(step), frozenset(), 1, 1)
     assert terms.host is not None
     available = terms.host.available_bytes
     room = float(terms.target.room_bytes + available)
 
-    def placed(again: tuple[Again, ...], is_worth: Worth) -> tuple[Step, Placed] | None:
+    def placed(again: tuple[RematEvent, ...], is_worth: Worth) -> tuple[Step, Placed] | None:
         rewritten = fused(repeated(step, again))
         stays = POLICIES["keep"].residing(rewritten)
-        made = place_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
+        made = lower_step(name, rewritten, stays, terms, spill=True, is_worth=is_worth)
         return None if made is None else (rewritten, made)
 
-    again: tuple[Again, ...] = ()
+    again: tuple[RematEvent, ...] = ()
     made: tuple[Step, Placed] | None = None
     try:
         for nbytes in amounts(step, terms):
             found = living_in(step, terms, nbytes) if nbytes <= room else None
-            tried = None if found is None else placed(found, fastest.may_be)
+            tried = None if found is None else placed(found, fastest.can_beat_incumbent)
             if found is None or tried is None:
                 continue
             beyond = tried[1].program.host_bytes - available
@@ -299,7 +305,7 @@ def by_host_memory(
         yield PlannedStep(figures, *made)
 
 
-def _made_anew(step: Step, terms: Terms, share: float) -> tuple[frozenset[str], set[str]]:
+def _made_anew(step: Step, terms: PlanConstraints, share: float) -> tuple[frozenset[str], set[str]]:
     """What is made again, up to a share of its bytes; and what of it is made for each reader."""
     machine, room = terms.target.machine, terms.target.room_bytes
     again = mixed(step, machine, share)[-1].remade

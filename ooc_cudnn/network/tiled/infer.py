@@ -25,7 +25,7 @@ from ooc_cudnn.memory.files import bases
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.parameters import Parameters
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.runtime.constraints_here import Limit, terms_for
@@ -196,7 +196,7 @@ class Under(NamedTuple):
     machine: MachineModel | str | os.PathLike[str] | None = None
     more_bytes: int = 0
 
-    def terms(self, step: Step, *, of_block: bool = False) -> Terms:
+    def terms(self, step: Step, *, of_block: bool = False) -> PlanConstraints:
         """Those of a step; of a block, what lies in files is in memory when it begins."""
         wrapped = {
             name: each._replace(array=None, spec=_with_shape(each.spec, step.tensors[name].shape))

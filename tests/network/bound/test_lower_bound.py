@@ -12,9 +12,9 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.bound.abstract_step import Group, Outline, Thing, Use, outlined
+from ooc_cudnn.network.bound.abstract_step import Group, Outline, TensorSummary, Use, outlined
 from ooc_cudnn.network.bound.relaxation import Link, solved
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.search import plan_step
 from ooc_cudnn.tensor import ORDERS
@@ -48,7 +48,8 @@ class Layers:
             for map_ in (at, at - 1) if at else (at,):
                 uses[map_].append(Use(phase, True, False))
         things = tuple(
-            Thing(f"x{at}", size, sorted(uses[at]), maker=at) for at, size in enumerate(self.sizes)
+            TensorSummary(f"x{at}", size, sorted(uses[at]), maker=at)
+            for at, size in enumerate(self.sizes)
         )
         parents = {at: (at - 1,) if at else () for at in range(n)}
         groups = tuple(Group(at, at, at + 1) for at in range(2 * n))
@@ -136,9 +137,9 @@ def test_half_a_parent_makes_half_a_child():
     b is large and made of a in one second, a is small and takes ten. Half of a is held, so the
     other half is made again (five seconds), and then all of b (one).
     """
-    a = Thing("a", 2, [Use(0, False, True), Use(1, True, False)], maker=0)
-    b = Thing("b", 4, [Use(1, False, True), Use(4, True, False)], maker=1)
-    c = Thing("c", 6, [Use(2, False, True), Use(3, True, False)], maker=2)
+    a = TensorSummary("a", 2, [Use(0, False, True), Use(1, True, False)], maker=0)
+    b = TensorSummary("b", 4, [Use(1, False, True), Use(4, True, False)], maker=1)
+    c = TensorSummary("c", 6, [Use(2, False, True), Use(3, True, False)], maker=2)
     seconds, groups = (10.0, 1.0, 1.0, 1.0, 1.0), tuple(Group(at, at, at + 1) for at in range(5))
     outline = Outline(seconds, groups, 3, (a, b, c), {0: (), 1: (0,), 2: ()})
     found = solved(outline, Link(1e8, 1e8), 7)  # nothing crosses it
@@ -169,7 +170,10 @@ def test_no_policy_beats_the_bound(seed, slower, share):
     step, model = net.training_phases(loss), machine(slower)
     full = net.plan(loss, memory_limit="1GiB", policy="keep", machine=model).device_bytes
     limit = int(share * full)
-    terms, bound = Terms(Target(model, limit, limit, ORDERS, None, overlap=True), {}), None
+    terms, bound = (
+        PlanConstraints(Target(model, limit, limit, ORDERS, None, overlap=True), {}),
+        None,
+    )
     for policy in (*plan_step.BEST_OF, "vdnn_all"):
         try:
             plan = plan_step.plan_step("step", step, terms, policy=policy).plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ooc_cudnn import networks
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
@@ -20,7 +20,7 @@ def test_it_is_little_below_the_replay():
     """Where no copy waits for memory."""
     net, loss = networks.resnet50(batch=256)
     step, machine = net.training_phases(loss), shipped("h200")
-    terms = Terms(Target(machine, 2**40, 2**40, ORDERS, None, overlap=True), {})
+    terms = PlanConstraints(Target(machine, 2**40, 2**40, ORDERS, None, overlap=True), {})
     made = plan_step("step", step, terms, policy="keep")
     pieces = [task.pieces for task in made.plan.tasks]
     about, least = least_of(made, machine, pieces=pieces), least_of(made, machine)
@@ -33,7 +33,7 @@ def test_it_is_little_below_the_replay():
 def test_what_is_there_is_not_copied():
     net, loss = networks.alexnet(batch=4)
     step, machine = net.training_phases(loss), shipped("h200")
-    terms = Terms(Target(machine, 2**34, 2**34, ORDERS, None, overlap=True), {})
+    terms = PlanConstraints(Target(machine, 2**34, 2**34, ORDERS, None, overlap=True), {})
     made = plan_step("step", step, terms, policy="keep", micro_batches=1)
     seconds, stays = [0.0] * len(made.step.phases), made.placed.residency
     there = set(made.step.touched)

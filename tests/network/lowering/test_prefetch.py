@@ -45,8 +45,8 @@ def test_copies_follow_each_other():
 @pytest.mark.parametrize("policy", ["keep", "offload"])
 def test_stays_are_longer_where_there_is_room(seed, policy):
     net, loss, _ = drawn_network(seed, loss=True)
-    step = pass_pipeline.as_planned(
-        pass_pipeline.as_taken(net.training_phases(loss), policy), frozenset(), 1, 1
+    step = pass_pipeline.apply_passes(
+        pass_pipeline.canonicalize(net.training_phases(loss), policy), frozenset(), 1, 1
     )
     decided = POLICIES[policy].decisions(step, shipped("h200"))[-1]
     stays = dict(POLICIES[policy].residing(step))
@@ -105,7 +105,7 @@ def test_results_are_the_same(monkeypatch, host_device):
     given = {name: random.standard_normal((8, c, 8, 8)) for name, c in (("x", 3), ("target", 4))}
     whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
     expected = whole(**given)
-    placed = plan_step.place_step
+    placed = plan_step.lower_step
 
     def longer(name, step, stays, terms, **how):
         seconds = [1e-6] * len(step.phases)
@@ -113,7 +113,7 @@ def test_results_are_the_same(monkeypatch, host_device):
         assert found != stays
         return placed(name, step, found, terms, **how)
 
-    monkeypatch.setattr(plan_step, "place_step", longer)
+    monkeypatch.setattr(plan_step, "lower_step", longer)
     made = net.training_step(loss, memory_limit="1MiB", policy="offload")
     assert made(**given) == pytest.approx(expected, rel=1e-12)
     for name, gradient in whole.gradients.items():

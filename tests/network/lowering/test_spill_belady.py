@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network.ir.live_ranges import Stay, check_stays
+from ooc_cudnn.network.ir.live_ranges import LiveRange, check_stays
 from ooc_cudnn.network.ir.step import Uses
 from ooc_cudnn.network.lowering.spill_belady import spilled
 from ooc_cudnn.network.passes.split_concatenations import apart
@@ -146,18 +146,18 @@ def test_who_is_idle_for_longest_leaves_first():
         "one": Uses((4, 6), (4,)),
     }
     stays = {
-        "x": (Stay(0, 9, fetched=True),),
-        "joined": (Stay(1, 8),),
-        "one": (Stay(4, 6, leaves=6),),
+        "x": (LiveRange(0, 9, fetched=True),),
+        "joined": (LiveRange(1, 8),),
+        "one": (LiveRange(4, 6, leaves=6),),
     }
     # x is smaller, but idle for longer; it was not changed, and need not leave
     found = spilled(step, uses, {"one"}, stays, 6)
-    assert found["x"] == (Stay(0, 0, fetched=True), Stay(9, 9, fetched=True))
+    assert found["x"] == (LiveRange(0, 0, fetched=True), LiveRange(9, 9, fetched=True))
     found = spilled(step, uses, {"one"}, found, 6)
-    assert found["joined"] == (Stay(1, 5, leaves=5), Stay(8, 8, fetched=True))
+    assert found["joined"] == (LiveRange(1, 5, leaves=5), LiveRange(8, 8, fetched=True))
     # the phase's own: it makes it on the host
     found = spilled(step, uses, {"one"}, found, 6)
-    assert found["one"] == (Stay(4, 4, leaves=4),)
+    assert found["one"] == (LiveRange(4, 4, leaves=4),)
     assert spilled(step, uses, {"one"}, found, 6) is None
 
 

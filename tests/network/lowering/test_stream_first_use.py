@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network.ir.live_ranges import Stay, check_stays, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, check_stays, kept
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.stream_first_use import streamed_first
 from ooc_cudnn.network.search import best, plan_step, refine_prefetch
@@ -29,8 +29,8 @@ def test_later_readers_find_inputs_on_the_device_or_stream_them():
     others = stays.keys() - {"x", "target"}
     assert {name: later[name] for name in others} == {name: stays[name] for name in others}
     first, *rest = uses["x"].phases
-    assert stays["x"] == (Stay(first, rest[-1], fetched=True),)
-    assert later["x"] == (Stay(rest[0], rest[-1], fetched=True),)
+    assert stays["x"] == (LiveRange(first, rest[-1], fetched=True),)
+    assert later["x"] == (LiveRange(rest[0], rest[-1], fetched=True),)
 
 
 def test_without_a_fetched_input_there_is_nothing_to_stream():
@@ -62,13 +62,13 @@ def test_results_are_the_same(monkeypatch, host_device):
     given = {name: random.standard_normal((8, c, 8, 8)) for name, c in (("x", 3), ("target", 4))}
     whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
     expected = whole(**given)
-    placed = plan_step.place_step
+    placed = plan_step.lower_step
 
     def streaming(name, step, stays, terms, **how):
         (later,) = streamed_first(step, stays)
         return placed(name, step, later, terms, **how)
 
-    monkeypatch.setattr(plan_step, "place_step", streaming)
+    monkeypatch.setattr(plan_step, "lower_step", streaming)
     made = net.training_step(loss, memory_limit="1MiB", policy="keep")
     assert made(**given) == pytest.approx(expected, rel=1e-12)
     for name, gradient in whole.gradients.items():

@@ -7,11 +7,11 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.ir.plan import NetworkPlan
-from ooc_cudnn.network.passes.batch_slices import in_slabs
+from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.microbatch import WholeBatchError
 from ooc_cudnn.network.passes.rematerialize import can_be_remade
 from ooc_cudnn.network.passes.split_concatenations import apart
-from ooc_cudnn.network.search.pass_pipeline import as_planned, as_taken
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies import by_search_in_slabs, by_slabs
 from ooc_cudnn.operations.batch_phases import StatesOfParts
 from tests.fuzz.rewrites import Rewritten
@@ -24,11 +24,11 @@ LIMIT = 1_000_000
 @pytest.mark.parametrize("seed", [7, 30, 37])
 def test_slabs_of_drawn_networks_compute_what_pytorch_does(seed):
     drawn, cut = Rewritten(seed), 0
-    step = apart(as_taken(drawn.net.training_phases(drawn.loss), "best"))
+    step = apart(canonicalize(drawn.net.training_phases(drawn.loss), "best"))
     for again in (frozenset(), can_be_remade(step)):
-        rewritten = as_planned(step, again, 1, 1, again)
+        rewritten = apply_passes(step, again, 1, 1, again)
         for slabs in (2, 3, 50):
-            made = in_slabs(rewritten, slabs)
+            made = slice_batch(rewritten, slabs)
             cut += len(made.phases) > len(rewritten.phases)
             drawn.check(made)
     assert cut > 0
@@ -78,8 +78,8 @@ def test_phases_between_the_large_ones_run_once():
         x = net.convolution(x, channels, window=3, padding=1, stride=stride, name=f"c{at}")
     labels = net.input("labels", (4,), "int64")
     loss = net.softmax_cross_entropy(net.linear(net.global_average(x), 3), labels)
-    step = as_taken(net.training_phases(loss), "best")
-    cut = {phase.name.split(" [")[0] for phase in in_slabs(step, 2).phases if " [" in phase.name}
+    step = canonicalize(net.training_phases(loss), "best")
+    cut = {phase.name.split(" [")[0] for phase in slice_batch(step, 2).phases if " [" in phase.name}
     assert cut == {
         "c0 forward", "c1 forward", "c2 forward", "c2 filter gradient", "c2 data gradient",
         "c1 bias gradient", "c1 filter gradient", "c1 data gradient",
@@ -90,9 +90,9 @@ def test_phases_between_the_large_ones_run_once():
 def test_sums_in_a_fixed_order_are_not_made_slab_by_slab():
     net, loss = normalised()
     with ooc_cudnn.settings(deterministic=True):
-        step = as_taken(net.training_phases(loss), "best")
+        step = canonicalize(net.training_phases(loss), "best")
     with pytest.raises(WholeBatchError, match="in their order"):
-        in_slabs(step, 2)
+        slice_batch(step, 2)
 
 
 @pytest.mark.parametrize("kind", ["moments", "sums"])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn import networks
-from ooc_cudnn.network.passes.compress_activations import compacted
+from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.operations.masks import MaskedActivation
 from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling_indices import IndexedPooling
@@ -25,12 +25,12 @@ def network_on(shape=(2, 3, 9, 8)):
 
 
 def run_compacted(step, *given):
-    return run_step(compacted(step), *given)
+    return run_step(compress_activations(step), *given)
 
 
 def checked(net, y, twin):
     """The compacted step, which is right."""
-    return compacted(check_network(net, y, twin, run=run_compacted))
+    return compress_activations(check_network(net, y, twin, run=run_compacted))
 
 
 def calls(step, kind):
@@ -127,20 +127,20 @@ def test_a_sum_hands_its_gradient_to_the_pooling_and_to_what_the_relu_reads():
 def test_no_bits_where_the_map_is_read_anyway():
     net, x = network_on()
     h = net.activation(net.convolution(x, 4, window=3), "relu")
-    step = compacted(net.gradient_phases(net.convolution(h, 2, window=1)))
+    step = compress_activations(net.gradient_phases(net.convolution(h, 2, window=1)))
     assert not calls(step, MaskedActivation)
     # and none where it is a result itself, or lies where another node reads it
-    assert not calls(compacted(net.gradient_phases(h)), MaskedActivation)
+    assert not calls(compress_activations(net.gradient_phases(h)), MaskedActivation)
     other = net.activation(net.convolution(x, 2, window=3), "relu")
     joined = net.convolution(net.concatenate([h, other]), 2, window=3)
-    assert not calls(compacted(net.gradient_phases(joined)), MaskedActivation)
+    assert not calls(compress_activations(net.gradient_phases(joined)), MaskedActivation)
 
 
 def test_nothing_is_saved_for_a_gradient_that_nobody_wants():
     net = ooc_cudnn.Network()
     h = net.pooling(net.activation(net.input("x", (2, 3, 6, 6)), "relu"), window=2)
     step = net.gradient_phases(net.convolution(h, 2, window=1))
-    assert not calls(compacted(step), MaskedActivation | IndexedPooling)
+    assert not calls(compress_activations(step), MaskedActivation | IndexedPooling)
 
 
 def relu(d):
@@ -164,7 +164,7 @@ TOLD = (8, 79, 81, 82, 105, 110, 124, 139)
 @pytest.mark.parametrize("seed", [*TOLD, *range(9, 21)])
 def test_drawn_networks(seed):
     net, output, twin = drawn_network(seed, kinds=KINDS)
-    step = compacted(net.gradient_phases(output))
+    step = compress_activations(net.gradient_phases(output))
     assert any(call.positive for call in calls(step, IndexedPooling)) == (seed in TOLD)
     check_network(net, output, twin, run=run_compacted, inference=False)
 
@@ -175,7 +175,7 @@ def test_indices_where_both_maps_are_read_anyway():
     h = net.convolution(x, 4, window=1)
     pooled = net.convolution(net.pooling(h, window=3, stride=1, padding=1), 2, window=1)
     y = net.add(net.convolution(h, 2, window=1), pooled)
-    assert calls(compacted(net.gradient_phases(y)), IndexedPooling)
+    assert calls(compress_activations(net.gradient_phases(y)), IndexedPooling)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_indices_where_both_maps_are_read_anyway():
 def test_networks_that_ship_keep_less(make):
     net, loss = make()
     step = net.training_phases(loss)
-    made = compacted(step)
+    made = compress_activations(step)
     given = [values(net, 3, {"labels": np.arange(2)}) for _ in range(2)]
     plain, arrays = (run_step(each, own) for each, own in zip((step, made), given, strict=True))
     for name, gradient in step.gradients.items():

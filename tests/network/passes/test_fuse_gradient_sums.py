@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn import networks
-from ooc_cudnn.network.passes.compress_activations import compacted
-from ooc_cudnn.network.passes.fuse_activation_gradients import through_normalizations
+from ooc_cudnn.network.passes.compress_activations import compress_activations
+from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.operations.activation_sums import ActivationSums
 from ooc_cudnn.operations.backward_data import BackwardData
@@ -92,7 +92,7 @@ def test_bias_behind_pooling(mode, geometry):
             h = F.avg_pool2d(h, window, stride, padding)
         return conv(t, "convolution_2", torch.tanh(h))
 
-    step = checked(net, y, twin, lambda step: summed(compacted(step)))
+    step = checked(net, y, twin, lambda step: summed(compress_activations(step)))
     (first,) = (
         (call for call in calls(step, BroadcastGradient) if call.shape[1] == 4)
         if mode != "max"
@@ -109,7 +109,7 @@ def normalised(t, name, x):
 
 def through(step):
     """The rewritten step, as plans take it."""
-    return summed(compacted(through_normalizations(step)))
+    return summed(compress_activations(fuse_activation_gradients(step)))
 
 
 @pytest.mark.parametrize("mode", ["relu", "leaky_relu", "tanh"])
@@ -238,12 +238,12 @@ def test_fixed_orders_are_summed_as_ever():
     net, loss = networks.resnet50(2, 32, "float64", 3, width=1 / 16)
     with ooc_cudnn.settings(deterministic=True):
         step = net.training_phases(loss)
-    assert through_normalizations(step).phases == step.phases
+    assert fuse_activation_gradients(step).phases == step.phases
 
 
 def test_biases_of_vgg_but_the_classifiers_and_those_before_poolings():
     net, loss = networks.vgg16(2, 32, "float64", 3, width=1 / 16)
-    step = summed(compacted(net.training_phases(loss)))
+    step = summed(compress_activations(net.training_phases(loss)))
     assert len(calls(step, BiasActivationGradient)) == 13 - 5
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import networks
-from ooc_cudnn.network.passes.compress_activations import compacted
+from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.network.passes.inplace_gradients import in_place
 from ooc_cudnn.network.policies.policy import keep
 from ooc_cudnn.network.policies.vdnn import vdnn_all
@@ -87,7 +87,7 @@ def test_the_widest_layers_hold_three_maps_and_not_four():
     for name in ("first", "second"):
         x = net.activation(net.convolution(x, 16, window=3, padding=1), "tanh", name=name)
     x = net.linear(net.pooling(x, window=2), 10)
-    step = compacted(net.training_phases(net.softmax_cross_entropy(x, labels)))
+    step = compress_activations(net.training_phases(net.softmax_cross_entropy(x, labels)))
     assert most_bytes(step) - most_bytes(in_place(step)) > 0.6 * step.tensors["first"].nbytes
 
 

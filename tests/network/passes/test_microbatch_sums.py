@@ -6,13 +6,13 @@ import pytest
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
-from ooc_cudnn.network.passes.microbatch import images_of, micro_batched, parts_of
+from ooc_cudnn.network.passes.microbatch import images_of, parts_of, split_into_microbatches
 from ooc_cudnn.network.passes.microbatch_sums import run_before, summed_last
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search.pass_pipeline import as_taken, repeated_in_parts
+from ooc_cudnn.network.search.pass_pipeline import canonicalize, repeated_in_parts
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.network.search.remat_candidates import INPUTS, made_again
 from tests.support.interpreter import run_step
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_the_whole_batch(parts):
     net, y = classifier(images=7 if parts == 4 else 6)
 
     def run(step, *given):
-        rewritten = micro_batched(in_place(summed(step)), parts)
+        rewritten = split_into_microbatches(in_place(summed(step)), parts)
         once = [phase.name for phase in rewritten.phases if "[" not in phase.name]
         assert {"fc1 filter gradient", "fc2 filter gradient"} <= set(once)
         return run_step(rewritten, *given)
@@ -121,15 +121,15 @@ def pooled_twin(t):
     return F.linear(h, t["end.w"].flatten(1), t["end.b"])
 
 
-def compacted(step):
+def compress_activations(step):
     """As `best` takes it: a pooling saves where its maxima are, beside its result."""
-    return in_place(summed(as_taken(step, "best")))
+    return in_place(summed(canonicalize(step, "best")))
 
 
 def test_a_search_knows_what_is_made_beside_what_parts_share():
     """An index made again comes with its pooling's result, which the sum needs of all images."""
     net, y = pooled()
-    step = compacted(net.gradient_phases(y))
+    step = compress_activations(net.gradient_phases(y))
     total = sum(tensor.nbytes for tensor in step.tensors.values())
     assert "pool2" in parts_of(step, 2).shared
     assert "pool2 index" in step.tensors
@@ -146,9 +146,9 @@ def test_what_is_beside_what_parts_share_may_be_made_again(name, parts):
     net, y = pooled()
 
     def run(step, *given):
-        ready = compacted(step)
+        ready = compress_activations(step)
         read = [at for at in ready.uses[name].phases if ready.phases[at].is_backward]
-        return run_step(repeated_in_parts(ready, (Again(read[0], name),), parts), *given)
+        return run_step(repeated_in_parts(ready, (RematEvent(read[0], name),), parts), *given)
 
     check_network(net, y, pooled_twin, run=run, inference=False)
 

@@ -7,7 +7,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.fuzz.rewrites import Rewritten
 from tests.support import drawn_tall
 from tests.support.network_steps import banded_plan
@@ -56,7 +56,7 @@ def test_what_is_no_part_of_a_band_reads_what_is_made_again_whole(monkeypatch):
     """A group norm's gradient has sums that cannot be added to: it runs on all rows at once."""
     monkeypatch.delitem(drawn_tall.KINDS, drawn_tall.block)  # so was the network drawn
     drawn = Rewritten(2102)
-    step = as_taken(drawn.net.training_phases(drawn.loss), "best")
+    step = canonicalize(drawn.net.training_phases(drawn.loss), "best")
     made = banded(step, whole_maps(step), 2)
     names = [phase.name for phase in made.phases]
     assert "group_normalization_1 data gradient" in names

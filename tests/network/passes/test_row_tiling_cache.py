@@ -8,7 +8,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.network.passes import row_tiling as bands_module
 from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.support.network_steps import banded_plan
 
 LAYERS = ((4, False), (4, True), (6, False), (6, True))
@@ -40,7 +40,7 @@ def copies_of(step):
 
 def test_a_band_copies_what_its_convolutions_read():
     net, loss = features()
-    step = as_taken(net.training_phases(loss), "best")
+    step = canonicalize(net.training_phases(loss), "best")
     made = banded(step, whole_maps(step), 2)
     copies = copies_of(made)
     names = [f"{name} copy (band {band})" for name in ("x", "pooling_1") for band in (0, 1)]

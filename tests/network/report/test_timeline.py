@@ -8,7 +8,7 @@ from ooc_cudnn import networks
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.tune.rounds import NothingToTuneError
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.report.timeline import CLASSES, course_of, draw_step
 from ooc_cudnn.network.search.plan_step import plan_step
 from perfmodel import shipped
@@ -22,7 +22,7 @@ def made():
     net, loss = networks.vgg16(8, 64, classes=10, width=1 / 8)
     target = Target(shipped("titanx"), LIMIT, LIMIT, ("channels_first",), None, overlap=True)
     step = net.training_phases(loss)
-    return plan_step("step", step, Terms(target, {}), policy="offload", micro_batches=1)
+    return plan_step("step", step, PlanConstraints(target, {}), policy="offload", micro_batches=1)
 
 
 def test_memory_and_streams_over_a_step(made):

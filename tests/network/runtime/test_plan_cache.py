@@ -11,7 +11,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.ir.live_ranges import Stay
+from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.network.runtime.plan_cache import plans_folder
@@ -338,7 +338,7 @@ def test_a_plan_of_another_policy_or_network_is_ignored():
         planned(policy="offload"),
         planned(*network(depth=2), policy="keep"),
         replace(first, bound_seconds=-1.0),
-        replace(first, stays=((first.stays[0][0], (Stay(9, 2),)), *first.stays[1:])),
+        replace(first, stays=((first.stays[0][0], (LiveRange(9, 2),)), *first.stays[1:])),
         replace(first, order="sideways"),
     ):
         forged(path, stranger.to_json())

@@ -14,8 +14,8 @@ from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.policies.offload import leaving
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.runtime.two_part import PausingStep
-from ooc_cudnn.network.search.incumbent import Fastest
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.strategies import by_search_in_slabs
 from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Home, Move, Program
@@ -85,9 +85,9 @@ def test_a_step_that_pauses_may_go_in_slabs():
     _, (expected,), gradients, _ = run(LARGE)
     limit = 1_000_000
     with ooc_cudnn.settings(machine="h200"):
-        step = as_taken(net.pausing_phases(y), "best")
+        step = canonicalize(net.pausing_phases(y), "best")
         terms = terms_for(limit, None, step, {})
-        made = next(by_search_in_slabs("step", step, terms, None, Fastest(terms)))
+        made = next(by_search_in_slabs("step", step, terms, None, Incumbent(terms)))
         plan = replace(made.plan, policy="best")
         assert plan.slabs > 1
         assert plan.again

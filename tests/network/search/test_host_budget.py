@@ -19,7 +19,7 @@ from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.search import pass_pipeline, plan_step, strategies
 from ooc_cudnn.network.search.host_budget import amounts, least_on_host, living_in
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.pipeline.schedule import make_schedule
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import hazards
@@ -37,12 +37,12 @@ class Drawn:
         self.inputs = {
             name: random.standard_normal(net.graph.tensors[name].shape) for name in ("x", "target")
         }
-        self.step = pass_pipeline.as_taken(net.training_phases(self.loss), "best")
+        self.step = pass_pipeline.canonicalize(net.training_phases(self.loss), "best")
 
     def within(self, host, limit=LIMIT):
         """What is planned for so much host memory, with what did not fit before."""
         terms = replace(terms_for(limit, "h100", self.step, {}), host=Room(host, host, 0))
-        fastest = Fastest(terms)
+        fastest = Incumbent(terms)
         fastest.is_short = True
         plans = strategies.by_host_memory("training_step", self.step, terms, 1, fastest)
         return [made._replace(plan=replace(made.plan, policy="best")) for made in plans]
@@ -98,7 +98,7 @@ def test_what_is_made_again_leaves_less_on_the_host(make):
 def test_it_changes_no_bit_where_no_call_is_cut():
     drawn = chain()
     with ooc_cudnn.settings(deterministic=True):
-        drawn.step = pass_pipeline.as_taken(drawn.net.training_phases(drawn.loss), "best")
+        drawn.step = pass_pipeline.canonicalize(drawn.net.training_phases(drawn.loss), "best")
         free = drawn.within(2**30, "512KiB")[0].plan
         made = drawn.within(int(0.7 * free.host_bytes), "512KiB")[-1].plan
         assert made.again
@@ -150,7 +150,7 @@ def test_no_plan_keeps_less_than_the_least(seed):
 
 def test_what_lives_at_once_is_what_was_asked_for():
     drawn = unet()
-    step = pass_pipeline.as_planned(apart(drawn.step), frozenset(), 1, 1)
+    step = pass_pipeline.apply_passes(apart(drawn.step), frozenset(), 1, 1)
     terms = terms_for(LIMIT, "h100", step, {})
     sizes = amounts(step, terms)
     assert sizes == sorted(sizes, reverse=True)

@@ -7,9 +7,9 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search import pass_pipeline, plan_step
-from ooc_cudnn.network.search.incumbent import MOST_WORK, WORK_A_SECOND, Fastest
+from ooc_cudnn.network.search.incumbent import MOST_WORK, WORK_A_SECOND, Incumbent
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 
@@ -26,7 +26,7 @@ def step():
 
 
 def terms(limit=2**40):
-    return Terms(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+    return PlanConstraints(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
 
 
 def least_seconds(step):
@@ -34,26 +34,26 @@ def least_seconds(step):
 
 
 def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
-    fastest = Fastest(terms())
+    fastest = Incumbent(terms())
     made = plan_step.plan_step("step", step, terms(), policy="keep", micro_batches=1)
-    assert fastest.may_be(made.step)
+    assert fastest.can_beat_incumbent(made.step)
     assert fastest.take(made)
     computing = LeastComputing(terms()).seconds(made.step, made.plan.order)
     assert computing <= made.plan.compute_seconds * (1 + 1e-9) <= made.plan.seconds * (1 + 1e-9)
-    assert fastest.may_be(made.step)
+    assert fastest.can_beat_incumbent(made.step)
     fastest.best = made._replace(
         plan=plan_step.replace(made.plan, seconds=least_seconds(made.step))
     )
-    assert not fastest.may_be(made.step)
+    assert not fastest.can_beat_incumbent(made.step)
 
 
 def test_policies_that_come_to_the_same_are_placed_once(step):
-    taken, fastest = pass_pipeline.as_taken(step, "best"), Fastest(terms())
+    taken, fastest = pass_pipeline.canonicalize(step, "best"), Incumbent(terms())
     kept = plan_step._planned("step", taken, terms(), "keep", 1, fastest)
     assert fastest.take(kept)
     for policy in ("remake", "offload", "mixed"):  # where all fits they keep all
         assert plan_step._planned("step", taken, terms(), policy, 1, fastest) is None
-        alone = plan_step._planned("step", taken, terms(), policy, 1, Fastest(terms()))
+        alone = plan_step._planned("step", taken, terms(), policy, 1, Incumbent(terms()))
         assert alone.plan.stays == kept.plan.stays
 
 
@@ -63,7 +63,7 @@ def test_comparing_ends_where_a_faster_plan_saves_little(step):
     computing, phases = least_seconds(step), len(made.step.phases)
     enough = -(-MOST_WORK // phases)
     for saved, most in ((0.0, 1), (2.5 * phases / WORK_A_SECOND, 3), (1e9, enough)):
-        fastest = Fastest(terms(), step)
+        fastest = Incumbent(terms(), step)
         slower = made._replace(plan=plan_step.replace(made.plan, seconds=computing + saved))
         assert not fastest.is_enough()
         assert fastest.compare(slower for _ in range(MOST_WORK))

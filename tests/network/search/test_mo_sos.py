@@ -8,14 +8,14 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.ir.plan import NetworkPlan
-from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.search.mo_sos.following import schedule_of
 from ooc_cudnn.network.search.mo_sos.planning import MO_SOS, _program
 from ooc_cudnn.network.search.mo_sos.problem import Choice, Map, Problem, Stage
 from ooc_cudnn.network.search.mo_sos.program import Allowed, Program
-from ooc_cudnn.network.search.pass_pipeline import as_taken
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.fuzz.networks import PLENTY, Drawn
 from tests.support.every_schedule import least_seconds
 from tests.support.network_steps import compare
@@ -140,13 +140,13 @@ def test_a_map_is_made_again_as_often_as_a_plan_says(vgg):
     step = net.training_phases(loss)
     backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
     name = "conv1_1.relu"
-    found = repeated(step, [Again(backward[0], name), Again(backward[3], name)])
+    found = repeated(step, [RematEvent(backward[0], name), RematEvent(backward[3], name)])
     made = [phase.name for phase in found.phases if phase.name.endswith("again")]
     assert made == ["conv1_1.relu forward again"] * 2
     last = [phase for phase in found.phases if phase.node == "conv1_2"][-2]
     assert f"{name} (2) remade" in last.reads
     with pytest.raises(ValueError, match="cannot be followed"):
-        repeated(step, [Again(0, name)])
+        repeated(step, [RematEvent(0, name)])
 
 
 def test_what_leaves_was_whole_before():
@@ -157,7 +157,7 @@ def test_what_leaves_was_whole_before():
         x = net.transposed_convolution(x, 4, window=2, stride=2)
         x = net.activation(net.convolution(x, 4, window=2, stride=2))
     loss = net.mean_squared_error(x, net.input("target", x.shape))
-    step = as_taken(net.training_phases(loss), "mo_sos")
+    step = canonicalize(net.training_phases(loss), "mo_sos")
     posed, program = _program(step, terms_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
     bias = next(t for t, s in enumerate(posed.problem.stages) if s.adds_to)
     (own,) = posed.problem.stages[bias].adds_to

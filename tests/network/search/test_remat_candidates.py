@@ -14,24 +14,24 @@ import ooc_cudnn
 from ooc_cudnn.cli.network import drawn_inputs
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.compute_seconds import priced
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_stays
-from ooc_cudnn.network.ir.step import Again
+from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.lowering.lower import most_held
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.search import pass_pipeline, plan_step
 from ooc_cudnn.network.search.by_remat import searched
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.remat_candidates import (
     ALL,
     INPUTS,
-    MadeAgain,
+    RematSolution,
     coming_back,
     made_again,
 )
-from ooc_cudnn.network.search.remat_state import Makings
+from ooc_cudnn.network.search.remat_state import RematState
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 from tests.support.drawn_networks import drawn_network
@@ -39,18 +39,18 @@ from tests.support.residual import blocks
 
 
 def under(limit):
-    return Terms(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+    return PlanConstraints(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
 
 
 def taken(net, loss):
     """The step that is planned, and what it holds if all is kept."""
-    step = pass_pipeline.as_taken(net.training_phases(loss), "best")
-    step = pass_pipeline.as_planned(step, frozenset(), 1, 1)
+    step = pass_pipeline.canonicalize(net.training_phases(loss), "best")
+    step = pass_pipeline.apply_passes(step, frozenset(), 1, 1)
     return step, most_held(step, POLICIES["keep"].residing(step))
 
 
 def searchable(step, room, *, copied):
-    return Makings(step, priced(shipped("h200")), room, shipped("h200"), copied=copied)
+    return RematState(step, priced(shipped("h200")), room, shipped("h200"), copied=copied)
 
 
 def joined_network():
@@ -79,7 +79,7 @@ def test_its_bytes_are_those_of_the_step(make, most):
         makings = searchable(step, full / 2, copied=INPUTS)
         backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
         made = [name for name, item in makings.items.items() if item.made_by]
-        events = {Again(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
+        events = {RematEvent(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
         makings.change(add=events)
         rewritten = repeated(step, makings.in_order())
         held = most_held(rewritten, POLICIES["keep"].residing(rewritten))
@@ -102,7 +102,7 @@ def test_what_leaves_is_back_for_its_readers():
             makings.change(add=[drawn.choice(ways)])
         while unread := makings.unread():
             makings.change(remove=unread)
-        made = MadeAgain.of(makings)
+        made = RematSolution.of(makings)
         rewritten = repeated(step, made.again)
         stays = coming_back(step, rewritten, made, int(full / 2))
         check_stays(rewritten, stays)
@@ -163,7 +163,7 @@ def test_its_plans_run(make, share, parts, copied):
         step, full = taken(net, loss)
         limit = int(share * full)
         terms = terms_for(limit, None, step, {})
-        ways = searched("step", step, terms, Fastest(terms), (copied,), parts=parts)
+        ways = searched("step", step, terms, Incumbent(terms), (copied,), parts=parts)
         made = next(ways)
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import Residency, Stay, kept
-from ooc_cudnn.network.ir.step import Again, Step
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
+from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.search.mo_sos.posing import Posed
 from ooc_cudnn.network.search.mo_sos.problem import Choice
@@ -81,8 +81,8 @@ class Followed(NamedTuple):
     """A step as a schedule has it."""
 
     step: Step
-    stays: Residency
-    again: tuple[Again, ...]
+    stays: LiveRanges
+    again: tuple[RematEvent, ...]
     wanted: dict[int, tuple[Choice, ...]]
 
 
@@ -126,7 +126,7 @@ class _Following:
             found |= {phase + sum(self.put_in[: phase + 1]): choices for phase in stage.phases}
         return {at: choices for at, choices in found.items() if choices[0].workspace_bytes}
 
-    def _again(self) -> list[Again]:
+    def _again(self) -> list[RematEvent]:
         """Where readers find maps, in the order of stages, and of maps in a stage."""
         found = list[tuple[int, int, bool]]()
         for j, touched in enumerate(self.touched):
@@ -142,7 +142,8 @@ class _Following:
                     is_original = True
                 before = t
         return [
-            Again(self.stages[t].phases[0], self.names[j], made) for t, j, made in sorted(found)
+            RematEvent(self.stages[t].phases[0], self.names[j], made)
+            for t, j, made in sorted(found)
         ]
 
     def _starts(self, stage: int) -> int:
@@ -155,13 +156,15 @@ class _Following:
         at = self.stages[stage].phases[-1]
         return at + sum(self.put_in[: at + 1])
 
-    def _stays(self, out: Copy, uses: Sequence[int], starts: Sequence[int]) -> tuple[Stay, ...]:
+    def _stays(
+        self, out: Copy, uses: Sequence[int], starts: Sequence[int]
+    ) -> tuple[LiveRange, ...]:
         """Until it has left; then from each start of a copy in to the last use before the next."""
         ends = [*starts[1:], len(self.step.phases)]
         first = [at for at in uses if at < starts[0]]
         leaves = self._starts(out.start) - 1
         last = max(first[-1], self._ends(out.end))
-        found = [Stay(first[0], last, fetched=False, leaves=leaves)]
+        found = [LiveRange(first[0], last, fetched=False, leaves=leaves)]
         for start, end in zip(starts, ends, strict=True):
             used = [at for at in uses if start <= at < end]
             if not used:
@@ -169,5 +172,5 @@ class _Following:
             if start <= found[-1].last:  # it is still there
                 found[-1] = found[-1]._replace(last=max(found[-1].last, used[-1]))
             else:
-                found.append(Stay(start, used[-1], fetched=True))
+                found.append(LiveRange(start, used[-1], fetched=True))
         return tuple(found)

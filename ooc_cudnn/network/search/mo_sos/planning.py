@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.extents import Extent
-from ooc_cudnn.network.ir.constraints import Terms
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, place_step
+from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
 from ooc_cudnn.network.lowering.summarize import How, predicted
 from ooc_cudnn.network.passes.compress_activations import with_indices
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
 from ooc_cudnn.network.passes.split_concatenations import apart
-from ooc_cudnn.network.search.incumbent import Fastest
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.mo_sos.choosing import Choosing
 from ooc_cudnn.network.search.mo_sos.following import follow, schedule_of
 from ooc_cudnn.network.search.mo_sos.packing import packed
@@ -57,7 +57,7 @@ def taken_whole(step: Step) -> Step:
     return in_place(summed(fused(apart(with_indices(step)))))
 
 
-def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep:
+def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> PlannedStep:
     """Plan a step by one of the programs.
 
     Raises
@@ -65,7 +65,7 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
     PlanInfeasibleError
         If it has no solution within the limit, or none was found: with a limit for which one was.
     """
-    found = Fastest(terms)
+    found = Incumbent(terms)
     for allowed in CANDIDATES[policy]:
         for share in SHARES:
             made = _planned(
@@ -95,7 +95,7 @@ def plan_mo_sos(name: str, step: Step, terms: Terms, policy: str) -> PlannedStep
 def _planned(
     name: str,
     step: Step,
-    terms: Terms,
+    terms: PlanConstraints,
     policy: str,
     allowed: Allowed,
     budget: int,
@@ -122,7 +122,7 @@ def _planned(
     reserved = packed(tensors, followed.wanted, terms.target.room_bytes)
     if reserved is None:
         return None
-    placed = place_step(name, rewritten, stays, terms, may_stream=False, reserved=reserved)
+    placed = lower_step(name, rewritten, stays, terms, may_stream=False, reserved=reserved)
     if placed is None:
         return None
     how = How(again=followed.again, reserved=tuple(sorted(reserved.items())))
@@ -133,17 +133,19 @@ def _planned(
     return PlannedStep(plan, rewritten, placed), schedule.seconds
 
 
-def _program(step: Step, terms: Terms, allowed: Allowed, budget: int) -> tuple[Posed, Program]:
+def _program(
+    step: Step, terms: PlanConstraints, allowed: Allowed, budget: int
+) -> tuple[Posed, Program]:
     posed = pose(step, Choosing(terms.target, terms.order), budget, _on_device(terms))
     return posed, Program(posed.problem, budget, allowed)
 
 
-def _on_device(terms: Terms) -> frozenset[str]:
+def _on_device(terms: PlanConstraints) -> frozenset[str]:
     """What the user holds there."""
     return frozenset(name for name, each in terms.given.items() if each.placement == "device")
 
 
-def _enough(name: str, step: Step, terms: Terms, policy: str) -> int | None:
+def _enough(name: str, step: Step, terms: PlanConstraints, policy: str) -> int | None:
     """A limit, not much more than is needed, for which a solution of the program has addresses."""
     target, allowed = terms.target, CANDIDATES[policy][0]
 

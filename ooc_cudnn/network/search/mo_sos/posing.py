@@ -9,7 +9,7 @@ import numpy as np
 
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.ir.live_ranges import Residency, kept, results_of
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept, results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import whole
 from ooc_cudnn.network.passes.microbatch import images_of
@@ -174,7 +174,7 @@ def _joined(one: Stage, other: Stage) -> Stage:
     )
 
 
-def _held(step: Step, stays: Residency) -> np.ndarray[Any, Any]:
+def _held(step: Step, stays: LiveRanges) -> np.ndarray[Any, Any]:
     extents = [
         Extent(stay.first, stay.last, aligned(step.tensors[base].nbytes))
         for base, found in stays.items()
