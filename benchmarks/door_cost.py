@@ -22,6 +22,7 @@ import ooc_cudnn.torch as ooc
 from benchmarks import common, torch_models
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.precision import strict_float32
 
 NAME = "door_cost"
 LIMIT = "8GiB"
@@ -77,8 +78,7 @@ def captures(report: common.Report, model: nn.Module, x: torch.Tensor) -> dict[s
 def contents(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     """Whether what is dispatched here computes what PyTorch does, both in strict float32."""
     limited = ooc.limit(copy.deepcopy(model).eval(), LIMIT)
-    strict = ooc_cudnn.settings(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False)
-    with torch.no_grad(), strict[0], strict[1]:
+    with torch.no_grad(), ooc_cudnn.settings(allow_tf32=False), strict_float32():
         expected = copy.deepcopy(model).eval()(x)
         found = [limited(x).to(expected.device) for _ in range(2)][-1]
     error = float((found - expected).abs().max() / expected.abs().max())

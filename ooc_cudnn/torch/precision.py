@@ -21,10 +21,11 @@ def strict_float32() -> Iterator[None]:
 
     What other threads launch meanwhile is strict, too.
 
+    >>> before = torch.backends.cudnn.rnn.fp32_precision
     >>> with strict_float32(), strict_float32():
-    ...     torch._C._get_fp32_precision_getter("cuda", "rnn")
+    ...     torch.backends.cudnn.rnn.fp32_precision
     'ieee'
-    >>> torch.backends.cudnn.allow_tf32
+    >>> torch.backends.cudnn.rnn.fp32_precision == before
     True
     """
     global _users, _before

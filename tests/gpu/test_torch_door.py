@@ -215,10 +215,10 @@ def test_a_recurrence_in_evaluation_has_gradients_and_is_strict_where_that_is_as
     torch.manual_seed(0)
     eager = Recurrent().eval()
     limited = ooc.limit(copy.deepcopy(eager).to(place), "1GiB")
-    x = torch.randn(SHAPE)
+    x, before = torch.randn(SHAPE), torch.backends.cudnn.rnn.fp32_precision
     eager(x).square().sum().backward()
     with ooc_cudnn.settings(allow_tf32=False):
         limited(x.to(place)).square().sum().backward()
     for one, other in zip(gradients(limited), gradients(eager), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
-    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.rnn.fp32_precision == before

@@ -41,7 +41,7 @@ def sample(cases, one_in):
     >>> [cases[at] for at in sample(cases, 3)]
     [('x', 'p'), ('y', 'r'), ('z', 'q')]
     >>> sample([("x", "p"), ("x", "q"), ("y", "q")], 3)
-    [0, 2]
+    [0, 1, 2]
     """
     numbers = {}  # of a parameter's value: a count of those before it
     counts = [0] * max(map(len, cases), default=0)
