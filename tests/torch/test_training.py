@@ -323,3 +323,28 @@ def test_outputs_that_no_loss_takes_cost_a_forward_once():
         for _ in range(4):
             limited(x)[0].sum().backward()
     assert len(runs) == 5
+
+
+class Dropped(nn.Module):
+    """A map behind dropout, and a normalization of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        y = nn.functional.dropout(self.conv(x), 0.5, self.training)
+        return y, self.norm(y)
+
+
+def test_forward_runs_again_for_other_outputs_with_its_masks_and_statistics_once():
+    limited, x = ooc.limit(Dropped(), "1MiB"), torch.randn(4, 2, 6, 5)
+    for at, use in enumerate((0, 0, 1, 0, 1, 0)):
+        limited.zero_grad()
+        outputs = limited(x)
+        outputs[use].sum().backward()
+        assert limited.norm.num_batches_tracked == at + 1
+        assert (limited.norm.weight.grad is None) == (use == 0)
+        if use == 0:
+            kept = 2.0 * (outputs[0] != 0).sum((0, 2, 3))
+            torch.testing.assert_close(limited.conv.bias.grad, kept)
