@@ -219,11 +219,10 @@ class ReadyModel:
         for value in self.graph.inputs if self.lowered.after else ():
             found[value] = tensor_of(found[value])
         run_after(self.lowered.after, found)
-        pairs = [*zip(self.lowered.results, self.graph.outputs, strict=True)]
         results: list[Any] = []
-        for number, first in enumerate(self.graph.same):
-            each, of = pairs[number]
-            if first < number:  # what is one tensor is handed out as one
+        asked = zip(self.graph.same, self.lowered.results, self.graph.outputs, strict=True)
+        for first, each, of in asked:
+            if first < len(results):  # what is one tensor is handed out as one
                 results.append(results[first])
             elif isinstance(each, Number):
                 results.append(each.of(tensors))

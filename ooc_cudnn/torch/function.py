@@ -77,8 +77,8 @@ class Request:
         self._outputs = [each.name for each in step.outputs]
         self._watched: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = []
 
-    def is_of(self, gradients: Sequence[torch.Tensor | None]) -> bool:
-        """Whether the step is of these gradients of outputs; from here on it is.
+    def switch_to(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Take the step in which these outputs have gradients; return whether it is another one.
 
         PyTorch does not multiply with a gradient that is not there. Zeros in its place would be NaN
         behind what has an infinite derivative, and take time.
@@ -86,9 +86,9 @@ class Request:
         pairs = enumerate(zip(gradients, self.reached, strict=True))
         given = frozenset(at for at, (each, names) in pairs if each is not None and names)
         if given == self.step.seeded:
-            return True
+            return False
         self.step = self._otherwise(given)
-        return False
+        return True
 
     def forward(self, tensors: Sequence[Any]) -> Paused:
         """Run forward on tensors in the order of the names; again, it draws the same masks.
@@ -212,7 +212,7 @@ class Run:
         with as_in_forward(self._settings), at(request.device):
             paused, self._paused = self._paused, None  # nor is it there after an error
             changed = any(each._version != version for each, version in self._own)
-            if not request.is_of(gradients) or paused is None or paused.has_begun or changed:
+            if request.switch_to(gradients) or paused is None or paused.has_begun or changed:
                 paused = None  # what it holds makes room
                 paused = request.forward(tensors)
                 self._differentiable = {name for group in paused.groups for name in group}

@@ -39,8 +39,7 @@ def training_step(
 
     The step's `seeds` name the tensors that hold the gradients of the outputs: ones for a loss. If
     it `pauses`, they are given when the outputs are there, each as a tensor of its own. An output
-    that nothing wanted leads to has none, nor one whose place is not
-    among those that are `seeded`.
+    that nothing wanted leads to has none, nor has one whose place is not in `seeded`.
     """
     leaves = frozenset(wanted)
     return _step(graph, outputs, leaves, settings, is_training=True, pauses=pauses, seeded=seeded)
