@@ -21,14 +21,11 @@ from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, check_whole_channels,
 from ooc_cudnn.dask.work import Part, Work, client_settings, run_block
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.operations.blocks import (
-    Block,
-    call_of_block,
-    channels_may_be_cut,
-    cut_shape,
+    call_of_tile,
     legal_cuts,
-    may_be_cut,
+    may_be_tiled,
 )
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.splittable import Splittable, Tile
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, INTEGERS, numpy_dtype
@@ -82,7 +79,7 @@ def in_blocks(function: str, call: Splittable, arrays: Arrays) -> da.Array:
     for index, block in blocks.items():
         wanted = (block.images, _channels_of(call, block), *block.sites)
         tasks[(name, *index)] = _task(function, work, Part(block, wanted), arrays, tasks, name)
-    channels = cuts[1] if channels_may_be_cut(call) else (0, result.shape[1])
+    channels = cuts[1] if call.keeps_channels else (0, result.shape[1])
     chunks = tuple(
         tuple(stop - start for start, stop in pairwise(each))
         for each in (cuts[0], channels, *cuts[2:])
@@ -90,8 +87,8 @@ def in_blocks(function: str, call: Splittable, arrays: Arrays) -> da.Array:
     return _array(name, tasks, arrays, chunks, result.dtype)
 
 
-def _channels_of(call: Splittable, block: Block) -> Range:
-    if channels_may_be_cut(call):
+def _channels_of(call: Splittable, block: Tile) -> Range:
+    if call.keeps_channels:
         return block.channels
     return (0, call.operands[call.results[0]].shape[1])
 
@@ -154,13 +151,13 @@ def total(parts: list[Any]) -> Any:
 
 def _cuts(function: str, call: Splittable, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
     """Where blocks begin on each axis, and at last its extent: over the chunks of an operand."""
-    shape = cut_shape(call)
-    if not may_be_cut(call):
+    shape = call.tile_shape
+    if not may_be_tiled(call):
         return tuple((0, extent) for extent in shape)
     name = _guide(call, arrays)
     guide = arrays[name]
     channels: tuple[int, ...] = (0, shape[1])
-    if channels_may_be_cut(call):
+    if call.keeps_channels:
         channels = starts(guide.chunks[1])
     else:
         for each in call.streamed:
@@ -177,7 +174,7 @@ def _cuts(function: str, call: Splittable, arrays: Arrays) -> tuple[tuple[int, .
 
 def _guide(call: Splittable, arrays: Arrays) -> str:
     """The operand whose chunks the result follows: one of its shape, or what leads the call."""
-    shape = cut_shape(call)
+    shape = call.tile_shape
     streamed = [name for name in call.streamed if name in arrays]
     alike = [name for name in streamed if tuple(arrays[name].shape) == tuple(shape)]
     for names in (("x",), ("y",), tuple(streamed)):
@@ -209,7 +206,7 @@ def _begun(
     arrays: Arrays,
     cuts: tuple[tuple[int, ...], ...],
     *more: Any,
-) -> tuple[Work, dict[tuple[int, ...], Block], Tasks, str]:
+) -> tuple[Work, dict[tuple[int, ...], Tile], Tasks, str]:
     """The work, its blocks by their place in the grid, the first tasks, and the array's name."""
     from_client = client_settings()
     result = call.results[0]
@@ -228,14 +225,14 @@ def _begun(
         images, channels, *sites = (
             (each[at], each[at + 1]) for at, each in zip(index, cuts, strict=True)
         )
-        blocks[index] = Block(images, channels, tuple(sites))
+        blocks[index] = Tile(images, channels, tuple(sites))
     return work, blocks, {named(name, "work"): work}, name
 
 
 def _task(
     function: str, work: Work, part: Part, arrays: Arrays, tasks: Tasks, name: str
 ) -> tuple[Any, ...]:
-    regions = call_of_block(work.call, part.block).regions
+    regions = call_of_tile(work.call, part.block).regions
     operands = [
         Regions(array, tasks, named(name, f"halo_{operand}"))[regions[operand]]
         for operand, array in arrays.items()

@@ -38,7 +38,7 @@ from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.runtime.inputs import wrong_names
 from ooc_cudnn.network.tiled.infer import forward_alone
 from ooc_cudnn.network.tiled.tile_grid import Grid
-from ooc_cudnn.network.tiled.tile_step import block_of_step
+from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import numpy_dtype
@@ -259,7 +259,7 @@ class _Ready:
         """Make a block of what is needed of the inputs."""
         with self._lock:
             if self._forward is None:
-                block = block_of_step(work.step, work.step.outputs[0], wanted.region)
+                block = step_of_tile(work.step, work.step.outputs[0], wanted.region)
                 self._made, self._wanted = block.output, wanted.region
                 self._forward = forward_alone(block.step)
             (made,) = self._forward.run(given, lasting=work.lasting).outputs

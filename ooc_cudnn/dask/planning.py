@@ -23,8 +23,8 @@ from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.call.plan import plan_call
 from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.network.tiled.infer import forward_alone
-from ooc_cudnn.network.tiled.tile_step import block_of_step
-from ooc_cudnn.operations.blocks import call_of_block, cut_shape
+from ooc_cudnn.network.tiled.tile_step import step_of_tile
+from ooc_cudnn.operations.blocks import call_of_tile
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
@@ -269,7 +269,7 @@ def _kind(work: Work | NetworkWork, part: Part | Wanted) -> _Kind:
         return part.kind
     assert isinstance(work, Work)
     region = (part.block.images, part.block.channels, *part.block.sites)
-    shape = cut_shape(work.call)
+    shape = work.call.tile_shape
     return tuple(
         (stop - start, start == 0, stop == extent)
         for (start, stop), extent in zip(region, shape, strict=True)
@@ -310,7 +310,7 @@ def _price(work: Work | NetworkWork, part: Part | Wanted, there: Sequence[Worker
 
 
 def _call_block(work: Any, part: Any, worker: Worker) -> tuple[float, int, int]:
-    found = call_of_block(work.call, part.block)
+    found = call_of_tile(work.call, part.block)
     specs = {
         name: TensorSpec(operand.shape, operand.dtype, "pageable")
         for name, operand in found.call.operands.items()
@@ -326,7 +326,7 @@ def _call_block(work: Any, part: Any, worker: Worker) -> tuple[float, int, int]:
 
 
 def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, int]:
-    block = block_of_step(work.step, work.step.outputs[0], wanted.region)
+    block = step_of_tile(work.step, work.step.outputs[0], wanted.region)
     tensors = block.step.tensors
     given = {
         name: TensorSpec(extents(region), tensors[name].dtype, "pageable")

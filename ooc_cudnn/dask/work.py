@@ -16,8 +16,8 @@ from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.call.decorator import call as run_call
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.network.ir.tensor import extents
-from ooc_cudnn.operations.blocks import Block, BlockCall, call_of_block
-from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.operations.blocks import TileCall, call_of_tile
+from ooc_cudnn.operations.splittable import Region, Splittable, Tile
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import dtype_name, numpy_dtype
@@ -63,7 +63,7 @@ class Work:
 class Part:
     """One block of a `Work`, and the region of the result that is wanted."""
 
-    block: Block
+    block: Tile
     wanted: Region
 
 
@@ -100,11 +100,11 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _remembered(call: Splittable, block: Block) -> BlockCall:
-    return call_of_block(call, block)
+def _remembered(call: Splittable, block: Tile) -> TileCall:
+    return call_of_tile(call, block)
 
 
-def _call_of(work: Work, block: Block) -> BlockCall:
+def _call_of(work: Work, block: Tile) -> TileCall:
     """The call of a block; an equal one is the same object, so its plan is found again."""
     return _remembered(work.call, block)
 

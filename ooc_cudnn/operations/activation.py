@@ -13,10 +13,6 @@ from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.tensor import rounded_to
 
-#: Exponentials that a mode evaluates. An error function takes as long as three of them; tanh is as
-#: fast as memory, in NumPy as on a card.
-EXPONENTIALS = {"elu": 1, "sigmoid": 1, "swish": 1, "gelu": 3}
-
 #: mode -> (function of (x, coef), default coef or None where the mode takes none)
 MODES: dict[str, tuple[Callable[[Array, float], Array], float | None]] = {
     "relu": (lambda x, coef: np.maximum(x, 0), None),

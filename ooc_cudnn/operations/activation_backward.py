@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 from scipy.special import erf, expit
 
 from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.op_tensor import wide_shape
 from ooc_cudnn.operations.per_element import OneShape
+from ooc_cudnn.operations.per_site import PerSite
+from ooc_cudnn.operations.rows import broadcast_region, cut_axes
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Tile
 from perfmodel import Work
+from perfmodel.cached import cached_property
 
 
 class Activated(Protocol):
@@ -111,6 +116,7 @@ class ActivationBackward(OneShape):
     dtype: str
 
     name = "activation_backward"
+    any_strides = True
 
     def work(self) -> Work:
         """Two or three reads and a write."""
@@ -152,3 +158,60 @@ class PreluBackward(OneShape):
     def reference(self, *inputs: Array) -> Array:
         x, dy, w = (array.astype(np.float64) for array in inputs)
         return np.asarray(dy * np.where(x > 0, 1.0, w.reshape(wide_shape(w.shape, x.ndim))))
+
+
+@dataclass(frozen=True)
+class ActivationGradient(PerSite):
+    """dx from y and dy or, where y does not tell the slope, from x and dy."""
+
+    shape: Shape
+    mode: str
+    coef: float
+    dtype: str
+
+    keeps_channels = True
+    lead = "dy"
+    results = ("dx",)
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y and dy; or x and dy, x in the place of y too: the NaN of one is in the other."""
+        return ("x", "dy", "x") if needs_x(self.mode, self.coef) else ("y", "dy", "")
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ActivationBackward:
+        return ActivationBackward(self.piece_shape(piece), self.mode, self.coef, result_dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """A slope of up to 1.2, or coef, that is itself a difference of numbers of size 1."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        largest = 4.0 + abs(self.coef) + np.abs(inputs[0]) + np.abs(inputs[-1])
+        return value, np.abs(value) + np.abs(inputs[1]) * largest
+
+
+@dataclass(frozen=True)
+class PreluGradient(PerSite):
+    """dx from x, dy and the slopes w, one or one per channel."""
+
+    shape: Shape
+    w_shape: Shape
+    dtype: str
+
+    lead = "dy"
+    takes = ("x", "dy", "w")
+    results = ("dx",)
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        w = Operand(self.w_shape, self.dtype, cut_axes(self.w_shape))
+        return {**super().operands, "w": w}
+
+    def region(self, name: str, piece: Piece) -> Region:
+        region = super().region(name, piece)
+        return broadcast_region(self.w_shape, region) if name == "w" else region
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> PreluBackward:
+        w_shape = tuple(stop - start for start, stop in self.region("w", piece))
+        return PreluBackward(self.piece_shape(piece), w_shape, result_dtype)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.rows import tensor_region, with_padding
+from ooc_cudnn.operations.rows import ROW_AXIS, tensor_region, with_padding
 from ooc_cudnn.operations.single import OfForward, Single
-from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.window import Range, Ranges, Rows, grouped_ranges, ranges
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -114,6 +115,17 @@ class BackwardData(OfForward, Single):
         groups = max(1, dx[1] // w[1])
         forward = self.forward.resized(dx, w, padding, groups, layout)
         return ConvolutionBackwardData(forward, result_dtype)
+
+    def on_tile(self, tile: Tile) -> Self:
+        forward, padding = self.forward, []
+        for axis, rows in enumerate(tile.sites, ROW_AXIS):
+            count = forward.output_shape[axis]
+            needed = forward.window_rows(axis).contributing(rows, count)
+            padding.append((needed.before, needed.after))
+        images, _, *sites = tile.shape
+        shape = (images, forward.x_shape[1], *sites)
+        made = forward.resized(shape, forward.w_shape, tuple(padding), forward.groups)
+        return replace(self, forward=made)
 
     def rounding(self) -> Rounding:
         forward = self.forward

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from ooc_cudnn.operations.base import Shape, on_sites
 from ooc_cudnn.operations.convolution import Convolution
 from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
 from ooc_cudnn.operations.rows import tensor_region
 from ooc_cudnn.operations.single import OfForward, Single
-from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.window import Ranges
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -88,6 +90,16 @@ class BackwardFilter(OfForward, Single):
             self.row_axis,
         )
         return ConvolutionBackwardFilter(forward, result_dtype)
+
+    @property
+    def tile_shape(self) -> Shape:
+        """Dy's: both x and dy are streamed."""
+        return self.forward.output_shape
+
+    def on_tile(self, tile: Tile) -> Self:
+        images, channels = tile.shape[0], self.forward.x_shape[1]
+        forward, _ = on_sites(self.forward, images, channels, tile.sites)
+        return replace(self, forward=forward)
 
     def rounding(self) -> Rounding:
         n, _, *sites = self.forward.output_shape

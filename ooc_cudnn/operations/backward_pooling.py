@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.rows import ROW_AXIS, WindowRows, tensor_region, with_rows
 from ooc_cudnn.operations.single import OfForward, Single
-from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.window import Pair, Range, Ranges, Rows
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property
@@ -47,6 +48,7 @@ class PoolingBackward:
     indexed: bool = False
 
     name = "pooling_backward"
+    any_strides = True
 
     @property
     def dtype(self) -> str:
@@ -112,6 +114,7 @@ class BackwardPooling(OfForward, Single):
     forward: Pooling
     indexed: bool = False
 
+    keeps_channels = True
     lead = "dy"
     results = ("dx",)
 
@@ -198,6 +201,20 @@ class BackwardPooling(OfForward, Single):
         if forward.dtype != result_dtype:
             forward = replace(forward, dtype=result_dtype)
         return PoolingBackward(forward, rows, self.row_axis, self.indexed)
+
+    def tile_rows(self, name: str, rows: Range) -> Range:
+        """Dx is made for all of x that is looked at."""
+        return self.inputs_of(rows)[0] if name == "dx" else super().tile_rows(name, rows)
+
+    def on_tile(self, tile: Tile) -> Self:
+        """That of all windows which see the tile: they begin and end inside what x is made of."""
+        extents, padding = [], []
+        for axis, rows in enumerate(tile.sites, ROW_AXIS):
+            (start, stop), (before, after) = self.along(axis).inputs_of(rows)
+            extents.append(stop - start)
+            padding.append((before, max(0, after)))
+        shape = (*tile.shape[:2], *extents)
+        return replace(self, forward=replace(self.forward, x_shape=shape, padding=tuple(padding)))
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
         """The sum of absolute gradients, of the same maxima."""

@@ -105,3 +105,20 @@ class Placed(ABC):
     @abstractmethod
     def meets_border(self, made: Range, row_axis: int) -> bool:
         """Whether a border of the tensors changes what output rows are made of."""
+
+
+def on_sites(
+    operation: Any, images: int, channels: int, sites: Sequence[Range]
+) -> tuple[Any, tuple[Range, ...]]:
+    """Return the operation that makes these sites of so many images, and the sites it needs."""
+    axes = list(enumerate(sites, ROW_AXIS))
+    needed = [operation.input_rows(rows, axis) for axis, rows in axes]
+    made = operation
+    if not sites:
+        made = made.on_piece(images, Rows(0, 1, 0, 0), channels, ROW_AXIS)
+    for (axis, rows), of_axis in zip(axes, needed, strict=True):
+        if isinstance(operation, Placed):
+            made = made.on_rows(images, rows, of_axis, channels, axis)
+        else:
+            made = made.on_piece(images, of_axis, channels, axis)
+    return made, tuple((rows.start, rows.stop) for rows in needed)

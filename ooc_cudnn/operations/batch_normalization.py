@@ -16,6 +16,7 @@ import numpy as np
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.base import Array, Parameter, Shape
 from ooc_cudnn.operations.per_element import OneShape, PerElement
+from ooc_cudnn.operations.rows import per_channel
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work, pass_work
 
@@ -48,11 +49,6 @@ class _OfChannels:
         return small(self.channels)
 
 
-def per_channel(vector: Array, ndim: int) -> Array:
-    """A vector of one value per channel, in float64, shaped to meet a tensor of `ndim` axes."""
-    return vector.astype(np.float64).reshape(1, -1, *[1] * (ndim - 2))
-
-
 @dataclass(frozen=True)
 class Moments(_Tensor):
     """(3, c) float64 from (x,): count, mean and M2 of each channel in this piece."""
@@ -61,6 +57,7 @@ class Moments(_Tensor):
     dtype: str
 
     name = "moments"
+    any_strides = True
 
     @property
     def output_shape(self) -> Shape:
@@ -135,6 +132,7 @@ class Normalise(_Tensor, PerElement):
     has_addend: bool = False
 
     name = "batch_normalization_forward_inference"
+    any_strides = True
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -175,6 +173,7 @@ class NormaliseSums(_Tensor):
     coef: float = 0.0
 
     name = "normalise_sums"
+    any_strides = True
 
     @property
     def output_shape(self) -> Shape:
@@ -261,6 +260,7 @@ class NormaliseBackward(_Tensor):
     coef: float = 0.0
 
     name = "normalise_backward"
+    any_strides = True
 
     def work(self) -> Work:
         """Two reads and a write."""

@@ -9,7 +9,8 @@ is before and what is after.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from ooc_cudnn.operations.batch_normalization import (
     MergeMoments,
     NormaliseBackward,
     StateRow,
-    per_channel,
 )
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.channel_statistics import (
@@ -31,8 +31,17 @@ from ooc_cudnn.operations.channel_statistics import (
     PerChannel,
     make_vectors,
 )
+from ooc_cudnn.operations.rows import per_channel
 from ooc_cudnn.operations.set_statistics import FoldImages
-from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.operations.splittable import (
+    Operand,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+    Tile,
+    random_range,
+)
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -54,6 +63,9 @@ class ChannelMoments(PerChannel):
     results = ("moments",)
     sweeps = 1
     loop_order = ("c_y", "c_x", "n", "h_y")
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
 
     def build(self, build: Builder) -> None:
         """Merge the moments of a piece."""
@@ -96,6 +108,9 @@ class ChannelSums(PerChannel):
         """Operands: data, saved statistics, and scale and shift to recompute y."""
         return ("x", "dy", *SAVED, *(VECTORS_OF_Y if self.mode != "identity" else ()))
 
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
+
     def build(self, build: Builder) -> None:
         """Add up the sums of a piece."""
         build.accumulating = False
@@ -125,6 +140,7 @@ class BatchNormalizationData(OfStatistics):
     coef: float = 0.0
     elements: int = 0
 
+    keeps_channels = True
     results = ("dx",)
     reduced = ()
 
@@ -133,6 +149,9 @@ class BatchNormalizationData(OfStatistics):
         """The maps, vectors and sums, and what y is made again with."""
         further = ("bias",) if self.mode != "identity" else ()
         return ("x", "dy", "scale", *SAVED, "sums", *further)
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
 
     def build(self, build: Builder) -> None:
         """Make a piece of the gradient."""

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.batch_normalization import (
-    Normalise,
-    NormaliseBackward,
-    StateRow,
-    per_channel,
-)
+from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward, StateRow
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import SAVED, PerChannel, make_vectors, moments_of
-from ooc_cudnn.operations.rows import tensor_region
+from ooc_cudnn.operations.rows import per_channel, tensor_region
 from ooc_cudnn.operations.splittable import Piece, Read
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel.cached import cached_property

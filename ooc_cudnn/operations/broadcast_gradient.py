@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ooc_cudnn.operations.per_element import OneShape
 from ooc_cudnn.operations.per_site import PerSite
 from ooc_cudnn.operations.rows import broadcast_region, cut_axes
 from ooc_cudnn.operations.single import CUT
-from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding, Tile
 from perfmodel import Work
 from perfmodel.cached import cached_property
 
@@ -55,6 +56,7 @@ class BroadcastSum(OneShape):
     factor: str = ""
 
     name = "broadcast_sum"
+    any_strides = True
 
     def __post_init__(self) -> None:
         wide = self.wide
@@ -133,6 +135,9 @@ class BroadcastGradient(PerSite):
     def region(self, name: str, piece: Piece) -> Region:
         region = super().region(name, piece)
         return broadcast_region(self.b_shape, region) if name == "db" else region
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> BroadcastSum:
         b_shape = tuple(stop - start for start, stop in self.region("db", piece))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
-from ooc_cudnn.operations.base import Operation, Placed, numbered
+from ooc_cudnn.operations.base import Operation, Placed, numbered, on_sites
 from ooc_cudnn.operations.builder import Built
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions
+from ooc_cudnn.operations.flow import Flow, Fusion, flow, fusions, needed_rows
 from ooc_cudnn.operations.images import CastScale
 from ooc_cudnn.operations.local_response import LocalResponse
 from ooc_cudnn.operations.per_element import PerElement
 from ooc_cudnn.operations.rows import Windowed, broadcast_region, cut_axes, height, with_rows
 from ooc_cudnn.operations.site_normalization import NormaliseSites
-from ooc_cudnn.operations.splittable import Operand, Piece, Region
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Tile
 from ooc_cudnn.operations.transposed_convolution import TransposedConvolution
 from ooc_cudnn.operations.window import Range, Ranges, in_cycles, ranges
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -107,6 +107,11 @@ class ChainPieces(Built):
         return self.convolution is not None or not any(
             isinstance(step, MIXING) for step in self.operations
         )
+
+    @property
+    def keeps_channels(self) -> bool:  # type: ignore[override]
+        """Without a convolution, all that may be cut along channels."""
+        return self.channels_may_be_cut and self.convolution is None
 
     @cached_property
     def extents(self) -> Split:
@@ -222,6 +227,21 @@ class ChainPieces(Built):
             elif isinstance(operation, Windowed):
                 moved *= operation.window_rows(self.row_axis).stride
         return rows
+
+    def reads_nothing(self, rows: Range) -> bool:
+        """Whether x, or an intermediate, has no rows in a piece of these rows."""
+        needed = needed_rows(self.operations, rows, self.row_axis)
+        return any(of_operation.start == of_operation.stop for of_operation in needed)
+
+    def on_tile(self, tile: Tile) -> Self:
+        images, channels = tile.shape[:2]
+        operations, sites = list[Operation](), tile.sites
+        for operation in reversed(self.operations):
+            if not self.keeps_channels:
+                channels = operation.input_shape[1]
+            operation, sites = on_sites(operation, images, channels, sites)
+            operations.append(operation)
+        return replace(self, operations=tuple(reversed(operations)))
 
     def meets_border(self, piece: Piece) -> bool:
         flows = self.flow(piece.h_y, piece.after)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.rows import tensor_region
 from ooc_cudnn.operations.single import CUT, OfOneShape, OneTyped, Single
-from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.tensor import INTEGERS, ITEM_BYTES
 from perfmodel import Work, pass_work
 from perfmodel.cached import cached_property
@@ -99,6 +100,10 @@ class ArgmaxCall(OfOneShape, Single):
     def region(self, name: str, piece: Piece) -> Region:
         channels = (0, 1) if name == "y" else piece.c_y
         return tensor_region(self.shape, piece.n, channels, piece.h_y, self.row_axis)
+
+    def on_tile(self, tile: Tile) -> Self:
+        images, _, *sites = tile.shape
+        return replace(self, shape=(images, self.shape[1], *sites))
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         return ChannelArgmax(self.piece_shape(piece), self.dtype, self.labels)

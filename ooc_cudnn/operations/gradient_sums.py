@@ -9,10 +9,9 @@ import numpy as np
 
 from ooc_cudnn.operations.activation_backward import ActivationBackward, needs_x
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.per_element import OneShape
-from ooc_cudnn.operations.rows import tensor_region
+from ooc_cudnn.operations.rows import per_channel, tensor_region
 from ooc_cudnn.operations.single import CUT, OfOneShape
 from ooc_cudnn.operations.splittable import Operand, Piece, Read, Region, Rounding, random_range
 from perfmodel import Work
@@ -52,6 +51,7 @@ class GradientSums(OneShape):
     products: bool = False
 
     name = "gradient_sums"
+    any_strides = True
 
     def __post_init__(self) -> None:
         if needs_x(self.mode, self.coef):

@@ -16,7 +16,6 @@ import numpy as np
 
 from ooc_cudnn.operations.activation_sums import through
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.batch_phases import VECTORS_OF_Y
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import (
@@ -26,7 +25,7 @@ from ooc_cudnn.operations.channel_statistics import (
     make_vectors,
     sums_of_channels,
 )
-from ooc_cudnn.operations.rows import tensor_region
+from ooc_cudnn.operations.rows import per_channel, tensor_region
 from ooc_cudnn.operations.set_statistics import (
     GroupSums,
     MergeGroups,

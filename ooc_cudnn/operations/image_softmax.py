@@ -11,7 +11,7 @@ from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.batch_normalization import AddStates
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.launches import Launchable
-from ooc_cudnn.operations.per_site import PerSite, SoftmaxCall, SoftmaxGradient
+from ooc_cudnn.operations.per_site import PerSite
 from ooc_cudnn.operations.single import OneTyped
 from ooc_cudnn.operations.softmax import (
     ImageMaximum,
@@ -21,6 +21,8 @@ from ooc_cudnn.operations.softmax import (
     MergeImageMaximum,
     Softmax,
     SoftmaxBackward,
+    SoftmaxCall,
+    SoftmaxGradient,
 )
 from ooc_cudnn.operations.splittable import SWEEP, Piece, Read, Region, Rounding, Splittable
 

@@ -54,7 +54,10 @@ class Buffer(NamedTuple):
 
 
 class Launchable(Protocol):
-    """What a device runs: a pure description of one computation on one piece."""
+    """What a device runs: a pure description of one computation on one piece.
+
+    One whose kernels take maps of any strides, not packed ones alone, has `any_strides = True`.
+    """
 
     @property
     def name(self) -> str:

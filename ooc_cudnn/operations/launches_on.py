@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.outside import is_outside
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.splittable import ALONE, Accumulation, Piece, Splittable
 
@@ -46,7 +45,7 @@ def launches_on(
     while isinstance(call, PartOf):
         piece = call.there(piece)
         call = call.inner
-    if is_outside(call):
+    if call.is_external:
         return call.launches(piece, layout=layout, orders=orders, accumulation=accumulation)
     return _made(_Asked(call, key, layout, tuple(orders.items()), accumulation, piece))
 

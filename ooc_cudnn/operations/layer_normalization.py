@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
-from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.builder import Builder
 from ooc_cudnn.operations.channel_statistics import (
     SAVED,
@@ -21,6 +20,7 @@ from ooc_cudnn.operations.channel_statistics import (
     make_vectors,
     sums_of_channels,
 )
+from ooc_cudnn.operations.rows import per_channel
 from ooc_cudnn.operations.set_statistics import (
     NormaliseSetsBackward,
     SetMoments,

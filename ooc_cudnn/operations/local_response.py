@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ooc_cudnn.operations.per_element import OneShape
 from ooc_cudnn.operations.per_site import PerSite
 from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
 from ooc_cudnn.operations.single import OfForward, OneTyped
-from ooc_cudnn.operations.splittable import Piece, Rounding
+from ooc_cudnn.operations.splittable import Piece, Rounding, Tile
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.operations.window_arguments import MOST_SIZE, is_int
 from perfmodel import Work, pass_work
@@ -213,6 +214,9 @@ class LocalResponseNormalization(OfForward, PerSite):
 
     def _piece(self, piece: Piece, dtype: str) -> LocalResponse:
         return replace(self.forward, shape=self.piece_shape(piece), dtype=dtype)
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, forward=replace(self.forward, shape=tile.shape))
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
         return self._piece(piece, result_dtype)

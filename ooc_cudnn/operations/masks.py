@@ -74,6 +74,7 @@ class SlopeMask(OneShape):
     dtype: str
 
     name = "slope_mask"
+    any_strides = True
 
     @property
     def output_shape(self) -> Shape:
@@ -97,6 +98,7 @@ class MaskedGradient(OneShape):
     dtype: str
 
     name = "masked_gradient"
+    any_strides = True
 
     def work(self) -> Work:
         """A read and a write, and the bits."""

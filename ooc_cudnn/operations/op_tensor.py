@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.per_element import PerElement
-from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.per_site import PerSite
+from ooc_cudnn.operations.rows import ROW_AXIS, broadcast_region, cut_axes
+from ooc_cudnn.operations.single import CUT
+from ooc_cudnn.operations.splittable import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.window import Rows
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
+from perfmodel.cached import cached_property
 
 #: op -> float64 function of (a, b). minimum and maximum propagate NaN.
 OPS: dict[str, Callable[[Array, Array], Array]] = {
@@ -76,6 +82,7 @@ class OpTensor(PerElement):
     alpha_b: float = 1.0
 
     name = "op_tensor"
+    any_strides = True
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -131,3 +138,66 @@ class AddTensor(PerElement):
     def reference(self, x: Array, *parameters: Array) -> Array:
         (b,) = parameters
         return x.astype(np.float64) + b.astype(np.float64).reshape(-1, *[1] * (x.ndim - 2))
+
+
+@dataclass(frozen=True)
+class Addition(PerSite):
+    """alpha_b * b + alpha_y * y, b broadcast, in place on y or, `apart`, into another tensor.
+
+    The coefficients are the operation's own: in place, y is read because beta is not 0.
+    """
+
+    shape: Shape
+    b_shape: Shape
+    dtype: str
+    alpha_b: float = 1.0
+    alpha_y: float = 1.0
+    apart: bool = False
+
+    keeps_channels = True
+    lead = "y"
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y itself, or what is written apart from it."""
+        return ("out",) if self.apart else ("y",)
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y and b; y is absent where its factor is 0."""
+        return ("y" if self.alpha_y else "", "b")
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        axes = cut_axes(self.b_shape, self.row_axis)
+        whole = Operand(self.shape, self.dtype, CUT)
+        found = {"b": Operand(self.b_shape, self.dtype, axes), "y": whole}
+        return {**found, "out": whole} if self.apart else found
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        return tuple(name for name in self.operands if name in self.takes)
+
+    def region(self, name: str, piece: Piece) -> Region:
+        """The same for all but b; of b, all of what is broadcast."""
+        region = super().region(name, piece)
+        return broadcast_region(self.b_shape, region) if name == "b" else region
+
+    def on_tile(self, tile: Tile) -> Self:
+        met = zip(self.b_shape, tile.shape, strict=True)
+        b_shape = tuple(1 if own == 1 else extent for own, extent in met)
+        return replace(self, shape=tile.shape, b_shape=b_shape)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OpTensor:
+        b_shape = tuple(stop - start for start, stop in self.region("b", piece))
+        return OpTensor(
+            self.piece_shape(piece), b_shape, result_dtype, "add", self.alpha_y, self.alpha_b
+        )
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        x, b = inputs if len(inputs) > 1 else (np.zeros(1), inputs[0])
+        value = operation.reference(x, b)  # type: ignore[attr-defined]
+        return value, np.abs(self.alpha_y * x) + np.abs(self.alpha_b * b)
+
+    def rounding(self) -> Rounding:
+        return Rounding(1, self.dtype, 2)

@@ -16,7 +16,6 @@ import numpy as np
 from ooc_cudnn.operations.base import Array, Shape
 from ooc_cudnn.operations.builder import Builder, Built
 from ooc_cudnn.operations.dropout import STATE
-from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.pointwise import Pointwise
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import (
@@ -25,7 +24,6 @@ from ooc_cudnn.operations.splittable import (
     Read,
     Region,
     Rounding,
-    Splittable,
     random_range,
 )
 from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
@@ -214,6 +212,7 @@ class AnyOutside(Built):
     draws: bool = False
     on_host: bool = False
 
+    is_external = True
     wanted = None
     lead = "y"
 
@@ -395,10 +394,3 @@ def _size(found: Array, inputs: Sequence[Array]) -> Array:
     """How large the terms of sums may be: as the largest of what is read and made."""
     largest = max(float(np.abs(each).max(initial=0.0)) for each in (found, *inputs))
     return np.abs(found) + largest
-
-
-def is_outside(call: Splittable) -> bool:
-    """Whether a call, or what it is a part of, is computed by another library."""
-    while isinstance(call, PartOf):
-        call = call.inner
-    return isinstance(call, AnyOutside)

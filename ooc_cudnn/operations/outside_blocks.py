@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.blocks import BlockCall
+from ooc_cudnn.operations.blocks import TileCall
 from ooc_cudnn.operations.outside import Computation, OutsideCall, Taken
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.operations.window import Range
@@ -82,9 +82,9 @@ class InParts(Protocol):
         """
 
 
-def block_of_outside(
+def tile_of_external(
     call: OutsideCall, images: Range, sites: Sequence[Span], lasting: Collection[str]
-) -> BlockCall:
+) -> TileCall:
     """The call that makes some sites of some images.
 
     Parameters
@@ -126,7 +126,7 @@ def block_of_outside(
         images=count,
         at_once=min(call.at_once, count),
     )
-    return BlockCall(block, regions)
+    return TileCall(block, regions)
 
 
 def _reads_all_sites(spans: Spans) -> bool:

@@ -106,6 +106,10 @@ class PartOf(Splittable):
         return self.call.on_host
 
     @property
+    def is_external(self) -> bool:  # type: ignore[override]
+        return self.call.is_external
+
+    @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.call.results
 

@@ -56,6 +56,7 @@ class Pooling(Windowed):
     output_shape: Shape = field(init=False, compare=False, repr=False)
 
     name = "pooling_forward"
+    any_strides = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output_shape", (*self.x_shape[:2], *self.sites()))

@@ -47,6 +47,7 @@ class PoolingIndices:
     positive: bool = False
 
     name = "pooling_indices"
+    any_strides = True
 
     @property
     def dtype(self) -> str:

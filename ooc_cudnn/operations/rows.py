@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
 
 from ooc_cudnn.operations.window import (
     Pair,
@@ -152,3 +154,8 @@ def with_padding(
     """
     at = row_axis - ROW_AXIS
     return (*padding[:at], of_rows, *padding[at + 1 :])
+
+
+def per_channel(vector: np.ndarray[Any, Any], ndim: int) -> np.ndarray[Any, Any]:
+    """A vector of one value per channel, in float64, shaped to meet a tensor of `ndim` axes."""
+    return vector.astype(np.float64).reshape(1, -1, *[1] * (ndim - 2))

@@ -19,8 +19,9 @@ import numpy as np
 
 from ooc_cudnn.operations.activation import MODES
 from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.batch_normalization import Normalise, per_channel, small
+from ooc_cudnn.operations.batch_normalization import Normalise, small
 from ooc_cudnn.operations.per_element import OneShape, PerElement
+from ooc_cudnn.operations.rows import per_channel
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Parameter, Shape
-from ooc_cudnn.operations.batch_normalization import per_channel
 from ooc_cudnn.operations.per_element import OneShape
-from ooc_cudnn.operations.rows import ROW_AXIS, with_rows
+from ooc_cudnn.operations.rows import ROW_AXIS, per_channel, with_rows
 from ooc_cudnn.operations.set_statistics import SetMoments, statistics_shape
 from ooc_cudnn.operations.window import Range, Rows
 from ooc_cudnn.tensor import ACCUMULATOR

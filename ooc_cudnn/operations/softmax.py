@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from ooc_cudnn.operations.base import Array, Shape
+from ooc_cudnn.operations.launches import Launchable
 from ooc_cudnn.operations.per_element import OneShape
+from ooc_cudnn.operations.per_site import PerSite
+from ooc_cudnn.operations.single import OneTyped
+from ooc_cudnn.operations.splittable import Piece, Rounding, Tile
 from perfmodel import Work, pass_work
 
 ALGORITHMS = ("accurate", "log")
@@ -153,3 +158,53 @@ class ImageSoftmaxBackward(_Pass):
     def work(self) -> Work:
         """Two reads and a write."""
         return self.over(3, exponentials=self.algorithm == "log")
+
+
+@dataclass(frozen=True)
+class SoftmaxCall(PerSite):
+    """y from x, over the channels of every site: these are not cut."""
+
+    shape: Shape
+    algorithm: str
+    dtype: str
+
+    takes = ("x",)
+
+    def may_cut(self, axis: str) -> bool:
+        return axis in ("n", "h_y") and super().may_cut(axis)
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
+        return Softmax(self.piece_shape(piece), self.algorithm, result_dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """Differences of inputs are made before they are raised."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        size = np.abs(value) + np.max(np.abs(inputs[0]), axis=1, keepdims=True)
+        return value, size if self.algorithm == "log" else size * np.abs(value) + np.abs(value)
+
+    def rounding(self) -> Rounding:
+        return Rounding(self.shape[1], self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class SoftmaxGradient(SoftmaxCall):
+    """dx from y and dy, over the channels of every site."""
+
+    lead = "dy"
+    takes = ("y", "dy")  # type: ignore[assignment]
+    results = ("dx",)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:
+        return SoftmaxBackward(self.piece_shape(piece), self.algorithm, result_dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        (y, dy), log = inputs, self.algorithm == "log"
+        size = np.abs(dy) if log else np.abs(y * dy)
+        # The logarithm of 0 is exact: it makes nothing uncertain.
+        reach = 1 + np.where(np.isfinite(y), np.abs(y), 0)
+        factor = np.exp(y) * reach if log else np.abs(y)
+        return value, np.abs(dy) * reach + factor * size.sum(axis=1, keepdims=True)

@@ -50,6 +50,22 @@ class Piece(NamedTuple):
         return n[1] - n[0], c_y[1] - c_y[0], h_y[1] - h_y[0], c_x[1] - c_x[0]
 
 
+class Tile(NamedTuple):
+    """A part of a call along all axes at once, by ranges of its `tile_shape`.
+
+    `sites` are ranges of the spatial axes.
+    """
+
+    images: Range
+    channels: Range
+    sites: Region
+
+    @property
+    def shape(self) -> Shape:
+        """Extents of the ranges."""
+        return tuple(stop - start for start, stop in (self.images, self.channels, *self.sites))
+
+
 class Operand(NamedTuple):
     """An operand: its shape, and the axes on which its region depends."""
 
@@ -115,6 +131,10 @@ class Splittable(Scaled, ABC):
         Names of the operands that are written, last in `operands`.
     on_host : bool
         Whether it is computed on the host, all of it at once, where its operands then are.
+    is_external : bool
+        Whether another library computes it: pieces of one kind need not launch the same.
+    keeps_channels : bool
+        Whether each result channel is made of the same channel of what is streamed, and no other.
     """
 
     dtype: str
@@ -124,6 +144,8 @@ class Splittable(Scaled, ABC):
     sweeps: int = 1
     results: tuple[str, ...] = ("y",)
     on_host: bool = False
+    is_external: bool = False
+    keeps_channels: bool = False
 
     # Operands ---------------------------------------------------------------------------------
 
@@ -223,6 +245,36 @@ class Splittable(Scaled, ABC):
         Pieces of equally many rows that do not are all alike.
         """
         return False
+
+    # Tiles: calls of their own, whose operands are parts of this one's --------------------------
+
+    @property
+    def tile_shape(self) -> Shape:
+        """Shape of what tiles are ranges of: the result of forward, dx of gradients, dy of sums."""
+        result = self.results[0]
+        return self.operands[result if result in self.streamed else self.lead].shape
+
+    def on_tile(self, tile: Tile) -> Splittable:
+        """Return the call that makes a tile; its results may be larger, made of whole windows.
+
+        Raises
+        ------
+        TypeError
+            If calls of its kind are not made in tiles.
+        """
+        raise TypeError(f"{type(self).__name__} is not made in tiles")
+
+    def tile_rows(self, name: str, rows: Range) -> Range:
+        """Rows of an operand that the call for a tile of these rows holds."""
+        piece = self.whole_piece(self.sweeps - 1)._replace(h_y=rows)
+        return (self.region(name, piece) or ())[self.row_axis]
+
+    def reads_nothing(self, rows: Range) -> bool:
+        """Whether an operand has no rows in a piece of these rows: they are made of padding."""
+        piece = self.whole_piece(self.sweeps - 1)._replace(h_y=rows)
+        regions = (self.region(name, piece) for name in self.streamed)
+        at = self.row_axis
+        return any(region is not None and region[at][0] == region[at][1] for region in regions)
 
     # Launching --------------------------------------------------------------------------------
 

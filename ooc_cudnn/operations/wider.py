@@ -1,6 +1,6 @@
 """Some channels of a wider tensor, as where maps are concatenated: what is computed on them there.
 
-cuDNN's graphs are of packed tensors. The kernels of the operations named here take maps of any
+cuDNN's graphs are of packed tensors. The kernels of operations of `any_strides` take maps of any
 strides, so that some channels of a map need no copy to a place of their own.
 """
 
@@ -8,30 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.batch_normalization import (
-    Moments,
-    Normalise,
-    NormaliseBackward,
-    NormaliseSums,
-)
-from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
-from ooc_cudnn.operations.gradient_sums import GradientSums
 from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask
-from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import PoolingIndices
 from ooc_cudnn.tensor import INTEGERS, TensorSpec, packed_strides, same_strides
-
-#: Operations whose kernels take maps of any strides.
-OF_ANY_STRIDES = (
-    ActivationBackward, BroadcastSum, GradientSums, MaskedGradient, Moments, Normalise,
-    NormaliseBackward, NormaliseSums, OpTensor, Pointwise, Pooling, PoolingBackward,
-    PoolingIndices, Relayout, SlopeMask,
-)  # fmt: skip
 
 
 def channels_of_wider(spec: TensorSpec, order: str) -> int:
@@ -56,8 +34,8 @@ def channels_of_wider(spec: TensorSpec, order: str) -> int:
 
 def takes_wider(name: str, launches: Iterable[Launch], buffers: Mapping[str, Buffer]) -> bool:
     """Whether all that is launched on an operand takes it where it lies in a wider tensor."""
-    touching = [each.operation for each in launches if name in (*each.inputs, each.output)]
+    touching = [launch.operation for launch in launches if name in (*launch.inputs, launch.output)]
     in_parts = any(buffer.block == name for buffer in buffers.values())
     floats = buffers[name].dtype not in INTEGERS
-    taken = all(isinstance(each, OF_ANY_STRIDES) for each in touching)
+    taken = all(getattr(operation, "any_strides", False) for operation in touching)
     return bool(touching) and taken and floats and not in_parts

@@ -11,7 +11,6 @@ from typing import Any
 
 from ooc_cudnn.devices.base import Device, Recorded, Run
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.outside import is_outside
 from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.pipeline.views import Source
@@ -38,7 +37,7 @@ def may_be_recorded(program: Program, pieces: int) -> bool:
     """
     tasks = list(program.tasks)
     takes_part = any(spec.placement not in PLACEMENTS for spec in program.given.values()) or any(
-        task.is_on_host or is_outside(task.request.chain) for task in tasks
+        task.is_on_host or task.request.chain.is_external for task in tasks
     )
     return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= ahead_of(program, pieces)
 

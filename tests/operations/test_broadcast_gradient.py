@@ -7,10 +7,10 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import operations
+from ooc_cudnn.operations.activation_backward import PreluGradient
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient, BroadcastSum
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.per_site import PreluGradient
 from tests.support.every_split import check_every_split, rounded
 
 torch = pytest.importorskip("torch")

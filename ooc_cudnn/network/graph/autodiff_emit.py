@@ -18,7 +18,7 @@ from ooc_cudnn.network.ir.tensor import (
 from ooc_cudnn.operations.activation import Activation
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.per_site import Addition
+from ooc_cudnn.operations.op_tensor import Addition
 from ooc_cudnn.operations.splittable import Operand, Region, Splittable
 from ooc_cudnn.settings_table import Settings
 

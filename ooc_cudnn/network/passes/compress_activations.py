@@ -18,6 +18,7 @@ from typing import TypeVar
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, meet
 from ooc_cudnn.operations.activation import Activation
+from ooc_cudnn.operations.activation_backward import ActivationGradient
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.base import Operation
 from ooc_cudnn.operations.chain import Chain
@@ -27,7 +28,6 @@ from ooc_cudnn.operations.masks import (
     MaskedActivationGradient,
     mask_shape,
 )
-from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling import Pooling
 from ooc_cudnn.operations.pooling_indices import IndexedPooling, indexable
 from ooc_cudnn.operations.splittable import Region

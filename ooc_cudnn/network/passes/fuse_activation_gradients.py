@@ -13,13 +13,12 @@ from typing import NamedTuple
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.fuse_gradient_sums import Makers, is_plain_sums
 from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.activation_backward import needs_x
+from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.channel_statistics import SAVED
 from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
 from ooc_cudnn.operations.masks import PASSES
-from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.set_statistics import Normalising
 
 

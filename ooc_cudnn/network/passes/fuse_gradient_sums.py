@@ -19,14 +19,13 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.activation_backward import needs_x
+from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
 from ooc_cudnn.operations.activation_sums import ActivationSums
 from ooc_cudnn.operations.backward_data import BackwardData
 from ooc_cudnn.operations.backward_pooling import BackwardPooling
 from ooc_cudnn.operations.batch_phases import ChannelSums
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.gradient_sums import SUMMED_BESIDE, BiasActivationGradient
-from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling_indices import IndexedPooling
 from ooc_cudnn.operations.splittable import Splittable
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step, Uses
+from ooc_cudnn.operations.activation_backward import ActivationGradient
 from ooc_cudnn.operations.activation_sums import ActivationSums
 from ooc_cudnn.operations.batch_phases import BatchNormalizationData
 from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
@@ -19,7 +20,6 @@ from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
 from ooc_cudnn.operations.layer_normalization import LayerNormalizationGradient
 from ooc_cudnn.operations.local_response import LocalResponseGradient
 from ooc_cudnn.operations.masks import MaskedActivationGradient
-from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.splittable import Splittable
 
 #: Calls whose launches always may write dx where dy is.

@@ -33,7 +33,7 @@ from ooc_cudnn.network.runtime.executable import PLAIN, Making
 from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.runtime.plan_cache import planned
 from ooc_cudnn.network.tiled.tile_grid import Grid, GridBlock
-from ooc_cudnn.network.tiled.tile_step import block_of_step
+from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.rows import ROW_AXIS
 from ooc_cudnn.operations.splittable import Region
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
@@ -131,7 +131,7 @@ class InBlocks:
     def _ready_for(self, place: GridBlock) -> ForwardStep:
         forward = self._ready.get(place.kind)
         if forward is None:
-            made = block_of_step(self.grid.step, self.grid.output, place.region)
+            made = step_of_tile(self.grid.step, self.grid.output, place.region)
             forward = self._ready[place.kind] = forward_alone(made.step, self._limit)
             forward.counts_given = self._counts_given
         return forward
@@ -213,7 +213,7 @@ class Under(NamedTuple):
         region = tuple(
             (each[at := (len(each) - 1) // 2 - (len(each) == 3)], each[at + 1]) for each in cuts
         )
-        made = block_of_step(step, step.outputs[0], region).step
+        made = step_of_tile(step, step.outputs[0], region).step
         plan = planned("forward", made, self.terms(made, of_block=True)).plan
         blocks = math.prod(len(each) - 1 for each in cuts)
         return BlockPlan(tuple(map(tuple, cuts)), plan, plan.seconds * blocks)

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import common
-from ooc_cudnn.network.tiled.tile_step import block_of_step
+from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.splittable import Region
 from perfmodel.cached import cached_property
 
@@ -60,7 +60,7 @@ class Grid:
             places = []
             for start, stop in pairwise(each):
                 region = (*whole[:axis], (start, stop), *whole[axis + 1 :])
-                made = block_of_step(self.step, self.output, region)
+                made = step_of_tile(self.step, self.output, region)
                 first, last = made.output[axis]
                 kind = made.step, start - first, last - stop
                 places.append((kinds.setdefault(kind, len(kinds)), made.inputs))

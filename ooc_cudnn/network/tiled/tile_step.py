@@ -16,18 +16,16 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, common, counted_from, extents, hull, meet, whole
 from ooc_cudnn.operations.base import Shape
 from ooc_cudnn.operations.blocks import (
-    Block,
-    call_of_block,
-    is_made_in_blocks,
-    may_be_cut,
-    reads_nothing,
-    whole_block,
+    call_of_tile,
+    is_made_in_tiles,
+    may_be_tiled,
+    whole_tile,
 )
 from ooc_cudnn.operations.outside import OutsideCall
-from ooc_cudnn.operations.outside_blocks import Span, WholeImagesError, block_of_outside
+from ooc_cudnn.operations.outside_blocks import Span, WholeImagesError, tile_of_external
 from ooc_cudnn.operations.part_of import PartOf
 from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Region, Splittable
+from ooc_cudnn.operations.splittable import Region, Splittable, Tile
 from ooc_cudnn.operations.window import Range
 from ooc_cudnn.pipeline.program import inside
 
@@ -35,7 +33,7 @@ from ooc_cudnn.pipeline.program import inside
 LASTING = ("parameter", "running")
 
 
-class BlockStep(NamedTuple):
+class TileStep(NamedTuple):
     """A step for a block, the region of each input that it is given, and that of the output.
 
     It may make more of that than was asked for: where another phase reads it, too, with a halo.
@@ -46,7 +44,7 @@ class BlockStep(NamedTuple):
     output: Region
 
 
-def block_of_step(step: Step, output: str, region: Region) -> BlockStep:
+def step_of_tile(step: Step, output: str, region: Region) -> TileStep:
     """The step that makes a region of one output: some images, all channels, some sites.
 
     Raises
@@ -68,7 +66,7 @@ class _Blocks:
         self.needed: dict[str, Region] = {output: region}
         self.tensors: dict[str, Tensor] = {}
 
-    def made(self) -> BlockStep:
+    def made(self) -> TileStep:
         """From the last phase back what each makes; then the tensors and phases of that."""
         found: list[tuple[Phase, Region, Splittable, Mapping[str, Region]]] = []
         for phase in reversed(self.step.phases):
@@ -97,7 +95,7 @@ class _Blocks:
             for name, region in self.needed.items()
             if self.step.tensors[name].kind == "input"
         }
-        return BlockStep(step, inputs, self.needed[self.output])
+        return TileStep(step, inputs, self.needed[self.output])
 
     def _wanted(self, phase: Phase) -> Region | None:
         """The region of its first result that is needed, of all its results together."""
@@ -114,12 +112,12 @@ class _Blocks:
 
     def _call(self, phase: Phase, wanted: Region) -> tuple[Splittable, Mapping[str, Region]]:
         call = phase.call
-        everything = whole_block(call)
+        everything = whole_tile(call)
         shape = call.operands[call.results[0]].shape
         sites = wanted[ROW_AXIS:]
         if self.cuts_images and isinstance(call, OutsideCall):
             return self._outside(phase, call, sites)
-        in_blocks = is_made_in_blocks(call) and may_be_cut(call)
+        in_blocks = is_made_in_tiles(call) and may_be_tiled(call)
         if not in_blocks or len(sites) != len(everything.sites):
             if sites != whole(shape)[ROW_AXIS:]:
                 raise _of_whole_images(phase)
@@ -129,8 +127,8 @@ class _Blocks:
         sites = tuple(
             _with_input(call.along(axis), rows) for axis, rows in enumerate(sites, ROW_AXIS)
         )
-        block = Block(self._images_of(phase), everything.channels, sites)
-        made, regions = call_of_block(call, block)
+        block = Tile(self._images_of(phase), everything.channels, sites)
+        made, regions = call_of_tile(call, block)
         for result in call.results:
             self._need(phase.binds[result], regions[result])
         return made, regions
@@ -147,7 +145,7 @@ class _Blocks:
         )
         lasting = {name for name in call.loaded if self._is_lasting(phase.binds[name])}
         try:
-            return block_of_outside(call, self.images, cut, lasting)
+            return tile_of_external(call, self.images, cut, lasting)
         except WholeImagesError as error:
             raise _of_whole_images(phase) from error
 
@@ -224,7 +222,7 @@ class _Blocks:
 def _with_input(turned: Splittable, rows: Range) -> Range:
     """The least rows around these for which no operand is without rows."""
     extent = turned.extents.h_y
-    while reads_nothing(turned, rows) and rows != (0, extent):
+    while turned.reads_nothing(rows) and rows != (0, extent):
         rows = max(0, rows[0] - 1), min(extent, rows[1] + 1)
     return rows
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
+from ooc_cudnn.operations.activation_backward import ActivationGradient
 from ooc_cudnn.operations.masks import MaskedActivation
-from ooc_cudnn.operations.per_site import ActivationGradient
 from ooc_cudnn.operations.pooling_indices import IndexedPooling
 from tests.support import drawn_kinds
 from tests.support.drawn_networks import drawn_network

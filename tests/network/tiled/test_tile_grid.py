@@ -6,7 +6,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.tiled.tile_grid import Grid
-from ooc_cudnn.network.tiled.tile_step import block_of_step
+from ooc_cudnn.network.tiled.tile_step import step_of_tile
 
 
 def strided(shape):
@@ -31,7 +31,7 @@ def test_blocks_of_a_kind_run_the_same_step(cuts):
     kinds = {}
     count = 0
     for place in Grid(step, cuts):
-        alone = block_of_step(step, y.name, place.region)
+        alone = step_of_tile(step, y.name, place.region)
         assert place.inputs == alone.inputs
         beyond = tuple(
             (a - b, c - d) for (a, c), (b, d) in zip(alone.output, place.region, strict=True)

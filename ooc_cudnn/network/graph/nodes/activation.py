@@ -8,9 +8,8 @@ from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations import activation
-from ooc_cudnn.operations.activation_backward import needs_x
+from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
 from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.per_site import ActivationGradient
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ooc_cudnn.operations.backward_filter import BackwardFilter
 from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
 from ooc_cudnn.operations.chain import Chain
 from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.per_site import Addition
+from ooc_cudnn.operations.op_tensor import Addition
 from ooc_cudnn.settings_table import Settings
 
 
