@@ -22,7 +22,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import is_staged
 from ooc_cudnn.functions.call.explain import describe_call, planned_call
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan

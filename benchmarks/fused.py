@@ -24,15 +24,19 @@ import perfmodel
 from benchmarks import common
 from benchmarks.kernels import Clock
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward, NormaliseSums
-from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution, is_faster_fused
-from ooc_cudnn.operations.gradient_sums import GradientSums
-from ooc_cudnn.operations.launches import Launch
-from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution, is_faster_fused
+from ooc_cudnn.operations.core.launch import Launch
+from ooc_cudnn.operations.core.pointwise import Pointwise
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from ooc_cudnn.operations.elementwise.binary import OpTensor
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
+from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
+from ooc_cudnn.operations.normalization.batch_launches import (
+    Normalise,
+    NormaliseBackward,
+    NormaliseSums,
+)
 from ooc_cudnn.tensor import ACCUMULATOR, DTYPES, packed_strides
 
 NAME = "fused"

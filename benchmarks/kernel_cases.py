@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.launches import Launch
-from ooc_cudnn.operations.pointwise import Relayout
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+from ooc_cudnn.operations.core.launch import Launch
+from ooc_cudnn.operations.core.pointwise import Relayout
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
+from ooc_cudnn.operations.softmax.channels import Softmax, SoftmaxBackward
 from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Axes of (n, c, h, w) from the outermost in memory to the innermost.

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.pooling.forward import Pooling
 
 Operation = Convolution | Pooling
 #: Whether float32 may be computed as TF32, by precision.

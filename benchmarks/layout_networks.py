@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.layout_cases import Operation
 from benchmarks.layout_rates import JUDGED_BATCHES, TOLERANCE, Rates
 from benchmarks.layout_ways import ORDERS, Run
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.pricing.layouts import Rule, Step, cheapest, throughout
 
 #: Steps of a network that only leave a map in NCHW.

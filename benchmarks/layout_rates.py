@@ -25,8 +25,8 @@ from ooc_cudnn.devices.kernels.pointwise import plan_pointwise
 from ooc_cudnn.devices.kernels.pooling import plan_pooling
 from ooc_cudnn.devices.kernels.relayout import plan_relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import is_faster_fused
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import is_faster_fused
 from ooc_cudnn.pricing.layouts import Step
 
 #: Batches of a first timing, which tells what is chosen; and of the judged ones.

@@ -25,11 +25,11 @@ from ooc_cudnn.devices.engines import Engine, EngineFailedError
 from ooc_cudnn.devices.kernels import launch as launching
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, ConvolutionBackwardFilter
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
-from ooc_cudnn.operations.launches import Launch
-from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution, ConvolutionBackwardFilter
+from ooc_cudnn.operations.core.launch import Launch
+from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
 from ooc_cudnn.tensor import same_strides
 
 Run = Callable[[], None]

@@ -28,7 +28,7 @@ from benchmarks.layout_ways import (
     Operands,
     Run,
 )
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.pricing.layouts import Profiled, Rule, calibrated, cheapest
 
 NAME = "layouts"

@@ -23,12 +23,12 @@ from functools import cache
 
 from ooc_cudnn.devices.engines import MEASURED, Option, front
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardFilter,
     forward_of,
 )
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import ITEM_BYTES
 from perfmodel import MachineModel, Work, shipped
 

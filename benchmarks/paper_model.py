@@ -18,7 +18,7 @@ from benchmarks.pages.blocks import Block, markdown, stored
 from benchmarks.paper_figures import CUDNN_GFLOPS, TABLE_4, Size, Span
 from benchmarks.searches import Prices, exhaustive, local, ordered
 from ooc_cudnn.functions.call.explain import plan_request
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.simulate import simulate
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import make_plan

@@ -14,42 +14,46 @@ from functools import partial
 from typing import Any
 
 from benchmarks.kernel_cases import Case, Laid, Tensors, softmax_gradient
-from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.backward_resampling import ResamplingBackward
-from ooc_cudnn.operations.batch_normalization import (
-    Moments,
-    Normalise,
-    NormaliseBackward,
-    NormaliseSums,
+from ooc_cudnn.operations.core.launch import Launch
+from ooc_cudnn.operations.core.pointwise import Pointwise
+from ooc_cudnn.operations.elementwise.activation_bitmask import (
+    MaskedGradient,
+    SlopeMask,
+    mask_shape,
 )
-from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
-from ooc_cudnn.operations.channel_argmax import ChannelArgmax
-from ooc_cudnn.operations.dropout import Dropout
-from ooc_cudnn.operations.gradient_sums import GradientSums
-from ooc_cudnn.operations.images import CastScale
-from ooc_cudnn.operations.launches import Launch
-from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
-from ooc_cudnn.operations.losses import (
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from ooc_cudnn.operations.elementwise.binary import OpTensor
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
+from ooc_cudnn.operations.elementwise.dropout import Dropout
+from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
+from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.losses.launches import (
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,
     ElementLossBackward,
 )
-from ooc_cudnn.operations.masks import MaskedGradient, SlopeMask, mask_shape
-from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.pointwise import Pointwise
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import PoolingIndices
-from ooc_cudnn.operations.resampling_arguments import adaptive_pooling, interpolation, padded
-from ooc_cudnn.operations.set_statistics import (
+from ooc_cudnn.operations.normalization.batch_launches import (
+    Moments,
+    Normalise,
+    NormaliseBackward,
+    NormaliseSums,
+)
+from ooc_cudnn.operations.normalization.local_response import LocalResponse, LocalResponseBackward
+from ooc_cudnn.operations.normalization.set_reduction import (
     NormaliseSets,
     NormaliseSetsBackward,
     SetMoments,
     SetSums,
     unit_of,
 )
-from ooc_cudnn.operations.softmax import (
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
+from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
+from ooc_cudnn.operations.resampling.arguments import adaptive_pooling, interpolation, padded
+from ooc_cudnn.operations.resampling.gradient import ResamplingBackward
+from ooc_cudnn.operations.softmax.argmax import ChannelArgmax
+from ooc_cudnn.operations.softmax.channels import (
     ImageMaximum,
     ImageProductSum,
     ImageSoftmax,

@@ -22,7 +22,7 @@ from ooc_cudnn.bench.direct import view
 from ooc_cudnn.bench.placing import on_device
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 
 NAME = "results_pool"
 SHAPES = ((64, 64, 224, 224), (64, 128, 112, 112), (64, 512, 14, 14))

@@ -20,8 +20,8 @@ from benchmarks.vdnn_figures import CONV_M, CONVOLUTION_SHARE, LOSSES
 from ooc_cudnn.network.graph.nodes.activation import Activation
 from ooc_cudnn.network.graph.nodes.convolution import Convolution
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import ITEM_BYTES
 from perfmodel import Line, MachineModel, shipped
 

@@ -13,7 +13,7 @@
 // It reaches
 // float32 2 to 77 %, float16 1 to 56 % of a copy's speed on an H100 (docs/kernels.md).
 //
-// A thread makes one element. Places are 64-bit integers, computed as operations/axis_windows.py has
+// A thread makes one element. Places are 64-bit integers, computed as operations/resampling/axis_windows.py has
 // them: the host chose by the same arithmetic which part of x is at hand.
 
 #include "pooling.cuh"

@@ -9,7 +9,7 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, describe
 from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 
 
 def view(array: Any) -> DeviceView:

@@ -21,12 +21,12 @@ from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convol
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Launched, Timing, offsets_of
 from ooc_cudnn.functions.call.explain import splittable_of
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 from perfmodel.machine import LOSSES
 

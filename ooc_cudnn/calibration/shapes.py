@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import DTYPES, TensorSpec, packed_strides
 
 DIRECTIONS = ("forward", "backward_data", "backward_filter")

@@ -20,9 +20,9 @@ from ooc_cudnn.cli.arguments import (
     sizes,
     whole,
 )
-from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.applied import Applied, Incoming
-from ooc_cudnn.operations.window_arguments import per_axis
+from ooc_cudnn.operations.chain_forms.windows_and_norms import Applied, Incoming
+from ooc_cudnn.operations.core.window_arguments import per_axis
+from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel

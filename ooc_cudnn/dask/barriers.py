@@ -18,13 +18,13 @@ import dask.array as da
 from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, counted_from, extents, hull, meet
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.channel_statistics import SAVED
-from ooc_cudnn.operations.global_average import GlobalAverage
-from ooc_cudnn.operations.group_normalization import GroupStatistics
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.normalization.channel_reduction import SAVED
+from ooc_cudnn.operations.normalization.group import GroupStatistics
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.global_average import GlobalAverage
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 

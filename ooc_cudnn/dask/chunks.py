@@ -20,8 +20,8 @@ from dask.core import flatten
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.operations.splittable import Region
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import INTEGERS, ITEM_BYTES, TensorSpec, dtype_name
 

@@ -39,7 +39,7 @@ from ooc_cudnn.network.runtime.inputs import wrong_names
 from ooc_cudnn.network.tiled.infer import forward_alone
 from ooc_cudnn.network.tiled.tile_grid import Grid
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import numpy_dtype
 

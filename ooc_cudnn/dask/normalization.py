@@ -16,11 +16,18 @@ import numpy as np
 from ooc_cudnn.dask.functions import described_as, on_dask
 from ooc_cudnn.dask.lazily import Arrays, as_numpy, described, in_blocks, scaled_to, summed, total
 from ooc_cudnn.devices.host.reduction import merged_moments
-from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelMoments, ChannelSums
-from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.channel_statistics import SAVED
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.normalization.batch_calls import (
+    BatchNormalization,
+    BatchNormalizationGradient,
+)
+from ooc_cudnn.operations.normalization.batch_launches import Normalise
+from ooc_cudnn.operations.normalization.batch_two_phase import (
+    BatchNormalizationData,
+    ChannelMoments,
+    ChannelSums,
+)
+from ooc_cudnn.operations.normalization.channel_reduction import SAVED
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 

@@ -24,7 +24,7 @@ from ooc_cudnn.functions.call.plan import plan_call
 from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.network.tiled.infer import forward_alone
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
-from ooc_cudnn.operations.blocks import call_of_tile
+from ooc_cudnn.operations.core.tiles import call_of_tile
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec

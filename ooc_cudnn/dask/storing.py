@@ -17,7 +17,7 @@ from distributed import CancelledError
 
 from ooc_cudnn.dask.chunks import starts
 from ooc_cudnn.errors import OocError
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 
 
 def to_zarr(

@@ -15,7 +15,7 @@ from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation
 from ooc_cudnn.memory.source import HostArray, Source
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 
 STREAMS = ("copy_in", "compute", "copy_out")
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.errors import InternalError
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import packed_strides, same_strides
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from ooc_cudnn.devices.engines import Engine
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 
 if TYPE_CHECKING:  # these need devices, which have engines
     from ooc_cudnn.devices.engine_kinds import CheckedKind

@@ -19,8 +19,8 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.convolution_forms import KINDS
 from ooc_cudnn.devices.engines import Measured, Option, Tables, front
 from ooc_cudnn.devices.machines import cache_directory, machine_key
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
     result_dtype,

@@ -17,14 +17,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ooc_cudnn.devices.convolution_forms import KINDS
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
     result_dtype,
     with_forward,
 )
-from ooc_cudnn.operations.window import Pair
+from ooc_cudnn.operations.core.ranges import Pair
 from ooc_cudnn.tensor import DTYPES
 
 #: Images of the small problems: engines were seen that are right for the first alone.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ooc_cudnn.devices.cuda.frontend import cudnn_version
 from ooc_cudnn.devices.engine_kinds import CheckedKind
 from ooc_cudnn.devices.engines import Engine
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 
 #: Versions of cuDNN that were searched, without their last figure.
 SEARCHED = ("9.19",)

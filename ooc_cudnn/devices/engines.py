@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
     lying,

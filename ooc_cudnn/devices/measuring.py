@@ -21,7 +21,7 @@ from ooc_cudnn.devices.base import Device, Event, HostArray, running
 from ooc_cudnn.devices.binding import bind, declared
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES, numpy_dtype, packed_strides
 
 Action = Callable[[Any], Any]

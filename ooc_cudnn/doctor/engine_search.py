@@ -18,12 +18,12 @@ from ooc_cudnn.devices.engine_kinds import CheckedKind, problems
 from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
 from ooc_cudnn.devices.verdict_files import save_verdicts, verdicts_of
 from ooc_cudnn.errors import OocError
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import EPILOGUES, PRECISIONS
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.operations.fused_convolution import EPILOGUES, PRECISIONS
 from ooc_cudnn.pipeline.checked_engines import verdict_on
 from ooc_cudnn.tensor import ORDERS
 

@@ -17,9 +17,9 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import small_like
 from ooc_cudnn.devices.engines import Engine
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, with_forward
-from ooc_cudnn.operations.rows import ROW_AXIS, with_padding
-from ooc_cudnn.operations.window import Pair
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, with_forward
+from ooc_cudnn.operations.core.ranges import Pair
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_padding
 from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, Expected, computed
 
 #: Images of the small problem, and its output sites along each axis. Some engines take none so
@@ -105,7 +105,7 @@ def border_pieces(operation: AnyConvolution) -> list[AnyConvolution]:
 
     Examples
     --------
-    >>> from ooc_cudnn.operations.convolution import Convolution
+    >>> from ooc_cudnn.operations.convolution.forward import Convolution
     >>> pieces = border_pieces(Convolution.of((1, 4, 9, 9), (4, 4, 3, 1), padding=(1, 0)))
     >>> [piece.padding for piece in pieces]
     [((1, 0), (0, 0)), ((0, 1), (0, 0)), ((0, 0), (0, 0))]

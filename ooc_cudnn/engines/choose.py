@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ooc_cudnn.devices.engines import MEASURED, Option
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.operations.convolution_backward import AnyConvolution, forward_of, lying
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, lying
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches, with_workspace
 from ooc_cudnn.pricing.request import Request

@@ -30,7 +30,7 @@ from ooc_cudnn.devices.measuring import Bench, Launched, Timing
 from ooc_cudnn.engines.accuracy import Checked, Checks
 from ooc_cudnn.engines.launch_timing import Allowance, time_well
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.gradients import (
     INPUTS,
     AnyConvolution,
     forward_of,
@@ -38,7 +38,7 @@ from ooc_cudnn.operations.convolution_backward import (
     result_dtype,
     with_forward,
 )
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 
 #: An engine is timed well unless another one that takes no more workspace is so many times faster,
 #: or any other one so many times; of these one launch is all, if it takes so many seconds. (cuDNN
@@ -389,7 +389,7 @@ def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
 
     Examples
     --------
-    >>> from ooc_cudnn.operations.convolution import Convolution
+    >>> from ooc_cudnn.operations.convolution.forward import Convolution
     >>> of_64, of_96 = (Convolution.of((n, 8, 9, 9), (8, 8, 3, 3)) for n in (64, 96))
     >>> on_fewer_images(of_64, 0.1).x_shape, on_fewer_images(of_96, 0.9).x_shape
     ((4, 8, 9, 9), (64, 8, 9, 9))

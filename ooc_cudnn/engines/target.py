@@ -12,10 +12,10 @@ from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Option
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.launches_on import launches_on
-from ooc_cudnn.operations.splittable import Splittable
-from ooc_cudnn.operations.wider import channels_of_wider, takes_wider
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.launch_cache import launches_on
+from ooc_cudnn.operations.core.strided_views import channels_of_wider, takes_wider
 from ooc_cudnn.pipeline.program import Home, Program, Task
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace

@@ -28,7 +28,7 @@ from ooc_cudnn.engines.launch_timing import Allowance, time_well
 from ooc_cudnn.engines.measure import Deadline, Tuning
 from ooc_cudnn.engines.target import Planned, PlannedPart
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
 from perfmodel import MachineModel, Work

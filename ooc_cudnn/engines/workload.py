@@ -11,13 +11,13 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, Kind, Measured, Option, Tables
 from ooc_cudnn.engines.accuracy import border_pieces
 from ooc_cudnn.engines.measure import PRUNED_AT, launched_of, on_fewer_images
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     alone,
     forward_of,
     lying,
 )
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.pricing.request import Request

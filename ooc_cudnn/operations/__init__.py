@@ -3,7 +3,15 @@
 The pure descriptions behind them, one file each, are in this package's modules.
 """
 
-from ooc_cudnn.operations.applied import (
+from ooc_cudnn.operations.chain_forms.shapes import (
+    AdaptivePooling,
+    Crop,
+    Interpolation,
+    LocalResponseNormalization,
+    Pad,
+    TransposedConvolution,
+)
+from ooc_cudnn.operations.chain_forms.windows_and_norms import (
     Activation,
     AddTensor,
     BatchNormalization,
@@ -12,14 +20,6 @@ from ooc_cudnn.operations.applied import (
     OpTensor,
     Pooling,
     PRelu,
-)
-from ooc_cudnn.operations.applied_shapes import (
-    AdaptivePooling,
-    Crop,
-    Interpolation,
-    LocalResponseNormalization,
-    Pad,
-    TransposedConvolution,
 )
 
 __all__ = [

@@ -16,7 +16,7 @@ from ooc_cudnn.devices.engine_kinds import problems, small_like
 from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
 from ooc_cudnn.devices.engines import EngineFailedError
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, Expected, computed
 from ooc_cudnn.telling import warn_once
 

@@ -12,8 +12,8 @@ import numpy as np
 from ooc_cudnn.devices.base import Device, Event, running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     INPUTS,
     AnyConvolution,
     ConvolutionBackwardData,
@@ -23,7 +23,7 @@ from ooc_cudnn.operations.convolution_backward import (
     result_dtype,
     with_forward,
 )
-from ooc_cudnn.operations.launches import Launch
+from ooc_cudnn.operations.core.launch import Launch
 from ooc_cudnn.pipeline.verify import rounding_share
 from ooc_cudnn.tensor import SMALLEST_STEP, numpy_dtype, packed_strides
 

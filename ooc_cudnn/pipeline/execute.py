@@ -16,7 +16,7 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import Device, Event, Run, running
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.bound_steps import BoundSteps
 from ooc_cudnn.pipeline.checked_engines import check_engines

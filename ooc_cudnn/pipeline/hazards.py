@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.pipeline.program import Home, byte_range, inside
 
 #: The latest step of each stream.

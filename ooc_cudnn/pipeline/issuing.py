@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.pipeline.hazards import Hazards, Latest, later
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_OUT, Move, Program, chunks
 from ooc_cudnn.pipeline.steps import NO_BUFFERS, Place, Step

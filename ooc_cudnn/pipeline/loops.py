@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Accumulation, Piece, Splittable
+from ooc_cudnn.operations.core.call import AXES, SWEEP, Accumulation, Piece, Splittable
 from ooc_cudnn.pricing.loop_orders import runs_down
 from perfmodel import Split
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request, worth_threads
 from ooc_cudnn.tensor import TensorSpec

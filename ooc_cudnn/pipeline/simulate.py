@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.memory.blocks import rows_of
-from ooc_cudnn.operations.pointwise import Relayout
+from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.repeated import may_be_recorded

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 
 NO_BUFFERS: Mapping[str, Buffer] = MappingProxyType({})
 

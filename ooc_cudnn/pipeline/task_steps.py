@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 
-from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.launches_on import launches_on
-from ooc_cudnn.operations.splittable import Piece, Region
+from ooc_cudnn.operations.core.call import Piece, Region
+from ooc_cudnn.operations.core.launch import Buffer, Launch
+from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.pipeline.hazards import Latest, later
 from ooc_cudnn.pipeline.issuing import Issuer
 from ooc_cudnn.pipeline.loops import check_order, pieces

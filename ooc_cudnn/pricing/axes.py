@@ -11,8 +11,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from ooc_cudnn.memory.blocks import rows_of
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Piece
-from ooc_cudnn.operations.window import Range, Ranges
+from ooc_cudnn.operations.core.call import AXES, SWEEP, Piece
+from ooc_cudnn.operations.core.ranges import Range, Ranges
 from ooc_cudnn.pricing.request import Direction, Request
 from perfmodel.cached import cached_property
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.chain_builder import SEPARATOR
-from ooc_cudnn.operations.launches import Launch
-from ooc_cudnn.operations.per_element import PerElement
-from ooc_cudnn.operations.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.chain.lowering import SEPARATOR
+from ooc_cudnn.operations.core.elementwise import PerElement
+from ooc_cudnn.operations.core.launch import Launch
+from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
 from ooc_cudnn.pricing.layouts import Step, cheapest, throughout
 from ooc_cudnn.pricing.request import Request
 

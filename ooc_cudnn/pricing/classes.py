@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.splittable import Accumulation, Piece
+from ooc_cudnn.operations.core.call import Accumulation, Piece
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.pricing.search import Search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.units import format_bytes, format_seconds
 
 #: A `Plan`, which prints itself by this file: named here, the two would close a circle.

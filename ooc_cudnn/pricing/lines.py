@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc_cudnn.operations.splittable import ALONE, AXES, Accumulation, Piece
+from ooc_cudnn.operations.core.call import ALONE, AXES, Accumulation, Piece
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces, Values, product

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
-from ooc_cudnn.operations.splittable import AXES, SWEEP, Splittable
+from ooc_cudnn.operations.core.call import AXES, SWEEP, Splittable
 
 LoopOrder = tuple[str, ...]
 

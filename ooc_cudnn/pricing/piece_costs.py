@@ -6,9 +6,9 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.launches_on import launches_on
-from ooc_cudnn.operations.splittable import Accumulation, Piece
+from ooc_cudnn.operations.core.call import Accumulation, Piece
+from ooc_cudnn.operations.core.launch import Buffer, Launch
+from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ITEM_BYTES
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ooc_cudnn.operations.rows import ROW_AXIS
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.pricing.explain import explained
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_seconds

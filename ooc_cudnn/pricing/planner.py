@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pricing.chain_layouts import by_layout, layouts_to_plan
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.plan import Alternative, Plan

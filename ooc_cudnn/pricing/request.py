@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.operations.pointwise import Relayout
-from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.pointwise import Relayout
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.splittable import SWEEP
+from ooc_cudnn.operations.core.call import SWEEP
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.pieces import Pieces, Values, product
 from ooc_cudnn.pricing.plan import DEEPEST

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.splittable import ALONE, AXES, SWEEP
+from ooc_cudnn.operations.core.call import ALONE, AXES, SWEEP
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.pricing.axes import Axes
 from ooc_cudnn.pricing.classes import counted, piece_classes, stacked
 from ooc_cudnn.pricing.lines import Sizes, spread

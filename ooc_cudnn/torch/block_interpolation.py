@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ooc_cudnn.operations.outside_blocks import Span, WholeImagesError
+from ooc_cudnn.operations.external.tiles import Span, WholeImagesError
 from ooc_cudnn.torch.block_rules import Made, Wanted, block_rule, lead_of, only
 from ooc_cudnn.torch.graph import Operation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ooc_cudnn.operations.outside_blocks import Span, Spans, WholeImagesError, whole_spans
+from ooc_cudnn.operations.external.tiles import Span, Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch.block_rules import (
     Made,
     Wanted,

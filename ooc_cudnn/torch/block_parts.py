@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.operations.outside_blocks import Spans, WholeImagesError, whole_spans
+from ooc_cudnn.operations.external.tiles import Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch import block_interpolation, block_moves, block_windows  # noqa: F401  (rules)
 from ooc_cudnn.torch.block_rules import Made, joined, part_of_operation
 from ooc_cudnn.torch.graph import Operation, Value, replaced

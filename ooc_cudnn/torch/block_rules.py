@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.operations.outside_blocks import Span, Spans, WholeImagesError, whole_spans
+from ooc_cudnn.operations.external.tiles import Span, Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch.autocast import AUTOCAST
 from ooc_cudnn.torch.graph import Operation, Value
 from ooc_cudnn.torch.image_axes import ALONG, PER_ELEMENT

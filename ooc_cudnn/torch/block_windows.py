@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.operations.outside_blocks import Span, WholeImagesError
+from ooc_cudnn.operations.external.tiles import Span, WholeImagesError
 from ooc_cudnn.torch.block_rules import Made, Wanted, block_rule, lead_of, made_of, only, uncut
 from ooc_cudnn.torch.graph import Operation
 

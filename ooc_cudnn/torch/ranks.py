@@ -12,8 +12,8 @@ import torch
 from torch import distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ooc_cudnn.operations.channel_statistics import STATES
-from ooc_cudnn.operations.outside import Cost, How
+from ooc_cudnn.operations.external.calls import Cost, How
+from ooc_cudnn.operations.normalization.channel_reduction import STATES
 from ooc_cudnn.torch.errors import RanksError
 from ooc_cudnn.torch.region import on_stream, tensor_on
 

@@ -23,8 +23,8 @@ from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ooc_cudnn.operations.outside import Cost, Drawn, How
-from ooc_cudnn.operations.outside_blocks import PartOfComputation, Spans
+from ooc_cudnn.operations.external.calls import Cost, Drawn, How
+from ooc_cudnn.operations.external.tiles import PartOfComputation, Spans
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.block_parts import part_in_block

@@ -5,8 +5,8 @@ import pytest
 from benchmarks import mo_sos, mo_sos_machine
 from benchmarks.mo_sos_replay import UNET, VGG, keep_all, padded_unet
 from benchmarks.pages.blocks import stored
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 
 #: Node v18 of VGG-19.
 V18 = Convolution.of((144, 256, 56, 56), (256, 256, 3, 3), padding=1)

@@ -9,10 +9,10 @@ import pytest
 from ooc_cudnn.devices.binding import bind, declared
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import InternalError
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardData
-from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.pointwise import Relayout
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardData
+from ooc_cudnn.operations.core.launch import Buffer, Launch
+from ooc_cudnn.operations.core.pointwise import Relayout
 
 CONVOLUTION = Convolution.of((2, 3, 6, 5), (4, 3, 1, 1), stride=2)
 LAUNCH = Launch(CONVOLUTION, ("x", "w"), "y")

@@ -9,7 +9,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.call.explain import plan, plan_request
 from ooc_cudnn.memory.arena import Arena
-from ooc_cudnn.operations.pointwise import Relayout
+from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed, simulate

@@ -19,7 +19,7 @@ from ooc_cudnn.devices.verdict_files import (
     verdicts_of,
     verdicts_path,
 )
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.telling import forget_warnings
 
 KIND = CheckedKind.of(Convolution.of((2, 8, 9, 9), (8, 8, 3, 3), padding=1))

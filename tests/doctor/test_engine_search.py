@@ -11,7 +11,7 @@ from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdic
 from ooc_cudnn.doctor import engine_report, engine_search
 from ooc_cudnn.doctor.engine_search import search_engines, searched_kinds
 from ooc_cudnn.errors import OocError
-from ooc_cudnn.operations.convolution_backward import forward_of
+from ooc_cudnn.operations.convolution.gradients import forward_of
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine
 from tests.support.tuned import call, engines_maker
 

@@ -18,7 +18,7 @@ from ooc_cudnn.functions.call import call_cache
 from ooc_cudnn.functions.call.call_cache import forget_calls, remembered
 from ooc_cudnn.memory import limit
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.settings import current
 from perfmodel import shipped
 

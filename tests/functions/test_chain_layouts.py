@@ -12,7 +12,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import operations
 from ooc_cudnn.functions.call.explain import describe_call
-from ooc_cudnn.operations.chain_builder import SEPARATOR
+from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from ooc_cudnn.pricing.chain_layouts import (
     WORTH_DIFFERING,
     by_layout,

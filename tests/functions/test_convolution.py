@@ -10,10 +10,10 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.activation import MODES, Activation, check_mode
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.elementwise.activation import MODES, Activation, check_mode
+from ooc_cudnn.operations.elementwise.binary import AddTensor
 from tests.support import reference
 from tests.support.forced import Forced, legal_splits
 from tests.support.function_cases import LAID, channels_last

@@ -8,7 +8,7 @@ from ooc_cudnn.devices import engine_verdicts, get_device
 from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdicts_path
 from ooc_cudnn.doctor.engine_search import SECONDS, search_engines, searched_kinds
 from ooc_cudnn.functions.call.call_cache import forget_calls
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 
 cp = pytest.importorskip("cupy")
 

@@ -12,8 +12,8 @@ import ooc_cudnn
 from ooc_cudnn.devices.engine_files import engines_path, forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measured, Option
 from ooc_cudnn.functions.tune.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,

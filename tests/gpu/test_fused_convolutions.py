@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution, is_faster_fused
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution, is_faster_fused
 from ooc_cudnn.pipeline.exactness import Expected
 from tests.support.device_operand import Operand
 

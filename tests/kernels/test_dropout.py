@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.devices.kernels.dropout import advance, dropout
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.dropout import Advance, Dropout
+from ooc_cudnn.operations.elementwise.dropout import Advance, Dropout
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, Operand, assert_close, random
 

@@ -11,8 +11,12 @@ from ooc_cudnn.devices.kernels import arguments, launch
 from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor, prelu_backward
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.activation_backward import ActivationBackward, PreluBackward, needs_x
-from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.elementwise.activation_gradient import (
+    ActivationBackward,
+    PreluBackward,
+    needs_x,
+)
+from ooc_cudnn.operations.elementwise.binary import OpTensor
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random

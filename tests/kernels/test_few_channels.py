@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.layout_ways import direct_plan
 from ooc_cudnn.devices.kernels.launch import launch
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from tests.support.device_operand import Operand, assert_close, random
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from ooc_cudnn.devices.kernels import gradient_sums as kernels_sums
 from ooc_cudnn.devices.kernels.launch import Call
-from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.batch_normalization import NormaliseSums
-from ooc_cudnn.operations.gradient_sums import GradientSums
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
+from ooc_cudnn.operations.normalization.batch_launches import NormaliseSums
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.kernels.test_normalise import data_off_the_kinks, per_channel, vectors
 from tests.support import reference

@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.devices.kernels.images import cast_scale
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.images import CastScale
+from ooc_cudnn.operations.elementwise.stored_integers import CastScale
 from ooc_cudnn.tensor import ACCUMULATOR, packed_strides
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random

@@ -20,7 +20,7 @@ from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.card import ON_CARD, cupy
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close, random

@@ -11,7 +11,7 @@ import pytest
 from ooc_cudnn.devices.kernels import arguments
 from ooc_cudnn.devices.kernels import local_response as response_module
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.local_response import (
+from ooc_cudnn.operations.normalization.local_response import (
     WIDEST_WINDOW,
     LocalResponse,
     LocalResponseBackward,

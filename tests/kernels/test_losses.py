@@ -7,7 +7,8 @@ import pytest
 
 from ooc_cudnn.devices.kernels import losses as kernels_losses
 from ooc_cudnn.devices.kernels import runners
-from ooc_cudnn.operations.losses import (
+from ooc_cudnn.operations.elementwise.reshape import Reshape
+from ooc_cudnn.operations.losses.launches import (
     SIGMOID,
     SQUARED,
     CrossEntropy,
@@ -17,7 +18,6 @@ from ooc_cudnn.operations.losses import (
     LabelWeights,
     Total,
 )
-from ooc_cudnn.operations.reshape import Reshape
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 from tests.support.kernel_runs import run

@@ -7,8 +7,8 @@ import pytest
 
 from ooc_cudnn.devices.kernels import normalise as kernels_normalise
 from ooc_cudnn.devices.kernels.launch import Call
-from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.batch_normalization import (
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,
     MergeMoments,
     MomentsResult,
@@ -17,7 +17,7 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.softmax import MergeImageMaximum
+from ooc_cudnn.operations.softmax.channels import MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support import reference
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random

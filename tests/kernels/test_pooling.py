@@ -19,8 +19,8 @@ from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pooling import pooling
 from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close

@@ -10,8 +10,8 @@ import pytest
 from ooc_cudnn.devices.kernels import gradient_sums as kernels_sums
 from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.launch import Call
-from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
-from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
+from ooc_cudnn.operations.normalization.batch_launches import Moments, NormaliseSums
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, Operand, assert_close, random
 from tests.support.kernel_runs import run

@@ -12,15 +12,15 @@ from ooc_cudnn.devices.kernels import arguments
 from ooc_cudnn.devices.kernels import interpolation as interpolation_module
 from ooc_cudnn.devices.kernels import resampling as resampling_module
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.backward_resampling import BackwardResampling
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward
-from ooc_cudnn.operations.resampling_arguments import (
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.resampling.arguments import (
     adaptive_pooling,
     any_pooling,
     interpolation,
     padded,
 )
+from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward
+from ooc_cudnn.operations.resampling.gradient import BackwardResampling
 from ooc_cudnn.tensor import packed_strides
 from tests.support.device_operand import EPSILON, Operand, assert_close
 from tests.support.kernel_runs import run

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import set_statistics as kernels
-from ooc_cudnn.operations.set_statistics import (
+from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
+from ooc_cudnn.operations.normalization.set_reduction import (
     FoldImages,
     GroupSums,
     MergeGroups,
@@ -22,7 +23,6 @@ from ooc_cudnn.operations.set_statistics import (
     SetSums,
     statistics_shape,
 )
-from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 from tests.support.kernel_runs import run

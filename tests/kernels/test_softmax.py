@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import softmax as kernels_softmax
-from ooc_cudnn.operations.softmax import (
+from ooc_cudnn.operations.softmax.channels import (
     ImageMaximum,
     ImageProductSum,
     ImageSoftmax,

@@ -13,9 +13,9 @@ import pytest
 from ooc_cudnn.devices.kernels import arguments, taking
 from ooc_cudnn.devices.kernels import resampling as resampling_module
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.axis_windows import Windows
-from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward
-from ooc_cudnn.operations.resampling_arguments import cropped, interpolation, padded
+from ooc_cudnn.operations.resampling.arguments import cropped, interpolation, padded
+from ooc_cudnn.operations.resampling.axis_windows import Windows
+from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward
 from tests.support.device_operand import DTYPES, NUMPY, Operand
 from tests.support.kernel_runs import run
 

@@ -11,9 +11,9 @@ from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.call_plans import plan_request
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
+from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from tests.network.runtime.test_engine_tuning import QUICK, algorithms, inputs, network
 from tests.support.fake_cudnn import FakeEngine

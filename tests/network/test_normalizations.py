@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
-from ooc_cudnn.operations.batch_phases import ChannelMoments
+from ooc_cudnn.operations.normalization.batch_two_phase import ChannelMoments
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 

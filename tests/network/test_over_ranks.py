@@ -7,7 +7,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.operations.outside import Cost
+from ooc_cudnn.operations.external.calls import Cost
 from tests.support.network_checks import assert_close
 
 SHAPE = (4, 3, 16, 16)

@@ -11,7 +11,7 @@ import ooc_cudnn
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_step
-from ooc_cudnn.operations.pointwise import Relayout
+from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from perfmodel import shipped

@@ -10,10 +10,10 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.pipeline import ahead
 from ooc_cudnn.pipeline.ahead import RUN_AHEAD_PIECES
 from ooc_cudnn.pipeline.offsets import lay_out

@@ -15,8 +15,8 @@ from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.plan_step import plan_step
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.pipeline import hazards as tracked
 from ooc_cudnn.pipeline import program
 from ooc_cudnn.pipeline.program import Home, Move, Program, Task

@@ -11,8 +11,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.operations.outside import Cost, OutsideCall, Taken
-from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.external.calls import Cost, OutsideCall, Taken
 from ooc_cudnn.pipeline import repeated
 from ooc_cudnn.pipeline.repeated import MOST_RECORDED
 

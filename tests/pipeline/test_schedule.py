@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import AddTensor
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.core.call import AXES
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pricing.planner import distinct_launches

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import AddTensor
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.pricing import planner
 from ooc_cudnn.pricing import request as limits
 from ooc_cudnn.pricing.axes import Axes

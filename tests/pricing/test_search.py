@@ -15,7 +15,7 @@ from benchmarks.searches import Prices, descended, exhaustive, local, ordered
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.explain import plan_request
-from ooc_cudnn.operations.splittable import AXES
+from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pricing import planner
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.search import Search, caution, even_sizes

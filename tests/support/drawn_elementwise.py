@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ooc_cudnn.operations.dropout import Dropout
+from ooc_cudnn.operations.elementwise.dropout import Dropout
 
 
 def multiply(d):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.elementwise.activation import MODES
 from tests.support import drawn_elementwise
 
 #: Modes of activation in PyTorch.

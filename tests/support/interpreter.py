@@ -11,7 +11,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host.device import RUNNERS, WORKSPACE
 from ooc_cudnn.network.passes.inplace_gradients import may_be_in_place
-from ooc_cudnn.operations.part_of import PartOf
+from ooc_cudnn.operations.core.subcall import PartOf
 from ooc_cudnn.tensor import numpy_dtype
 
 LASTING = ("input", "parameter", "running")

@@ -12,8 +12,8 @@ from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Arena
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from tests.support.card import run_on_cpu
 from tests.support.cuda_on_cpu import memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.chain_builder import SEPARATOR
+from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from tests.support.forced import legal_splits
 from tests.support.function_cases import channels_last
 from tests.support.splits import CHAINS, LAYOUTS, RINGS, Split, make, some

@@ -18,8 +18,8 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.memory.files import bases
-from ooc_cudnn.operations.launches import Buffer, Launch
-from ooc_cudnn.operations.pointwise import Relayout
+from ooc_cudnn.operations.core.launch import Buffer, Launch
+from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.tensor import DTYPES, ORDERS, TensorSpec, packed_strides
 from perfmodel import MachineModel

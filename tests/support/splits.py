@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from ooc_cudnn.functions.call.explain import describe_call
-from ooc_cudnn.operations.splittable import SWEEP
+from ooc_cudnn.operations.core.call import SWEEP
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 from tests.support import calls, chains, normalization

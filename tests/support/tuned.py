@@ -9,7 +9,7 @@ from ooc_cudnn import devices
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.engines import trials
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.telling import forget_warnings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, shipped

@@ -7,7 +7,7 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
-from ooc_cudnn.operations.convolution_backward import forward_of
+from ooc_cudnn.operations.convolution.gradients import forward_of
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, engines_maker
 

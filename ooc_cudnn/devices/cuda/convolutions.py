@@ -32,12 +32,12 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
     input_shapes,
 )
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.telling import warn_once
 from perfmodel.cached import cached_property
 

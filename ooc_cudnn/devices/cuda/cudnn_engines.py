@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,

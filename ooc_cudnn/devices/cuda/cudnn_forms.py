@@ -26,8 +26,8 @@ from ooc_cudnn.devices.cuda.cudnn_engines import is_strict
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -37,7 +37,7 @@ from ooc_cudnn.operations.convolution_backward import (
     result_dtype,
     with_forward,
 )
-from ooc_cudnn.operations.rows import ROW_AXIS, with_padding, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_padding, with_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
 _ALIGNMENT = 256

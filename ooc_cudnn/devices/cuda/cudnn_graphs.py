@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     alone,
@@ -16,7 +17,6 @@ from ooc_cudnn.operations.convolution_backward import (
     input_shapes,
     result_dtype,
 )
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
 from ooc_cudnn.tensor import packed_strides
 
 #: Tensor identifiers in a graph: the operation's inputs in their order, and its result.

@@ -12,7 +12,7 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
 from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 
 #: Where not every engine is tried, so many that the heuristics rank are: as many as PyTorch tries.
 MOST_RANKED = 10

@@ -36,9 +36,9 @@ from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.settings import current
 from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import numpy_dtype

@@ -12,7 +12,7 @@ from ooc_cudnn.devices.engine_kinds import CheckedKind
 from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict, Verdicts
 from ooc_cudnn.devices.engines import Engine
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 
 #: Ranks of plans: one whose engine could not be checked is taken where there is no other.
 _FIRST, _LAST = 0, 1

@@ -18,8 +18,8 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host.alike import product, spare_elements
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.window import met
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.core.ranges import met
 
 #: Columns of one block: about a second-level cache.
 BLOCK_BYTES = 2097152

@@ -29,8 +29,8 @@ from ooc_cudnn.devices.host.convolution_backward_filter import (
     convolution_backward_filter,
 )
 from ooc_cudnn.devices.host.linear import joining, sizing
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )

@@ -16,8 +16,8 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.devices.host.chunks import Array, Inputs, arithmetic_dtype
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import ConvolutionBackwardFilter
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 
 #: Sites that one product sums over, at least: adding it to the sums must not outweigh making it.
 LEAST_SITES = 256

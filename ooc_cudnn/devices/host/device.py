@@ -41,7 +41,7 @@ from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.host_memory import free_host_bytes
 from ooc_cudnn.memory.pinned import release
-from ooc_cudnn.operations.launches import Buffer, Launch
+from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import ORDERS, numpy_dtype
 
 #: A view of memory, by address, bytes and flag. An array of ctypes would be a new type each time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
-from ooc_cudnn.operations.dropout import Advance, Dropout
+from ooc_cudnn.operations.elementwise.dropout import Advance, Dropout
 
 
 def dropout(operation: Dropout, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -18,8 +18,9 @@ from ooc_cudnn.devices.host.chunks import (
     of_channels,
     of_images,
 )
-from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.activation_backward import (
+from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.elementwise.activation_gradient import (
     SELECTING,
     SLOPES,
     Activated,
@@ -27,12 +28,11 @@ from ooc_cudnn.operations.activation_backward import (
     PreluBackward,
     needs_x,
 )
-from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
-from ooc_cudnn.operations.images import CastScale
-from ooc_cudnn.operations.op_tensor import COMBINED, OpTensor, wide_shape
-from ooc_cudnn.operations.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.reshape import Reshape
-from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
+from ooc_cudnn.operations.elementwise.binary import COMBINED, OpTensor, wide_shape
+from ooc_cudnn.operations.elementwise.reshape import Reshape
+from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.normalization.batch_launches import Normalise, NormaliseBackward
+from ooc_cudnn.operations.softmax.channels import ImageSoftmax, ImageSoftmaxBackward
 from ooc_cudnn.tensor import numpy_dtype
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ooc_cudnn.devices.host import convolution_backward, elementwise
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 
 
 def fused_convolution(

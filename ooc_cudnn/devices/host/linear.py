@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 
 
 def joined(forward: Convolution) -> Convolution:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype
 from ooc_cudnn.devices.host.softmax import boxes_of_sites
-from ooc_cudnn.operations.local_response import LocalResponse, LocalResponseBackward
+from ooc_cudnn.operations.normalization.local_response import LocalResponse, LocalResponseBackward
 
 
 def local_response(

@@ -10,7 +10,7 @@ import numpy as np
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
 from ooc_cudnn.memory.blocks import boxes
-from ooc_cudnn.operations.losses import (
+from ooc_cudnn.operations.losses.launches import (
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,

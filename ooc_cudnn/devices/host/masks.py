@@ -14,7 +14,12 @@ from ooc_cudnn.devices.host.chunks import (
     chunks,
     kept_where,
 )
-from ooc_cudnn.operations.masks import BITS, PASSES, MaskedGradient, SlopeMask
+from ooc_cudnn.operations.elementwise.activation_bitmask import (
+    BITS,
+    PASSES,
+    MaskedGradient,
+    SlopeMask,
+)
 
 
 def slope_mask(operation: SlopeMask, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
-from ooc_cudnn.operations.outside import Outside
+from ooc_cudnn.operations.external.calls import Outside
 
 
 def outside(operation: Outside, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -17,10 +17,10 @@ from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
 from ooc_cudnn.devices.host.pooling_backward import pooling_backward
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import NOWHERE, PoolingIndices
-from ooc_cudnn.operations.window import Range, met, met_along
+from ooc_cudnn.operations.core.ranges import Range, met, met_along
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
+from ooc_cudnn.operations.pooling.saved_argmax import NOWHERE, PoolingIndices
 
 
 def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -24,10 +24,10 @@ from ooc_cudnn.devices.host.chunks import (
     kept_where,
 )
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.window import Range, met, met_along
+from ooc_cudnn.operations.core.ranges import Range, met, met_along
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
 
 
 def pooling_backward(

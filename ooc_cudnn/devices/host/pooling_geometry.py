@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Box
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.pooling.forward import Pooling
 
 
 def seen(operation: Pooling, axis: int, outputs: Range) -> Range:

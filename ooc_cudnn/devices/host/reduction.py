@@ -19,7 +19,9 @@ from ooc_cudnn.devices.host.chunks import (
     of_images,
 )
 from ooc_cudnn.devices.host.elementwise import before_activation, times_slope
-from ooc_cudnn.operations.batch_normalization import (
+from ooc_cudnn.operations.elementwise.broadcast_reduction import TERMS, BroadcastSum
+from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
+from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,
     MergeMoments,
     Moments,
@@ -28,9 +30,7 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.broadcast_gradient import TERMS, BroadcastSum
-from ooc_cudnn.operations.gradient_sums import GradientSums
-from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
+from ooc_cudnn.operations.softmax.channels import ImageMaximum, ImageProductSum, MergeImageMaximum
 
 
 def broadcast_sum(operation: BroadcastSum, inputs: Inputs, output: Array, workspace: Array) -> None:

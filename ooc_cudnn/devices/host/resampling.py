@@ -9,9 +9,9 @@ import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
-from ooc_cudnn.operations.axis_windows import AxisWindows, moved, reaching, runs, seen
-from ooc_cudnn.operations.resampling import Resampling, ResamplingBackward, scatter_maxima
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.resampling.axis_windows import AxisWindows, moved, reaching, runs, seen
+from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward, scatter_maxima
 
 
 def resampling(operation: Resampling, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -23,9 +23,10 @@ from ooc_cudnn.devices.host.chunks import (
 )
 from ooc_cudnn.devices.host.elementwise import times_slope
 from ooc_cudnn.devices.host.reduction import merged_moments, moments_result
-from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.batch_normalization import MomentsResult
-from ooc_cudnn.operations.set_statistics import (
+from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.normalization.batch_launches import MomentsResult
+from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
+from ooc_cudnn.operations.normalization.set_reduction import (
     FoldImages,
     GroupSums,
     MergeGroups,
@@ -34,7 +35,6 @@ from ooc_cudnn.operations.set_statistics import (
     SetMoments,
     SetSums,
 )
-from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Box, Inputs, Runner, arithmetic_dtype, chunks
-from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+from ooc_cudnn.operations.softmax.channels import Softmax, SoftmaxBackward
 
 
 def softmax(operation: Softmax, inputs: Inputs, output: Array, workspace: Array) -> None:

@@ -9,8 +9,8 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, three
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     forward_of,

@@ -19,7 +19,7 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
-from ooc_cudnn.operations.dropout import Advance, Dropout
+from ooc_cudnn.operations.elementwise.dropout import Advance, Dropout
 
 #: Packs of a thread, all loaded before the first is used.
 UNROLL = 2

@@ -18,12 +18,12 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
-from ooc_cudnn.operations.activation_backward import (
+from ooc_cudnn.operations.elementwise.activation_gradient import (
     ActivationBackward,
     PreluBackward,
     needs_x,
 )
-from ooc_cudnn.operations.op_tensor import OpTensor, wide_shape
+from ooc_cudnn.operations.elementwise.binary import OpTensor, wide_shape
 
 # The numbers are the enumerations `Op` and `Spread` in op_tensor.cu.
 OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3, "prelu": 4, "divide": 5}

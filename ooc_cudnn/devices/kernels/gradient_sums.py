@@ -19,8 +19,8 @@ from ooc_cudnn.devices.kernels.reduction import (
     workspace_bytes,
 )
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.batch_normalization import NormaliseSums
-from ooc_cudnn.operations.gradient_sums import GradientSums
+from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
+from ooc_cudnn.operations.normalization.batch_launches import NormaliseSums
 from ooc_cudnn.tensor import ACCUMULATOR
 
 #: What a thread has. Two packs of four elements are 54 to 80 registers, and three or four blocks on

@@ -21,7 +21,7 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.softmax_plans import ACCURATE, ACCURATE_BACKWARD, BACKWARD, FORWARD
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.softmax import (
+from ooc_cudnn.operations.softmax.channels import (
     ImageMaximum,
     ImageProductSum,
     ImageSoftmax,

@@ -28,7 +28,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     pack_size,
 )
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.local_response import (
+from ooc_cudnn.operations.normalization.local_response import (
     WIDEST_WINDOW,
     LocalResponse,
     LocalResponseBackward,

@@ -13,7 +13,7 @@ from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.losses import (
+from ooc_cudnn.operations.losses.launches import (
     SIGMOID,
     SQUARED,
     CrossEntropy,

@@ -18,7 +18,12 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
-from ooc_cudnn.operations.masks import BITS, MaskedGradient, SlopeMask, mask_shape
+from ooc_cudnn.operations.elementwise.activation_bitmask import (
+    BITS,
+    MaskedGradient,
+    SlopeMask,
+    mask_shape,
+)
 
 
 def _steps_of_bytes(view: DeviceView) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ooc_cudnn.devices.kernels.group_walk import ELEMENTWISE_BLOCKS, walk_channe
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.batch_normalization import (
+from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,
     MergeMoments,
     MomentsResult,
@@ -23,7 +23,7 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.softmax import MergeImageMaximum
+from ooc_cudnn.operations.softmax.channels import MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 
 # The numbers are the enumeration `What` in states.cu.

@@ -6,7 +6,7 @@ from typing import Any
 
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.outside import Outside
+from ooc_cudnn.operations.external.calls import Outside
 from ooc_cudnn.tensor import numpy_dtype
 
 

@@ -21,7 +21,7 @@ from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.pooling.forward import Pooling
 
 # The numbers are the enumeration `Mode` in pooling.cuh.
 MODES = {

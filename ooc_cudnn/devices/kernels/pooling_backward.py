@@ -28,9 +28,9 @@ from ooc_cudnn.devices.kernels.pooling import (
 )
 from ooc_cudnn.devices.kernels.pooling_indices import pooling_from_indices, pooling_indices
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import PoolingIndices
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
+from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
 
 #: Packs of dx that a block of `unpool_tile` makes at once, and lanes among them.
 TILE_PACKS = 2048

@@ -11,9 +11,9 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import PoolingIndices
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
+from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
 
 #: Bytes of the widest operand that a thread moves: two accesses, so that more are under way.
 PACK_BYTES = 2 * WIDEST_ACCESS_BYTES

@@ -23,9 +23,9 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.operations.batch_normalization import Moments, NormaliseSums
-from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
-from ooc_cudnn.operations.rows import cut_axes
+from ooc_cudnn.operations.core.row_axis import cut_axes
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
+from ooc_cudnn.operations.normalization.batch_launches import Moments, NormaliseSums
 from ooc_cudnn.tensor import ACCUMULATOR
 
 # The numbers are the enumeration `Kind` in channel_reduction.cu.

@@ -14,8 +14,8 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import lane_axis, six_axes
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.axis_windows import AxisWindows, Nearest, Windows
-from ooc_cudnn.operations.resampling import Ranges, Resampling, ResamplingBackward
+from ooc_cudnn.operations.resampling.axis_windows import AxisWindows, Nearest, Windows
+from ooc_cudnn.operations.resampling.forward import Ranges, Resampling, ResamplingBackward
 
 # The numbers are the enumeration `Kind` in resampling.cu.
 KINDS: dict[type, int] = {Nearest: 0, Windows: 1}

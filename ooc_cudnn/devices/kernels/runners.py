@@ -28,8 +28,8 @@ from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.reshape import Reshape
+from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.elementwise.reshape import Reshape
 from ooc_cudnn.tensor import packed_strides
 
 

@@ -14,8 +14,9 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
 from ooc_cudnn.devices.kernels.normalise import moments_result
 from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
-from ooc_cudnn.operations.batch_normalization import MomentsResult
-from ooc_cudnn.operations.set_statistics import (
+from ooc_cudnn.operations.normalization.batch_launches import MomentsResult
+from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
+from ooc_cudnn.operations.normalization.set_reduction import (
     FoldImages,
     GroupSums,
     MergeGroups,
@@ -24,7 +25,6 @@ from ooc_cudnn.operations.set_statistics import (
     SetMoments,
     SetSums,
 )
-from ooc_cudnn.operations.site_normalization import NormaliseSites
 from ooc_cudnn.tensor import ACCUMULATOR, packed_strides
 
 SOURCE = "set_statistics.cu"

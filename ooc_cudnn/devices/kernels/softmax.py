@@ -22,7 +22,7 @@ from ooc_cudnn.devices.kernels.softmax_plans import (
     sites_by_channels,
 )
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.softmax import Softmax, SoftmaxBackward
+from ooc_cudnn.operations.softmax.channels import Softmax, SoftmaxBackward
 
 
 def _over_channels(

@@ -21,8 +21,8 @@ from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import SixAxes, aligned_pack, lane_axis, six_axes
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.axis_windows import Windows
-from ooc_cudnn.operations.resampling import Ranges, Resampling
+from ooc_cudnn.operations.resampling.axis_windows import Windows
+from ooc_cudnn.operations.resampling.forward import Ranges, Resampling
 
 #: Packs of a thread of `take_lanes`: those of copies are all loaded before the first is stored.
 UNROLL, UNROLL_SUMS = 4, 1

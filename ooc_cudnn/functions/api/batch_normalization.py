@@ -16,9 +16,12 @@ from ooc_cudnn.functions.call.arguments import (
 )
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.batch_statistics import BatchNormalization, BatchNormalizationGradient
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.normalization.batch_calls import (
+    BatchNormalization,
+    BatchNormalizationGradient,
+)
+from ooc_cudnn.operations.normalization.batch_launches import Normalise
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR, TensorSpec
 from ooc_cudnn.types import Array, ChannelStatistics

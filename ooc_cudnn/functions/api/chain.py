@@ -9,9 +9,9 @@ from ooc_cudnn import operations as applicable
 from ooc_cudnn.functions.call.arguments import channel_vector, shape_of, wide_vector
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.applied import Applied, Incoming
-from ooc_cudnn.operations.base import Operation, numbered
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.chain_forms.windows_and_norms import Applied, Incoming
+from ooc_cudnn.operations.core.operation import Operation, numbered
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 

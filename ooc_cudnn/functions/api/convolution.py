@@ -5,7 +5,7 @@ from __future__ import annotations
 from ooc_cudnn.functions.call.arguments import make_convolution
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, Filters, Padding, Sizes
 

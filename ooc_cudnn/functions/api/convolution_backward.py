@@ -12,10 +12,10 @@ from ooc_cudnn.functions.call.arguments import (
 )
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.backward_data import BackwardData
-from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.window_arguments import convolution_geometry, is_int
+from ooc_cudnn.operations.convolution.data_gradient import BackwardData
+from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.core.window_arguments import convolution_geometry, is_int
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Filters, Padding, Sizes

@@ -11,10 +11,10 @@ from ooc_cudnn.functions.call.arguments import (
 )
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.activation import Activation, check_mode, coef_in
-from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.op_tensor import Addition, check_broadcast
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.elementwise.activation import Activation, check_mode, coef_in
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
+from ooc_cudnn.operations.elementwise.binary import Addition, check_broadcast
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 

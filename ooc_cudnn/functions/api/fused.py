@@ -15,13 +15,13 @@ from ooc_cudnn.functions.call.arguments import (
 )
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.activation import Activation, check_mode, coef_in
-from ooc_cudnn.operations.activation_backward import needs_x
-from ooc_cudnn.operations.base import Operation
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.fused_backward import FusedBackward
-from ooc_cudnn.operations.op_tensor import AddTensor
-from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.fused_gradients import FusedBackward
+from ooc_cudnn.operations.core.operation import Operation
+from ooc_cudnn.operations.elementwise.activation import Activation, check_mode, coef_in
+from ooc_cudnn.operations.elementwise.activation_gradient import needs_x
+from ooc_cudnn.operations.elementwise.binary import AddTensor
+from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, ChannelVector, Filters, Padding, Sizes
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ooc_cudnn.functions.call.arguments import check_dtype, check_shape
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.applied import Incoming, Pooling
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.resampling_arguments import pooling_gradient
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.chain_forms.windows_and_norms import Incoming, Pooling
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.resampling.arguments import pooling_gradient
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, Padding, Sizes
 

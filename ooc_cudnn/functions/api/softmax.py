@@ -7,9 +7,9 @@ from typing import Any
 from ooc_cudnn.functions.call.arguments import check_dtype, check_rank, check_shape
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
-from ooc_cudnn.operations.softmax import ALGORITHMS, MODES, SoftmaxCall, SoftmaxGradient
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.softmax.channels import ALGORITHMS, MODES, SoftmaxCall, SoftmaxGradient
+from ooc_cudnn.operations.softmax.images import ImageSoftmaxCall, ImageSoftmaxGradient
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 

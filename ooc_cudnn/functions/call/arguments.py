@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.operations.applied import Convolution as AppliedConvolution
-from ooc_cudnn.operations.applied import Incoming
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.chain_forms.windows_and_norms import Convolution as AppliedConvolution
+from ooc_cudnn.operations.chain_forms.windows_and_norms import Incoming
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 

@@ -13,7 +13,7 @@ from ooc_cudnn.functions.call.plan import Planned, Target, plan_call
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.files import reserve_file
 from ooc_cudnn.memory.loans import Lent
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import dtype_name
 

@@ -17,7 +17,7 @@ from ooc_cudnn.functions.call.bind import Bound
 from ooc_cudnn.functions.call.plan import Target
 from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import worth_threads

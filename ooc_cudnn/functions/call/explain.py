@@ -16,7 +16,7 @@ from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.plan import Planned, Target
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings import current

@@ -10,7 +10,7 @@ from ooc_cudnn.engines.target import Planned, Target, make_request
 from ooc_cudnn.engines.trials import planned_after_trials
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.plan_chain import plan_in_runs
-from ooc_cudnn.operations.splittable import Operand, Splittable
+from ooc_cudnn.operations.core.call import Operand, Splittable
 from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel

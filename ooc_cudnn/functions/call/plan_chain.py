@@ -13,7 +13,7 @@ from typing import cast
 from ooc_cudnn import forks
 from ooc_cudnn.engines.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.pricing.cutting import (
     SHARE_OF_SMALLEST,
     WORTH_CUTTING,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ooc_cudnn.network.ir.live_ranges import GIVEN, results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.rematerialize import is_repeatable
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.tensor import ITEM_BYTES
 
 #: A tensor of more parts counts as one, of which readers of a part ask nothing.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.network.ir.constraints import OrderSeconds
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.launches_on import launches_on
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.launch_cache import launches_on
+from ooc_cudnn.operations.core.subcall import PartOf
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
 

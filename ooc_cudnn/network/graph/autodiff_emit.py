@@ -15,11 +15,11 @@ from ooc_cudnn.network.ir.tensor import (
     same_but_for_ones,
     whole,
 )
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.op_tensor import Addition
-from ooc_cudnn.operations.splittable import Operand, Region, Splittable
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.call import Operand, Region, Splittable
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.binary import Addition
 from ooc_cudnn.settings_table import Settings
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import numpy_dtype
 
 #: Makes an array of a shape and a dtype; what it draws comes from the generator.

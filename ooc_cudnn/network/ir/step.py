@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.tensor import Place, Tensor, place_of
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
 from perfmodel.cached import cached_property
 
 

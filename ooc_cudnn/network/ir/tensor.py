@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.pipeline.program import inside
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 

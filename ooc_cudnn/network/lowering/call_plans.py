@@ -11,8 +11,8 @@ from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.subcall import PartOf
 from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace, Planner, distinct_launches, make_plan

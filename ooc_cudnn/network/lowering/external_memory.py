@@ -12,10 +12,10 @@ from dataclasses import replace
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import least_bytes
-from ooc_cudnn.operations.outside import OutsideCall, OutsideGradient
-from ooc_cudnn.operations.over_ranks import OverRanks
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.external.calls import OutsideCall, OutsideGradient
+from ooc_cudnn.operations.normalization.cross_rank import OverRanks
 
 #: Of the limit. One image takes what it takes.
 SHARE = 1 / 8

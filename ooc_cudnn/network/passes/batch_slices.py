@@ -19,10 +19,10 @@ from dataclasses import replace
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.passes.microbatch import OfImages, WholeBatchError
-from ooc_cudnn.operations.batch_phases import StatesOfParts
-from ooc_cudnn.operations.channel_statistics import STATES
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.normalization.batch_two_phase import StatesOfParts
+from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
 #: What stands in the name of a statistic of one slab, before the number.
 OF_SLAB = " slab "

@@ -17,20 +17,20 @@ from typing import TypeVar
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, meet
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.activation_backward import ActivationGradient
-from ooc_cudnn.operations.backward_pooling import BackwardPooling
-from ooc_cudnn.operations.base import Operation
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.masks import (
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.operations.core.operation import Operation
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.activation_bitmask import (
     PASSES,
     MaskedActivation,
     MaskedActivationGradient,
     mask_shape,
 )
-from ooc_cudnn.operations.pooling import Pooling
-from ooc_cudnn.operations.pooling_indices import IndexedPooling, indexable
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.pooling.saved_argmax import IndexedPooling, indexable
 
 Kind = TypeVar("Kind", bound=Operation)
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.fuse_gradient_sums import Makers, is_plain_sums
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
-from ooc_cudnn.operations.batch_phases import BatchNormalizationData
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.channel_statistics import SAVED
-from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
-from ooc_cudnn.operations.masks import PASSES
-from ooc_cudnn.operations.set_statistics import Normalising
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.activation_bitmask import PASSES
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
+from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData
+from ooc_cudnn.operations.normalization.channel_reduction import SAVED
+from ooc_cudnn.operations.normalization.group import GroupNormalizationGradient
+from ooc_cudnn.operations.normalization.set_reduction import Normalising
 
 
 def fuse_activation_gradients(step: Step) -> Step:

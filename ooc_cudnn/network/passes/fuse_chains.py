@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
 
 
 def fused(step: Step) -> Step:

@@ -19,15 +19,18 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
-from ooc_cudnn.operations.activation_sums import ActivationSums
-from ooc_cudnn.operations.backward_data import BackwardData
-from ooc_cudnn.operations.backward_pooling import BackwardPooling
-from ooc_cudnn.operations.batch_phases import ChannelSums
-from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.gradient_sums import SUMMED_BESIDE, BiasActivationGradient
-from ooc_cudnn.operations.pooling_indices import IndexedPooling
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.convolution.data_gradient import BackwardData
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.elementwise.gradient_reductions import (
+    SUMMED_BESIDE,
+    BiasActivationGradient,
+)
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
+from ooc_cudnn.operations.normalization.batch_two_phase import ChannelSums
+from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.pooling.saved_argmax import IndexedPooling
 
 
 def summed(step: Step) -> Step:

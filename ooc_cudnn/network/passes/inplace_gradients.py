@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step, Uses
-from ooc_cudnn.operations.activation_backward import ActivationGradient
-from ooc_cudnn.operations.activation_sums import ActivationSums
-from ooc_cudnn.operations.batch_phases import BatchNormalizationData
-from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
-from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
-from ooc_cudnn.operations.layer_normalization import LayerNormalizationGradient
-from ooc_cudnn.operations.local_response import LocalResponseGradient
-from ooc_cudnn.operations.masks import MaskedActivationGradient
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivationGradient
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
+from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradient
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
+from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData
+from ooc_cudnn.operations.normalization.group import GroupNormalizationGradient
+from ooc_cudnn.operations.normalization.layer import LayerNormalizationGradient
+from ooc_cudnn.operations.normalization.local_response import LocalResponseGradient
 
 #: Calls whose launches always may write dx where dy is.
 IN_PLACE = (

@@ -18,8 +18,8 @@ from ooc_cudnn.network.ir.live_ranges import GIVEN
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, whole
 from ooc_cudnn.network.passes.microbatch_sums import run_before, summed_last
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.core.subcall import PartOf
 
 
 class WholeBatchError(ValueError):

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ooc_cudnn.network.cost.compute_seconds import compute_seconds
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.operations.pooling.gradient import BackwardPooling
 from perfmodel import MachineModel
 
 #: What the name of the second tensor ends in.

@@ -16,10 +16,10 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.passes.rematerialize import REMADE, can_be_remade, forward_only, remade
 from ooc_cudnn.network.passes.row_tiling_cache import with_copied_rows
 from ooc_cudnn.network.passes.row_tiling_regions import Stretches
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.rows import ROW_AXIS, height
-from ooc_cudnn.operations.splittable import Region
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
+from ooc_cudnn.operations.core.subcall import PartOf
 
 #: What stands in the names of tensors of bands, before the number.
 OF_BAND = " band "

@@ -17,7 +17,7 @@ from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.rematerialize import REMADE
 from ooc_cudnn.network.passes.row_tiling_regions import Stretches
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
 
 #: Makes stretches of a step, whose banded tensors may be these copies, too.
 Cut = Callable[[Step, frozenset[str]], Stretches]

@@ -13,9 +13,9 @@ from dataclasses import replace
 from ooc_cudnn.network.ir.live_ranges import GIVEN
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.rematerialize import REMADE
-from ooc_cudnn.operations.masks import Bitwise
-from ooc_cudnn.operations.rows import ROW_AXIS, height
-from ooc_cudnn.operations.splittable import Splittable
+from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
+from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
 
 
 class Stretches:

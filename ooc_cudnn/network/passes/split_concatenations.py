@@ -13,12 +13,12 @@ from itertools import pairwise
 from ooc_cudnn.network.ir.live_ranges import results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
-from ooc_cudnn.operations.backward_data import BackwardData
-from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import AddTensor
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.data_gradient import BackwardData
+from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.elementwise.binary import AddTensor
 
 #: The operand of a convolution, or of one of its gradients, that holds what was joined.
 _JOINED = {Chain: "x", BackwardFilter: "x", BackwardData: "dx"}

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.policies.offload import idle, offloaded
-from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.backward_pooling import BackwardPooling
+from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.pooling.gradient import BackwardPooling
 
 
 def vdnn_all(step: Step) -> LiveRanges:

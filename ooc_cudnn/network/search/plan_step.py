@@ -27,7 +27,7 @@ from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.planning import plan_mo_sos
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize, repeated_in_parts
 from ooc_cudnn.network.search.strategies import MOST_BANDS
-from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.operations.core.window_arguments import is_int
 from ooc_cudnn.tensor import ORDERS
 
 NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)

@@ -34,8 +34,8 @@ from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.runtime.plan_cache import planned
 from ooc_cudnn.network.tiled.tile_grid import Grid, GridBlock
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
-from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import MachineModel

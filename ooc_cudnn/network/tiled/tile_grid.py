@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import common
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 from perfmodel.cached import cached_property
 
 

@@ -1,8 +1,8 @@
 """Blocks of inference: the step that makes a part of an output, of parts of the inputs.
 
 A rewrite of a step. From the output back, each phase makes what its readers need of its result, as
-a call for that block (`operations/blocks.py`), so borders are each operation's own: padding lies at
-the borders of the whole map alone. Tensors hold what is needed of them, and no more.
+a call for that block (`operations/core/tiles.py`), so borders are each operation's own: padding
+lies at the borders of the whole map alone. Tensors hold what is needed of them, and no more.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, common, counted_from, extents, hull, meet, whole
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.blocks import (
+from ooc_cudnn.operations.core.call import Region, Splittable, Tile
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.tiles import (
     call_of_tile,
     is_made_in_tiles,
     may_be_tiled,
     whole_tile,
 )
-from ooc_cudnn.operations.outside import OutsideCall
-from ooc_cudnn.operations.outside_blocks import Span, WholeImagesError, tile_of_external
-from ooc_cudnn.operations.part_of import PartOf
-from ooc_cudnn.operations.rows import ROW_AXIS
-from ooc_cudnn.operations.splittable import Region, Splittable, Tile
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.external.calls import OutsideCall
+from ooc_cudnn.operations.external.tiles import Span, WholeImagesError, tile_of_external
 from ooc_cudnn.pipeline.program import inside
 
 #: What lives between steps is whole in every block.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.cuda.cudnn_forms import forms, widened, with_symmetric_rows
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     forward_of,

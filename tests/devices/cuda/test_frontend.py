@@ -8,7 +8,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from tests.support import engines_device
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.fake_frontends import VERSIONS, frontend

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.activation import Activation
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution, is_faster_fused
-from ooc_cudnn.operations.op_tensor import AddTensor
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution, is_faster_fused
+from ooc_cudnn.operations.core.pointwise import Pointwise
+from ooc_cudnn.operations.elementwise.activation import Activation
+from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.tensor import packed_strides
 from tests.support.engines_device import EnginesDevice
 from tests.support.every_split import check_every_split, rounded

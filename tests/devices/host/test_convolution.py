@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.host import convolution as host_convolution
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from tests.support import reference
 
 CASES = [

@@ -13,8 +13,8 @@ from ooc_cudnn.devices.host import convolution_backward as host_convolution_back
 from ooc_cudnn.devices.host import (
     convolution_backward_filter as host_convolution_backward_filter,
 )
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )

@@ -7,11 +7,11 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import elementwise as host_elementwise
-from ooc_cudnn.operations.activation import MODES
-from ooc_cudnn.operations.activation_backward import NEEDING_X, ActivationBackward
-from ooc_cudnn.operations.batch_normalization import Normalise, NormaliseBackward
-from ooc_cudnn.operations.op_tensor import OPS, OpTensor
-from ooc_cudnn.operations.softmax import ImageSoftmax, ImageSoftmaxBackward
+from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.elementwise.activation_gradient import NEEDING_X, ActivationBackward
+from ooc_cudnn.operations.elementwise.binary import OPS, OpTensor
+from ooc_cudnn.operations.normalization.batch_launches import Normalise, NormaliseBackward
+from ooc_cudnn.operations.softmax.channels import ImageSoftmax, ImageSoftmaxBackward
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, assert_same, laid_out, run
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.host import convolution_backward, linear
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )

@@ -10,9 +10,9 @@ import pytest
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import pooling as host_pooling
 from ooc_cudnn.devices.host import pooling_backward as host_pooling_backward
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.pooling import MODES, Pooling
-from ooc_cudnn.operations.window import Rows
+from ooc_cudnn.operations.core.ranges import Rows
+from ooc_cudnn.operations.pooling.forward import MODES, Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
 from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 CASES = {

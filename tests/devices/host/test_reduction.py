@@ -7,7 +7,8 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import reduction as host_reduction
-from ooc_cudnn.operations.batch_normalization import (
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
+from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,
     MergeMoments,
     Moments,
@@ -16,8 +17,7 @@ from ooc_cudnn.operations.batch_normalization import (
     ScaleRow,
     StateRow,
 )
-from ooc_cudnn.operations.broadcast_gradient import BroadcastSum
-from ooc_cudnn.operations.softmax import ImageMaximum, ImageProductSum, MergeImageMaximum
+from ooc_cudnn.operations.softmax.channels import ImageMaximum, ImageProductSum, MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.host_operations import DTYPES, LAYOUTS, UNIT, laid_out, run
 

@@ -7,7 +7,7 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import softmax as host_softmax
-from ooc_cudnn.operations.softmax import ALGORITHMS, Softmax, SoftmaxBackward
+from ooc_cudnn.operations.softmax.channels import ALGORITHMS, Softmax, SoftmaxBackward
 from tests.support.host_operations import DTYPES, LAYOUTS, assert_near, laid_out, run
 
 SHAPES = [(3, 4), (2, 11, 5), (2, 3, 4, 5), (2, 1, 3), (2, 3, 2, 3, 4), (2, 3, 0, 5)]

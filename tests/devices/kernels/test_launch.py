@@ -10,7 +10,7 @@ from ooc_cudnn.devices.kernels.arguments import geometry
 from ooc_cudnn.devices.kernels.launch import Call, Launch
 from ooc_cudnn.devices.kernels.runners import RUNNERS
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.pointwise import Pointwise
+from ooc_cudnn.operations.core.pointwise import Pointwise
 
 SHAPE, STRIDES = (2, 3, 8), (24, 8, 1)
 

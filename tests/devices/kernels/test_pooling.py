@@ -17,10 +17,10 @@ from ooc_cudnn.devices.kernels.pooling_backward import (
 )
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
-from ooc_cudnn.operations.activation_backward import ActivationBackward
-from ooc_cudnn.operations.backward_pooling import PoolingBackward
-from ooc_cudnn.operations.op_tensor import OpTensor
-from ooc_cudnn.operations.pooling import Pooling
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from ooc_cudnn.operations.elementwise.binary import OpTensor
+from ooc_cudnn.operations.pooling.forward import Pooling
+from ooc_cudnn.operations.pooling.gradient import PoolingBackward
 from ooc_cudnn.tensor import packed_strides
 
 

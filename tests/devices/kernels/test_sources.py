@@ -16,7 +16,7 @@ from ooc_cudnn.devices.kernels.convolution_direct import plan as plan_direct
 from ooc_cudnn.devices.kernels.pointwise import plan_pointwise
 from ooc_cudnn.devices.kernels.relayout import plan_relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 
 NVCC = shutil.which(os.environ.get("NVCC") or "nvcc")
 #: `make check` asks for the oldest and the newest that nvcc knows, and Hopper.

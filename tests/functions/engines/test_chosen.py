@@ -13,8 +13,8 @@ from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables, front
 from ooc_cudnn.engines import trials
 from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped

@@ -13,7 +13,7 @@ from ooc_cudnn.devices.engine_files import engines_path, forget_tables, save_tab
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, W, X, call, numbers, planned, tuned
 

@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune.tune import tune
-from ooc_cudnn.operations.fused_convolution import FusedConvolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, W, X

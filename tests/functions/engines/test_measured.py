@@ -18,8 +18,8 @@ from ooc_cudnn.engines.measure import Deadline, Tuning
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )

@@ -15,7 +15,7 @@ from ooc_cudnn.engines.workload import (
 )
 from ooc_cudnn.functions.tune import rounds, tune
 from ooc_cudnn.functions.tune.rounds import measure_what_is_launched
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, W

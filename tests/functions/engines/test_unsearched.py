@@ -10,8 +10,8 @@ from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.devices.engine_verdicts import Verdict
 from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdicts_path
 from ooc_cudnn.functions.call.call_cache import forget_calls
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.convolution_backward import (
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )

@@ -11,7 +11,7 @@ from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.engines.measure import Deadline, Tuning
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune import tune
-from ooc_cudnn.operations.convolution import Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import IMAGE, KIB, RESULTS, numbers, planned, tuned

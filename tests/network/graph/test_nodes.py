@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.operations.activation import MODES
+from ooc_cudnn.operations.elementwise.activation import MODES
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network, values
 

@@ -13,7 +13,7 @@ from ooc_cudnn.network.passes.rematerialize import can_be_remade
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies import by_search_in_slabs, by_slabs
-from ooc_cudnn.operations.batch_phases import StatesOfParts
+from ooc_cudnn.operations.normalization.batch_two_phase import StatesOfParts
 from tests.fuzz.rewrites import Rewritten
 from tests.support.forced import Forced
 from tests.support.network_steps import spilling_plans

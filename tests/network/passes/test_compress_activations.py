@@ -10,9 +10,9 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
-from ooc_cudnn.operations.activation_backward import ActivationGradient
-from ooc_cudnn.operations.masks import MaskedActivation
-from ooc_cudnn.operations.pooling_indices import IndexedPooling
+from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivation
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
+from ooc_cudnn.operations.pooling.saved_argmax import IndexedPooling
 from tests.support import drawn_kinds
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step

@@ -12,13 +12,13 @@ from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.operations.activation_backward import ActivationGradient
-from ooc_cudnn.operations.activation_sums import ActivationSums
-from ooc_cudnn.operations.backward_data import BackwardData
-from ooc_cudnn.operations.batch_phases import BatchNormalizationData, ChannelSums
-from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.gradient_sums import BiasActivationGradient
-from ooc_cudnn.operations.group_normalization import GroupNormalizationGradient
+from ooc_cudnn.operations.convolution.data_gradient import BackwardData
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradient
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
+from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData, ChannelSums
+from ooc_cudnn.operations.normalization.group import GroupNormalizationGradient
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 

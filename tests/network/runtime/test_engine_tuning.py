@@ -8,7 +8,7 @@ from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.engine_files import forget_tables
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.network.runtime import engine_tuning
-from ooc_cudnn.operations.convolution_backward import forward_of
+from ooc_cudnn.operations.convolution.gradients import forward_of
 from ooc_cudnn.pipeline.program import Task
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine, NumericalNote
 from tests.support.tuned import KIB, engines_maker

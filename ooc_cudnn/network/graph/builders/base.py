@@ -12,7 +12,7 @@ from ooc_cudnn.network.graph.initializers import Initial
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.graph.parameters import Parameters
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.base import Shape
+from ooc_cudnn.operations.core.operation import Shape
 
 P = ParamSpec("P")
 B = TypeVar("B", bound="Builders")

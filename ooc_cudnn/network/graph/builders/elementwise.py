@@ -21,11 +21,11 @@ from ooc_cudnn.network.graph.nodes.images import Images
 from ooc_cudnn.network.graph.nodes.prelu import PRelu
 from ooc_cudnn.network.graph.nodes.softmax import Softmax
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations import softmax
-from ooc_cudnn.operations.activation import check_mode, coef_in
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.channel_argmax import ArgmaxCall
-from ooc_cudnn.operations.images import STORED
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.elementwise.activation import check_mode, coef_in
+from ooc_cudnn.operations.elementwise.stored_integers import STORED
+from ooc_cudnn.operations.softmax import channels as softmax
+from ooc_cudnn.operations.softmax.argmax import ArgmaxCall
 from ooc_cudnn.tensor import ACCUMULATOR, dtype_name, rounded_to
 
 

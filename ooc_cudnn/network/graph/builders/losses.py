@@ -14,10 +14,10 @@ from ooc_cudnn.network.graph.nodes.losses import (
     TotalLoss,
 )
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.losses import SIGMOID, SQUARED
-from ooc_cudnn.operations.op_tensor import check_broadcast
-from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.window_arguments import is_int
+from ooc_cudnn.operations.elementwise.binary import check_broadcast
+from ooc_cudnn.operations.losses.launches import SIGMOID, SQUARED
 from ooc_cudnn.tensor import ACCUMULATOR, INTEGERS
 
 

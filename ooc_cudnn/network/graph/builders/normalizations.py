@@ -13,8 +13,8 @@ from ooc_cudnn.network.graph.nodes.batch_normalization import BatchNormalization
 from ooc_cudnn.network.graph.nodes.group_normalization import GroupNormalization
 from ooc_cudnn.network.graph.nodes.local_response import LocalResponseNormalization
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.local_response import LocalResponse
-from ooc_cudnn.operations.window_arguments import is_int
+from ooc_cudnn.operations.core.window_arguments import is_int
+from ooc_cudnn.operations.normalization.local_response import LocalResponse
 from ooc_cudnn.tensor import ACCUMULATOR
 
 

@@ -8,8 +8,8 @@ from ooc_cudnn.network.graph.builders.base import Builders, builder
 from ooc_cudnn.network.graph.initializers import random_state
 from ooc_cudnn.network.graph.nodes.outside import Outside
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.outside import Computation
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.external.calls import Computation
 from ooc_cudnn.tensor import dtype_name
 
 

@@ -10,8 +10,8 @@ from ooc_cudnn.network.graph.nodes.crop import Crop
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.resampling_arguments import cropped, interpolation, padded
-from ooc_cudnn.operations.reshape import flattened
+from ooc_cudnn.operations.elementwise.reshape import flattened
+from ooc_cudnn.operations.resampling.arguments import cropped, interpolation, padded
 from ooc_cudnn.types import Padding, Sizes
 
 

@@ -13,15 +13,16 @@ from ooc_cudnn.network.graph.nodes.pooling import Pooling
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
 from ooc_cudnn.network.graph.nodes.transposed_convolution import TransposedConvolution
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations import convolution, transposed_convolution
-from ooc_cudnn.operations.global_average import of_all_sites
-from ooc_cudnn.operations.resampling_arguments import (
+from ooc_cudnn.operations.convolution import forward as convolution
+from ooc_cudnn.operations.convolution import transposed as transposed_convolution
+from ooc_cudnn.operations.core.window_arguments import is_int, padding_pairs, per_axis
+from ooc_cudnn.operations.elementwise.reshape import flattened
+from ooc_cudnn.operations.pooling.global_average import of_all_sites
+from ooc_cudnn.operations.resampling.arguments import (
     adaptive_pooling,
     any_pooling,
     zeros_around,
 )
-from ooc_cudnn.operations.reshape import flattened
-from ooc_cudnn.operations.window_arguments import is_int, padding_pairs, per_axis
 from ooc_cudnn.types import Padding, Sizes
 
 

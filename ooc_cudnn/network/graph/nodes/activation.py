@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations import activation
-from ooc_cudnn.operations.activation_backward import ActivationGradient, needs_x
-from ooc_cudnn.operations.chain import Chain
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.elementwise import activation
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
 
 
 @dataclass(frozen=True)

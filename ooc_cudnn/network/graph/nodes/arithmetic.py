@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.op_tensor import OpTensor
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.elementwise.binary import OpTensor
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
 
 
 @dataclass(frozen=True)

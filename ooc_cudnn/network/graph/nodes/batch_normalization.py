@@ -9,18 +9,18 @@ from typing import Any
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
-from ooc_cudnn.operations.batch_normalization import Normalise
-from ooc_cudnn.operations.batch_phases import (
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.normalization.batch_launches import Normalise
+from ooc_cudnn.operations.normalization.batch_two_phase import (
     BatchNormalizationData,
     ChannelMoments,
     ChannelSums,
     ChannelVectors,
     ParameterGradients,
 )
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.channel_statistics import SAVED, STATES
-from ooc_cudnn.operations.over_ranks import OverRanks
-from ooc_cudnn.operations.window import Range
+from ooc_cudnn.operations.normalization.channel_reduction import SAVED, STATES
+from ooc_cudnn.operations.normalization.cross_rank import OverRanks
 from ooc_cudnn.tensor import ACCUMULATOR
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor, whole
-from ooc_cudnn.operations.splittable import Region
+from ooc_cudnn.operations.core.call import Region
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.axis_windows import seen
-from ooc_cudnn.operations.backward_resampling import BackwardResampling
-from ooc_cudnn.operations.resampling import Resampling
+from ooc_cudnn.operations.resampling.axis_windows import seen
+from ooc_cudnn.operations.resampling.forward import Resampling
+from ooc_cudnn.operations.resampling.gradient import BackwardResampling
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.dropout import AdvanceCall, DropoutCall
+from ooc_cudnn.operations.elementwise.dropout import AdvanceCall, DropoutCall
 
 
 @dataclass(frozen=True)

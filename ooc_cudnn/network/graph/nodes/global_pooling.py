@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations import pooling
-from ooc_cudnn.operations.backward_pooling import BackwardPooling
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.global_average import GlobalAverage as Average
-from ooc_cudnn.operations.global_average import of_all_sites
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.pooling import forward as pooling
+from ooc_cudnn.operations.pooling.global_average import GlobalAverage as Average
+from ooc_cudnn.operations.pooling.global_average import of_all_sites
+from ooc_cudnn.operations.pooling.gradient import BackwardPooling
 
 #: Sites of a channel whose largest value is not worth two phases.
 FEW_SITES = 2**16

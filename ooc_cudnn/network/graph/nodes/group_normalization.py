@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations import group_normalization, layer_normalization
-from ooc_cudnn.operations.batch_phases import ParameterGradients
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.channel_statistics import SAVED, SUMS, OfStatistics
-from ooc_cudnn.operations.set_statistics import NormaliseSets
-from ooc_cudnn.operations.site_normalization import NormaliseSites
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.normalization import group as group_normalization
+from ooc_cudnn.operations.normalization import layer as layer_normalization
+from ooc_cudnn.operations.normalization.batch_two_phase import ParameterGradients
+from ooc_cudnn.operations.normalization.channel_reduction import SAVED, SUMS, OfStatistics
+from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
+from ooc_cudnn.operations.normalization.set_reduction import NormaliseSets
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ACCUMULATOR
 

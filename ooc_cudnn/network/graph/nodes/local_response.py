@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.local_response import (
+from ooc_cudnn.operations.normalization.local_response import (
     LocalResponse,
     LocalResponseGradient,
 )
-from ooc_cudnn.operations.local_response import (
+from ooc_cudnn.operations.normalization.local_response import (
     LocalResponseNormalization as Call,
 )
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.base import Shape
-from ooc_cudnn.operations.loss_calls import (
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.row_axis import height
+from ooc_cudnn.operations.losses.calls import (
     CrossEntropyCall,
     CrossEntropyGradient,
     ElementLossCall,
@@ -21,8 +22,7 @@ from ooc_cudnn.operations.loss_calls import (
     LabelWeightsCall,
     TotalCall,
 )
-from ooc_cudnn.operations.losses import SQUARED
-from ooc_cudnn.operations.rows import height
+from ooc_cudnn.operations.losses.launches import SQUARED
 
 REDUCTIONS = ("mean", "sum")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.dropout import AdvanceCall
-from ooc_cudnn.operations.outside import Computation, OutsideCall, OutsideGradient, Taken
+from ooc_cudnn.operations.elementwise.dropout import AdvanceCall
+from ooc_cudnn.operations.external.calls import Computation, OutsideCall, OutsideGradient, Taken
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations import pooling
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.resampling import Resampling
-from ooc_cudnn.operations.resampling_arguments import pooling_gradient
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.pooling import forward as pooling
+from ooc_cudnn.operations.resampling.arguments import pooling_gradient
+from ooc_cudnn.operations.resampling.forward import Resampling
 
 
 @dataclass(frozen=True)

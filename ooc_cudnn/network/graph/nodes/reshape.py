@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor, same_but_for_ones
-from ooc_cudnn.operations.reshape import ReshapeCall
+from ooc_cudnn.operations.elementwise.reshape import ReshapeCall
 
 
 @dataclass(frozen=True)

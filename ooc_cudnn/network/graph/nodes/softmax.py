@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.image_softmax import ImageSoftmaxCall, ImageSoftmaxGradient
-from ooc_cudnn.operations.softmax import SoftmaxCall, SoftmaxGradient
+from ooc_cudnn.operations.softmax.channels import SoftmaxCall, SoftmaxGradient
+from ooc_cudnn.operations.softmax.images import ImageSoftmaxCall, ImageSoftmaxGradient
 
 
 @dataclass(frozen=True)

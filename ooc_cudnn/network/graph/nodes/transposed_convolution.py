@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.backward_data import BackwardData
-from ooc_cudnn.operations.backward_filter import BackwardFilter
-from ooc_cudnn.operations.broadcast_gradient import BroadcastGradient
-from ooc_cudnn.operations.chain import Chain
-from ooc_cudnn.operations.convolution import Convolution
-from ooc_cudnn.operations.op_tensor import Addition
+from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.convolution.data_gradient import BackwardData
+from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.elementwise.binary import Addition
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
 from ooc_cudnn.settings_table import Settings
 
 

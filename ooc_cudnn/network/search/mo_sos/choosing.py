@@ -9,8 +9,8 @@ from ooc_cudnn.engines.target import Target
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.ir.step import Phase
 from ooc_cudnn.network.search.mo_sos.problem import Choice
-from ooc_cudnn.operations.convolution_backward import AnyConvolution
-from ooc_cudnn.operations.launches import Buffer
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution
+from ooc_cudnn.operations.core.launch import Buffer
 
 #: Smaller pieces of a call take so many times less beside their operands.
 PIECES = 64

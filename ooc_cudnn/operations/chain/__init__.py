@@ -1,0 +1,1 @@
+"""Chains: operations run back to back on one piece, with the halo of each."""

@@ -1,0 +1,1 @@
+"""The operations of a chain as users write them, with their arrays."""

@@ -1,0 +1,1 @@
+"""Convolutions: forward, fused with what follows, gradients, transposed."""

@@ -1,0 +1,250 @@
+"""Builds the launches of one piece; intermediates of different times share their memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ooc_cudnn.operations.core.call import ALONE, Accumulation, Piece, Splittable
+from ooc_cudnn.operations.core.launch import Buffer, Launch, Launchable
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
+from ooc_cudnn.operations.core.row_axis import with_rows
+from ooc_cudnn.tensor import ACCUMULATOR, INTEGERS
+
+
+class Builder:
+    """The launches of one piece, and its buffers.
+
+    An intermediate made by `scratch` takes the first block that is free, and gives it back in
+    `release`; so blocks depend on the order of operations alone, and are the same in every piece.
+    """
+
+    def __init__(
+        self,
+        call: Splittable,
+        piece: Piece,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation,
+    ) -> None:
+        self.call, self.piece, self.layout = call, piece, layout
+        self.accumulation = accumulation
+        self.accumulating = accumulation != ALONE
+        self.launched: list[Launch] = []
+        self.buffers: dict[str, Buffer] = {}
+        self._busy: set[str] = set()
+        for name, operand in call.operands.items():
+            region = call.region(name, piece)
+            if region is None:
+                continue
+            shape = tuple([stop - start for start, stop in region])
+            self.buffers[name] = Buffer(shape, operand.dtype, orders.get(name, "channels_first"))
+
+    def scratch(self, name: str, shape: Shape, dtype: str, order: str = "channels_first") -> str:
+        """Make an intermediate in the first free block; return its name."""
+        number = 0
+        while (block := f"scratch {number}") in self._busy:
+            number += 1
+        self._busy.add(block)
+        self.buffers[name] = Buffer(shape, dtype, order, block)
+        return name
+
+    def release(self, *names: str) -> None:
+        """Say that intermediates were read for the last time; operands and states stay."""
+        for name in names:
+            if name and self.buffers[name].block.startswith("scratch "):
+                self._busy.discard(self.buffers[name].block)
+
+    def rows_of(self, name: str, part: str, start: int, count: int) -> str:
+        """Call a range of a buffer's rows `part`; return that."""
+        whole, axis = self.buffers[name], self.call.row_axis
+        self.buffers[part] = whole._replace(
+            shape=with_rows(whole.shape, count, axis),
+            block=whole.block or name,
+            rows=(start, whole.shape[axis]),
+            row_axis=axis,
+        )
+        return part
+
+    def state(self, name: str, shape: Shape, dtype: str, order: str = "channels_first") -> str:
+        """Make a buffer that keeps its content from piece to piece."""
+        self.buffers[name] = Buffer(shape, dtype, order)
+        return name
+
+    def launch(self, operation: Launchable, inputs: tuple[str, ...], output: str) -> None:
+        """Launch, unless there is nothing to write."""
+        if 0 not in self.buffers[output].shape:
+            self.launched.append(Launch(operation, inputs, output))
+
+    def in_order(self, name: str, order: str) -> str:
+        """Return the name of a buffer that holds `name` in `order`, re-laying it if need be."""
+        have = self.buffers[name]
+        if have.order == order or len(have.shape) < 3:
+            return name
+        target = self.scratch(f"{name}_relaid", have.shape, have.dtype, order)
+        self.launch(Relayout(have.shape, have.dtype), (name,), target)
+        return target
+
+    def taken(self, name: str, order: str, dtype: str) -> str:
+        """Return the name of a buffer that holds `name` in `order` and in a type, made if need be.
+
+        An operation whose result must be wider than its operands takes these widened. Integers
+        (indices, masks, images, a seed) are taken as they lie.
+        """
+        if self.buffers[name].dtype in INTEGERS:
+            return name
+        laid = self.in_order(name, order)
+        have = self.buffers[laid]
+        if have.dtype == dtype:
+            return laid
+        target = self.scratch(f"{name}_{dtype}", have.shape, dtype, have.order)
+        self.launch(Pointwise(have.shape, have.dtype, dtype), (laid, "", "", ""), target)
+        if laid != name:
+            self.release(laid)
+        return target
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy between buffers of one shape."""
+        have = self.buffers[source]
+        self.launch(Relayout(have.shape, have.dtype), (source,), target)
+
+    def product_dtype(self, result: str) -> str:
+        """The type in which the product of a result is made.
+
+        Of half types float32, where it is added up or scaled: a result is rounded once, after that.
+        """
+        dtype = self.buffers[result].dtype
+        wide = self.accumulating or self.call.scaling(result) != (1, 0)
+        return ACCUMULATOR[dtype] if wide else dtype
+
+    def may_write(self, result: str, dtype: str, order: str) -> bool:
+        """Whether an operation may write a result itself: nothing is left to be done to it."""
+        have = self.buffers[result]
+        return (
+            not self.accumulating
+            and self.call.alpha == 1
+            and self.call.beta == 0
+            and have.dtype == dtype
+            and (have.order == order or len(have.shape) < 3)
+        )
+
+    def make(
+        self,
+        operation: Launchable,
+        inputs: tuple[str, ...],
+        result: str,
+        order: str,
+        *,
+        done: tuple[str, ...] = (),
+        sums: str = "sums",
+    ) -> None:
+        """Compute a result in `order`, or this piece's part of it; add up, and finish.
+
+        `done` are intermediates that the operation is the last to read.
+        """
+        product, dtype = result, self.product_dtype(result)
+        if not self.may_write(result, dtype, order):
+            shape = self.buffers[result].shape
+            product = self.scratch(f"product of {result}", shape, dtype, order)
+        self.launch(operation, inputs, product)
+        self.release(*done)
+        if self.accumulating:
+            if not self.accumulate(product, sums):
+                return
+            product = sums
+        self.finish(product, result)
+
+    def gather(
+        self,
+        name: str,
+        shape: Shape,
+        operation: Launchable,
+        merge: Launchable,
+        inputs: tuple[str, ...],
+    ) -> str:
+        """Sum up a piece, and merge it into what was summed up before; return the state's name."""
+        state = self.state(name, shape, "float64")
+        if self.accumulation.first:
+            self.launch(operation, inputs, state)
+            return state
+        part = self.scratch("part", shape, "float64")
+        self.launch(operation, inputs, part)
+        self.launch(merge, (state, part), state)
+        return state
+
+    def accumulate(self, product: str, sums: str = "sums", into: str = "") -> bool:
+        """Add a product to the sums of its kind; return whether the piece completes them.
+
+        The last addition goes `into` another buffer, if one is named; it may be narrower.
+        """
+        have = self.buffers[product]
+        self.state(sums, have.shape, have.dtype, have.order)
+        if self.accumulation.first:
+            # The first product starts the sums: its launch writes them directly.
+            at = max((i for i, made in enumerate(self.launched) if made.output == product),
+                     default=None)  # fmt: skip
+            if at is not None:
+                self.launched[at] = self.launched[at]._replace(output=sums)
+        else:
+            target = (self.accumulation.last and into) or sums
+            dtype = self.buffers[target].dtype
+            add = Pointwise(have.shape, have.dtype, dtype, has_addend=True)
+            self.launch(add, (product, sums, "", ""), target)
+        self.release(product)
+        return self.accumulation.last
+
+    def finish(
+        self, name: str, result: str, pointwise: Pointwise | None = None, shift: str = ""
+    ) -> None:
+        """From a computed tensor to a result: memory order, an elementwise pass, alpha and beta.
+
+        Parameters
+        ----------
+        pointwise : Pointwise, optional
+            The pass to fuse alpha and beta into; needed to do more than that.
+        shift : str
+            Its shift.
+        """
+        if name == result:
+            return
+        call, target = self.call, self.buffers[result]
+        have = self.buffers[name]
+        plain = call.alpha == 1 and call.beta == 0
+        if pointwise is None and plain and have.dtype == target.dtype:
+            self.copy(name, result)  # of another memory order, or of a state
+            self.release(name)
+            return
+        laid = self.in_order(name, target.order)
+        if laid != name:
+            self.release(name)
+        made = pointwise or Pointwise(have.shape, have.dtype, target.dtype)
+        if not plain or made.dtype != target.dtype:
+            made = replace(made, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
+        self.launch(made, (laid, "", shift, result if call.beta else ""), result)
+        self.release(laid)
+
+
+class Built(Splittable):
+    """A call that says what to launch on a piece to a builder."""
+
+    #: What builds its launches.
+    builder: ClassVar[type[Builder]] = Builder
+
+    def launches(
+        self,
+        piece: Piece,
+        *,
+        layout: str,
+        orders: Mapping[str, str],
+        accumulation: Accumulation = ALONE,
+    ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
+        made = self.builder(self, piece, layout, orders, accumulation)
+        self.build(made)
+        return tuple(made.launched), made.buffers
+
+    @abstractmethod
+    def build(self, build: Any) -> None:
+        """Launch everything on the builder's piece."""

@@ -1,0 +1,1 @@
+"""Operations on each element: activations, binary ones, casts, dropout, their gradients."""

@@ -1,0 +1,217 @@
+"""Gradients of activations: dx from y, dy and, where y does not tell, x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import numpy as np
+from scipy.special import erf, expit
+
+from ooc_cudnn.operations.core.call import Operand, Piece, Region, Tile
+from ooc_cudnn.operations.core.elementwise import OneShape
+from ooc_cudnn.operations.core.launch import Launchable
+from ooc_cudnn.operations.core.operation import Array, Shape
+from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.row_axis import broadcast_region, cut_axes
+from ooc_cudnn.operations.elementwise.binary import wide_shape
+from perfmodel import Work
+from perfmodel.cached import cached_property
+
+
+class Activated(Protocol):
+    """A call or an operation that has an activation."""
+
+    @property
+    def mode(self) -> str:
+        """The activation's."""
+
+    @property
+    def coef(self) -> float:
+        """The activation's."""
+
+    @property
+    def dtype(self) -> str:
+        """Of what it is applied to."""
+
+
+def _elu(y: Array, x: Array, coef: float) -> Array:
+    if coef < 0:  # it folds back
+        return np.where(x <= 0, coef * np.exp(np.minimum(x, 0)), y.dtype.type(1))
+    return np.where(y <= 0, y + coef, y.dtype.type(1))
+
+
+def _swish(y: Array, x: Array, coef: float) -> Array:
+    gate = expit(coef * x)
+    return np.asarray(gate * (1 + coef * x * (1 - gate)))
+
+
+def _gelu(y: Array, x: Array, coef: float) -> Array:
+    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
+
+
+def _hardswish(y: Array, x: Array, coef: float) -> Array:
+    inside = np.where(x < 3, x / 3 + 0.5, 1)
+    return np.where(x <= -3, 0, inside).astype(y.dtype, copy=False)
+
+
+#: Exponentials that a mode's slope evaluates; an error function counts as three of them.
+EXPONENTIALS = {"swish": 1, "gelu": 3}
+
+#: mode -> slope from (y, x, coef), in the type of y; x is y itself where the mode does not need x.
+#: Of NaN it is what the comparisons of PyTorch's CUDA kernels make of it.
+SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
+    "relu": lambda y, x, coef: (~(y <= 0)).astype(y.dtype),
+    "clipped_relu": lambda y, x, coef: (~((y <= 0) | (y >= coef))).astype(y.dtype),
+    "elu": _elu,
+    "sigmoid": lambda y, x, coef: y * (1 - y),
+    "tanh": lambda y, x, coef: (1 - y) * (1 + y),
+    "swish": _swish,
+    "gelu": _gelu,
+    "leaky_relu": lambda y, x, coef: np.where(x > 0, y.dtype.type(1), y.dtype.type(coef)),
+    "hardsigmoid": lambda y, x, coef: ((y > 0) & (y < 1)) * y.dtype.type(1 / 6),
+    "hardswish": _hardswish,
+    "identity": lambda y, x, coef: np.ones_like(y),
+}
+
+#: Modes that are flat somewhere: where their slope is 0, dx is 0 and no product.
+SELECTING = ("relu", "clipped_relu", "hardsigmoid", "hardswish")
+#: Modes whose result never tells the slope.
+NEEDING_X = ("swish", "gelu", "hardswish")
+
+
+def needs_x(mode: str, coef: float) -> bool:
+    """Whether y does not tell the slope: `NEEDING_X`, elu and leaky_relu that fold back.
+
+    >>> needs_x("relu", 0.0), needs_x("gelu", 0.0), needs_x("leaky_relu", -0.5)
+    (False, True, True)
+    """
+    return mode in NEEDING_X or (mode in ("elu", "leaky_relu") and coef < 0)
+
+
+@dataclass(frozen=True)
+class ActivationBackward(OneShape):
+    """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
+
+    Where the slope is 0 by selection (`SELECTING`: relu below 0, clipped_relu outside), dx is 0
+    whatever dy is, as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN
+    gives NaN. At the kink itself the slope is the left one: 0 for relu
+    and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0, and so has
+    hardsigmoid at 1; hardswish at 3 has 1, the right one, as in PyTorch.
+
+    Where y (or x) is NaN the slope is that of PyTorch on a card: 1 of relu, clipped_relu, elu,
+    hardswish and identity, `coef` of leaky_relu, 0 of hardsigmoid, and NaN of the others, which
+    compute it. (PyTorch's CPU kernels have two answers for clipped_relu, elu and hardswish: this
+    one for single elements, another one for vectors of them.)
+
+    Source: cudnnActivationBackward; aten/src/ATen/native/cuda/Activation*Kernel.cu.
+    """
+
+    shape: Shape
+    mode: str
+    coef: float
+    dtype: str
+
+    name = "activation_backward"
+    any_strides = True
+
+    def work(self) -> Work:
+        """Two or three reads and a write."""
+        return self.passes(
+            "/activation_backward",
+            4 if needs_x(self.mode, self.coef) else 3,
+            exponentials=EXPONENTIALS.get(self.mode, 0),
+            problem=self.mode,
+        )
+
+    def reference(self, *inputs: Array) -> Array:
+        y, dy = (array.astype(np.float64) for array in inputs[:2])
+        x = y
+        if len(inputs) > 2 and needs_x(self.mode, self.coef):
+            x = inputs[2].astype(np.float64)
+        found = SLOPES[self.mode](y, x, self.coef)
+        if self.mode in SELECTING:
+            dy = np.where(found == 0, 0.0, dy)
+        return np.asarray(dy * found)
+
+
+@dataclass(frozen=True)
+class PreluBackward(OneShape):
+    """dx = dy where x > 0, else dy * w, from (x, dy, w): w holds one slope, or one per channel.
+
+    NaN in x counts as below 0, as in PyTorch. `OpTensor` with op "prelu" is the forward operation.
+    """
+
+    shape: Shape
+    w_shape: Shape
+    dtype: str
+
+    name = "prelu_backward"
+
+    def work(self) -> Work:
+        """Two reads and a write."""
+        return self.passes("/activation_backward", 3, problem=f"prelu {len(self.w_shape)}")
+
+    def reference(self, *inputs: Array) -> Array:
+        x, dy, w = (array.astype(np.float64) for array in inputs)
+        return np.asarray(dy * np.where(x > 0, 1.0, w.reshape(wide_shape(w.shape, x.ndim))))
+
+
+@dataclass(frozen=True)
+class ActivationGradient(PerSite):
+    """dx from y and dy or, where y does not tell the slope, from x and dy."""
+
+    shape: Shape
+    mode: str
+    coef: float
+    dtype: str
+
+    keeps_channels = True
+    lead = "dy"
+    results = ("dx",)
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Y and dy; or x and dy, x in the place of y too: the NaN of one is in the other."""
+        return ("x", "dy", "x") if needs_x(self.mode, self.coef) else ("y", "dy", "")
+
+    def on_tile(self, tile: Tile) -> Self:
+        return replace(self, shape=tile.shape)
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ActivationBackward:
+        return ActivationBackward(self.piece_shape(piece), self.mode, self.coef, result_dtype)
+
+    def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
+        """A slope of up to 1.2, or coef, that is itself a difference of numbers of size 1."""
+        value = operation.reference(*inputs)  # type: ignore[attr-defined]
+        largest = 4.0 + abs(self.coef) + np.abs(inputs[0]) + np.abs(inputs[-1])
+        return value, np.abs(value) + np.abs(inputs[1]) * largest
+
+
+@dataclass(frozen=True)
+class PreluGradient(PerSite):
+    """dx from x, dy and the slopes w, one or one per channel."""
+
+    shape: Shape
+    w_shape: Shape
+    dtype: str
+
+    lead = "dy"
+    takes = ("x", "dy", "w")
+    results = ("dx",)
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        w = Operand(self.w_shape, self.dtype, cut_axes(self.w_shape))
+        return {**super().operands, "w": w}
+
+    def region(self, name: str, piece: Piece) -> Region:
+        region = super().region(name, piece)
+        return broadcast_region(self.w_shape, region) if name == "w" else region
+
+    def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> PreluBackward:
+        w_shape = tuple(stop - start for start, stop in self.region("w", piece))
+        return PreluBackward(self.piece_shape(piece), w_shape, result_dtype)

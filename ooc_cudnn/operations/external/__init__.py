@@ -1,0 +1,1 @@
+"""What other libraries compute, as calls: cut along images, or in tiles where they say how."""

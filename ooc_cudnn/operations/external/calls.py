@@ -1,0 +1,396 @@
+"""What somebody outside of the library computes: a function on some images, and its gradients.
+
+The library knows its shapes, what it costs and what memory it takes elsewhere on the device; it
+cuts it along the images, and adds up the gradients of what all images share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ooc_cudnn.operations.core.call import (
+    Operand,
+    Piece,
+    Read,
+    Region,
+    Rounding,
+    random_range,
+)
+from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.operation import Array, Shape
+from ooc_cudnn.operations.core.pointwise import Pointwise
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.elementwise.dropout import STATE
+from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
+from perfmodel import Split, Work, pass_work
+from perfmodel.cached import cached_property
+
+IMAGES = frozenset({"n"})
+#: Floating-point operations a byte from which arithmetic is what takes time: an H200 does some
+#: 300 TFLOP/s in TF32, and reads and writes 4 TB/s.
+DENSE_FLOPS_PER_BYTE = 75
+
+
+class Cost(NamedTuple):
+    """What a function takes on so many images.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Device memory beside operands and results, at the most.
+    moved_bytes : int
+        Read and written in device memory, operands and results among them.
+    flops : int
+        Of matrix products.
+    """
+
+    held_bytes: int
+    moved_bytes: int
+    flops: int
+
+
+class Drawn(NamedTuple):
+    """From what random numbers are made: the same for an image however the batch is cut.
+
+    Attributes
+    ----------
+    state : array, shape (2,)
+        A seed, and which step it is.
+    first : int
+        The first image's number in the whole batch.
+    """
+
+    state: Any
+    first: int
+
+
+class How(NamedTuple):
+    """How a function is to be computed.
+
+    Attributes
+    ----------
+    at_once : int
+        The most images at a time: what it takes elsewhere is as much as they take.
+    stream : stream, optional
+        Of the device, in whose order it is.
+    drawn : Drawn, optional
+        From what random numbers are made, where there are some.
+    adds : bool
+        Whether gradients are added to what is there.
+    """
+
+    at_once: int
+    stream: Any = None
+    drawn: Drawn | None = None
+    adds: bool = False
+
+
+class Computation(Protocol):
+    """A function of arrays. It is a frozen dataclass whose fields tell it from all others.
+
+    Arrays are what a device has: NumPy's, or what has ``__cuda_array_interface__``.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called: "aten.softmax"."""
+
+    @property
+    def why(self) -> str:
+        """Why the library does not compute it, in a short line."""
+
+    def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
+        """What it takes; with `wanted` to make the gradients of these inputs."""
+
+    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
+        """Compute y, and write it."""
+
+    def backward(
+        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: How
+    ) -> None:
+        """Compute gradients of inputs by their numbers, and write or add them."""
+
+
+class Taken(NamedTuple):
+    """An input.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+    of_images : bool
+        Whether its first axis is that of the images; each has as many elements of it.
+    """
+
+    shape: Shape
+    dtype: str
+    of_images: bool
+
+
+@dataclass(frozen=True)
+class Outside:
+    """y from all inputs; or gradients from all inputs and dy, and the gradients but the first.
+
+    What draws random numbers has its state behind its inputs.
+
+    Parameters
+    ----------
+    images, at_once : int
+        Of the piece; and how many of them at a time.
+    first : int, optional
+        Of what draws: the number of the first image.
+    wanted : tuple of int, optional
+        The inputs whose gradients are made; None forward.
+    output_shape : tuple of int
+    dtype : str
+    adds : bool
+        Whether gradients are added to what is there: on the host alone.
+    """
+
+    computation: Computation
+    images: int
+    at_once: int
+    wanted: tuple[int, ...] | None
+    output_shape: Shape
+    dtype: str
+    first: int | None = None
+    adds: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"{self.computation.name}{'' if self.wanted is None else ' gradient'}"
+
+    @property
+    def cost(self) -> Cost:
+        """What it takes."""
+        return self.computation.cost(self.images, self.wanted)
+
+    def work(self) -> Work:
+        """By its arithmetic where that is dense, else by the bytes that are read and written."""
+        _, moved, flops = self.cost
+        if flops > DENSE_FLOPS_PER_BYTE * moved:
+            key = f"convolution/{self.dtype}/channels_first"
+            return Work(key, float(flops), float(moved), problem=self.name)
+        elements = moved // DTYPES[self.dtype] // 2
+        key = f"pointwise/{self.dtype}"
+        return pass_work(key, device_bytes=float(moved), elements=elements, problem=self.name)
+
+    def run(self, inputs: Sequence[Any], output: Any, stream: Any = None) -> None:
+        """Compute."""
+        others = () if self.wanted is None else self.wanted[1:]
+        count = len(inputs) - len(others)
+        taken, gradients = list(inputs[:count]), dict(zip(others, inputs[count:], strict=True))
+        dy = None if self.wanted is None else taken.pop()
+        drawn = None if self.first is None else Drawn(taken.pop(), self.first)
+        how = How(min(self.at_once, self.images), stream, drawn, self.adds)
+        if self.wanted is None:
+            self.computation.forward(taken, output, how)
+        else:
+            gradients = {self.wanted[0]: output, **gradients}
+            self.computation.backward(taken, dy, gradients, how)
+
+
+@dataclass(frozen=True)
+class AnyOutside(Built):
+    """Shared by both directions: cut along the images; of a piece so many are computed at once.
+
+    On the host nothing is cut: arrays there are whole.
+    """
+
+    computation: Computation
+    inputs: tuple[Taken, ...]
+    y_shape: Shape
+    dtype: str
+    images: int
+    at_once: int
+    draws: bool = False
+    on_host: bool = False
+
+    is_external = True
+    wanted = None
+    lead = "y"
+
+    @cached_property
+    def _taken(self) -> dict[str, Operand]:
+        found = {
+            f"x{at}": Operand(each.shape, each.dtype, IMAGES if each.of_images else frozenset())
+            for at, each in enumerate(self.inputs)
+        }
+        return {**found, "state": STATE} if self.draws else found
+
+    def launch_key(self, piece: Piece) -> Hashable:
+        """Of what draws random numbers, where it lies, too: they are made of that."""
+        return super().launch_key(piece), piece.n[0] if self.draws else None
+
+    @property
+    def extents(self) -> Split:
+        return Split(n=self.images, c_y=1, c_x=1, h_y=1)
+
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        return (ROW_AXIS,)
+
+    def region(self, name: str, piece: Piece) -> Region:
+        shape, _, axes = self.operands[name]
+        if not axes:
+            return tuple((0, extent) for extent in shape)
+        each = shape[0] // self.images
+        first = (piece.n[0] * each, piece.n[1] * each)
+        return (first, *((0, extent) for extent in shape[1:]))
+
+    @cached_property
+    def outside_bytes(self) -> int:
+        """Device memory that is taken elsewhere while a piece is computed."""
+        return self.outside_bytes_of(min(self.at_once, self.images))
+
+    def outside_bytes_of(self, images: int) -> int:
+        """The same for so many images at once."""
+        return int(self.computation.cost(images, self.wanted).held_bytes)
+
+    def of_at_most(self, images: int) -> Any:
+        """The same call, no more images at once."""
+        return replace(self, at_once=images)
+
+    def there(self) -> Any:
+        """The same call, on the host."""
+        return replace(self, on_host=True)
+
+    def _launched(self, images: int, shape: Shape, first: int) -> Outside:
+        """What is launched on a piece."""
+        at = first if self.draws else None
+        told = (self.at_once, self.wanted, shape, self.dtype, at, self.on_host and self.beta != 0)
+        return Outside(self.computation, images, *told)
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        return self.whole_piece()._replace(n=random_range(random, self.images, 1))
+
+    def rounding(self) -> Rounding:
+        """Sums of no more terms than an image has elements."""
+        terms = max(math.prod(each.shape) for each in self.inputs if each.of_images)
+        return Rounding(max(terms // self.images, 1), self.dtype, 16)
+
+
+@dataclass(frozen=True)
+class OutsideCall(AnyOutside):
+    """y from x0, x1 and so on."""
+
+    reduced = ()
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        return {**self._taken, "y": Operand(self.y_shape, self.dtype, IMAGES)}
+
+    def build(self, build: Builder) -> None:
+        images, order = build.piece.n[1] - build.piece.n[0], build.buffers["y"].order
+        shape = build.buffers["y"].shape
+        made = self._launched(images, shape, build.piece.n[0])
+        build.make(made, tuple(self._taken), "y", order)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """By the same function in float64: it checks the cut, and the rounding."""
+        inputs = [_read(self, name, piece, read) for name in self._taken]
+        y = np.empty([stop - start for start, stop in self.region("y", piece)])
+        self._launched(piece.n[1] - piece.n[0], y.shape, piece.n[0]).run(inputs, y)
+        return {"y": (y, _size(y, inputs))}
+
+
+@dataclass(frozen=True)
+class OutsideGradient(AnyOutside):
+    """dx0 and so on, of those that are `wanted`, from x0, x1 and so on, and dy.
+
+    Those of what all images share are added up over the pieces.
+    """
+
+    wanted: tuple[int, ...] = ()  # type: ignore[assignment]
+
+    lead = "dy"
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(f"dx{at}" for at in self.wanted)
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The images, where a gradient is summed over them."""
+        return ("n",) * any(not self.inputs[at].of_images for at in self.wanted)
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        taken = self._taken
+        results = {f"dx{at}": taken[f"x{at}"] for at in self.wanted}
+        return {**taken, "dy": Operand(self.y_shape, self.dtype, IMAGES), **results}
+
+    def build(self, build: Builder) -> None:
+        """All gradients at once, each to where it may be written."""
+        targets = {result: self._target(build, result) for result in self.results}
+        images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
+        shape = build.buffers[first].shape
+        made = self._launched(images, shape, build.piece.n[0])
+        build.launch(made, (*self._taken, "dy", *others), first)
+        for result, target in targets.items():
+            self._finish(build, result, target)
+
+    def _summed(self, build: Builder, result: str) -> bool:
+        return build.accumulating and not self.operands[result].axes
+
+    def _target(self, build: Builder, result: str) -> str:
+        have = build.buffers[result]
+        plain = self.on_host or self.scaling(result) == (1, 0)
+        dtype = have.dtype if plain else ACCUMULATOR[have.dtype]
+        if self._summed(build, result):
+            sums = build.state(f"sums of {result}", have.shape, ACCUMULATOR[have.dtype], have.order)
+            if build.accumulation.first:
+                return sums
+            dtype = ACCUMULATOR[have.dtype]
+        elif plain:
+            return result
+        return build.scratch(f"product of {result}", have.shape, dtype, have.order)
+
+    def _finish(self, build: Builder, result: str, target: str) -> None:
+        if not self._summed(build, result):
+            build.finish(target, result)
+            return
+        sums = f"sums of {result}"
+        if target != sums:
+            have = build.buffers[target]
+            add = Pointwise(have.shape, have.dtype, have.dtype, has_addend=True)
+            build.launch(add, (target, sums, "", ""), sums)
+            build.release(target)
+        if build.accumulation.last:
+            build.finish(sums, result)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Of what images have, by the same function in float64."""
+        inputs = [_read(self, name, piece, read) for name in self._taken]
+        dy = read("dy", self.region("dy", piece))
+        found = {
+            at: np.empty([stop - start for start, stop in self.region(f"dx{at}", piece)])
+            for at in self.wanted
+        }
+        first, *others = found.values()
+        made = self._launched(piece.n[1] - piece.n[0], first.shape, piece.n[0])
+        made.run((*inputs, dy, *others), first)
+        whole = piece.n == (0, self.images)
+        return {
+            f"dx{at}": (dx, _size(dx, (*inputs, dy)))
+            for at, dx in found.items()
+            if whole or self.inputs[at].of_images
+        }
+
+
+def _read(call: AnyOutside, name: str, piece: Piece, read: Read) -> Array:
+    found = read(name, call.region(name, piece))
+    dtype = call.operands[name].dtype
+    return found if dtype in DTYPES else found.astype(dtype)
+
+
+def _size(found: Array, inputs: Sequence[Array]) -> Array:
+    """How large the terms of sums may be: as the largest of what is read and made."""
+    largest = max(float(np.abs(each).max(initial=0.0)) for each in (found, *inputs))
+    return np.abs(found) + largest

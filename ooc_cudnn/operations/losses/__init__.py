@@ -1,0 +1,1 @@
+"""Losses: launches, and the calls that sum them."""

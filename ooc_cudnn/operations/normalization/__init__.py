@@ -1,0 +1,1 @@
+"""Normalizations over batch, groups, layers, neighbouring channels: forward and gradients."""

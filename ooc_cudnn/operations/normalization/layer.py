@@ -1,0 +1,149 @@
+"""Layer normalisation of each site over its channels, and its gradient.
+
+Sites are cut, channels are not. Mean and inverse deviation have one element a site: they are
+(n, 1, spatial...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ooc_cudnn.operations.core.call import Piece, Read
+from ooc_cudnn.operations.core.launch_builder import Builder
+from ooc_cudnn.operations.core.operation import Array, Shape
+from ooc_cudnn.operations.core.row_axis import per_channel
+from ooc_cudnn.operations.normalization.channel_reduction import (
+    SAVED,
+    SUMS,
+    OfStatistics,
+    make_vectors,
+    sums_of_channels,
+)
+from ooc_cudnn.operations.normalization.set_reduction import (
+    NormaliseSetsBackward,
+    SetMoments,
+    SetSums,
+    statistics_shape,
+)
+
+
+def of_sites(array: Array) -> Array:
+    """The mean of each site over its channels."""
+    return np.asarray(array.mean(axis=1, keepdims=True))
+
+
+class _OfSites(OfStatistics):
+    """Cut along n and rows, with all channels of each site."""
+
+    @property
+    def statistics_shape(self) -> Shape:
+        """Of mean and inverse deviation: one of each site."""
+        return statistics_shape(self.shape, by_site=True)
+
+    def may_cut(self, axis: str) -> bool:
+        """Sites."""
+        return axis in ("n", "h_y") and super().may_cut(axis)
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        """A few rows of one image."""
+        return super().patch(random)._replace(c_y=(0, self.shape[1]))
+
+
+@dataclass(frozen=True)
+class SiteStatistics(_OfSites):
+    """Mean and inverse deviation of each site, from x."""
+
+    shape: Shape
+    dtype: str
+    epsilon: float
+
+    inputs = ("x",)
+    results = SAVED
+    reduced = ()
+
+    def build(self, build: Builder) -> None:
+        """Find the statistics of the sites."""
+        shape = self.piece_shape(build.piece)
+        moments = SetMoments(shape, self.dtype, shape[1], by_site=True)
+        state = build.scratch("moments", moments.output_shape, "float64")
+        build.launch(moments, ("x", ""), state)
+        made = dict(zip(SAVED, ("mean", "inverse_deviation"), strict=True))
+        make_vectors(build, state, made, epsilon=self.epsilon)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Over axis 1."""
+        x = read("x", self.region("x", piece) or ())
+        largest = np.abs(x).max(axis=1, keepdims=True)
+        inverse = 1 / np.sqrt(x.var(axis=1, keepdims=True) + self.epsilon)
+        return {
+            SAVED[0]: (of_sites(x), largest),
+            SAVED[1]: (inverse, inverse * (1 + inverse * largest)),
+        }
+
+
+@dataclass(frozen=True)
+class LayerNormalizationGradient(_OfSites):
+    """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
+
+    Parameters
+    ----------
+    data : bool
+        Whether dx is made; else scale is no operand.
+    """
+
+    shape: Shape
+    dtype: str
+    deterministic: bool = False
+    data: bool = True
+
+    reduced = ("h_y",)
+    by_sets = True
+
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Scale for dx alone."""
+        return ("x", "dy", *SAVED, *(("scale",) if self.data else ()))
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Dx first, where it is made."""
+        return ("dx", *SUMS) if self.data else SUMS
+
+    def build(self, build: Builder) -> None:
+        """Add to the sums, and make the gradient of a piece."""
+        build.accumulating = False
+        shape, order = self.piece_shape(build.piece), build.buffers["x"].order
+        statistics, laid = build.buffers[SAVED[0]].shape, build.in_order("dy", order)
+        of_channels = SetSums(shape, self.dtype, self.unit, statistics_shape=statistics)
+        self.sum_channels(build, of_channels, ("x", laid, *SAVED, ""))
+        if not self.data:
+            return
+        by_site = replace(of_channels, unit=shape[1], by_site=True)
+        state = build.scratch("sums of sites", by_site.output_shape, "float64")
+        build.launch(by_site, ("x", laid, *SAVED, "scale", ""), state)
+        build.release(laid)
+        backward = NormaliseSetsBackward(shape, self.dtype, shape[1], by_site=True)
+        self.make(build, backward, ("x", "dy"), ("scale", *SAVED, state), order)
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """Over axis 1; and the sums over all sites of the image."""
+
+        def parts(piece: Piece) -> tuple[Array, ...]:
+            x, dy, mean, inverse = (
+                read(name, self.region(name, piece) or ()) for name in ("x", "dy", *SAVED)
+            )
+            return dy, (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse, inverse
+
+        dy, hat, reach, _ = parts(piece._replace(h_y=(0, self.extents.h_y)))
+        found = sums_of_channels(dy, hat, reach, np.abs(dy))
+        if self.data:
+            dy, hat, reach, inverse = parts(piece)
+            gradient = per_channel(read("scale", (piece.c_y,)), dy.ndim) * dy
+            value = gradient - of_sites(gradient) - hat * of_sites(gradient * hat)
+            size = np.abs(gradient)
+            size = size + of_sites(size) + reach * of_sites(size * reach)
+            found["dx"] = inverse * value, inverse * size
+        return found

@@ -1,0 +1,1 @@
+"""Pooling by windows and over whole images: forward, gradients, where maxima are."""

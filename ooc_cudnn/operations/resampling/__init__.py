@@ -1,0 +1,1 @@
+"""Interpolation, adaptive pooling, padding and cropping: runs of neighbours along an axis."""

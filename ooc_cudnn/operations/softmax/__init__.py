@@ -1,0 +1,1 @@
+"""Softmax over channels and over images, and the channel of the largest value."""
