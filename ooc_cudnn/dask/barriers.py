@@ -19,12 +19,12 @@ from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, counted_from, extents, hull, meet
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED
-from ooc_cudnn.operations.normalization.group import GroupStatistics
+from ooc_cudnn.operations.normalization.group import GroupStatisticsCall
 from ooc_cudnn.operations.pooling.forward import Pooling
-from ooc_cudnn.operations.pooling.global_average import GlobalAverage
+from ooc_cudnn.operations.pooling.global_average import GlobalAverageCall
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 
 
@@ -45,12 +45,12 @@ def first_barrier(step: Step, arrays: Mapping[str, da.Array]) -> Barrier | None:
     return None
 
 
-def is_reduced(call: Splittable) -> bool:
+def is_reduced(call: TiledCall) -> bool:
     """Whether dask can make its results by a reduction over the sites of x."""
-    return isinstance(call, GlobalAverage | GroupStatistics) or _is_maximum(call)
+    return isinstance(call, GlobalAverageCall | GroupStatisticsCall) or _is_maximum(call)
 
 
-def _is_maximum(call: Splittable) -> bool:
+def _is_maximum(call: TiledCall) -> bool:
     if not isinstance(call, Chain) or len(call.operations) > 1:
         return False
     (operation,) = call.operations
@@ -62,20 +62,22 @@ def _is_maximum(call: Splittable) -> bool:
     )
 
 
-def reduced(call: Splittable, x: da.Array) -> dict[str, da.Array]:
+def reduced(call: TiledCall, x: da.Array) -> dict[str, da.Array]:
     """Every result of such a call, from its map."""
     sites = tuple(range(ROW_AXIS, x.ndim))
-    if isinstance(call, GroupStatistics):
+    if isinstance(call, GroupStatisticsCall):
         return dict(zip(SAVED, _statistics(call, x, sites), strict=True))
     (result,) = call.results
-    if isinstance(call, GlobalAverage):
+    if isinstance(call, GlobalAverageCall):
         made = x.mean(axis=sites, dtype="float64", keepdims=True).astype(x.dtype)
     else:
         made = x.max(axis=sites, keepdims=True)
     return {result: made}
 
 
-def _statistics(call: GroupStatistics, x: da.Array, sites: tuple[int, ...]) -> Iterable[da.Array]:
+def _statistics(
+    call: GroupStatisticsCall, x: da.Array, sites: tuple[int, ...]
+) -> Iterable[da.Array]:
     """Mean and inverse deviation of each channel's group, in two passes."""
 
     def of_groups(means: da.Array) -> da.Array:

@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, check_whole_channels, spec_of, starts
 from ooc_cudnn.dask.work import Part, Work, client_settings, run_block
 from ooc_cudnn.functions.call.spec import Description
-from ooc_cudnn.operations.core.call import Splittable, Tile
+from ooc_cudnn.operations.core.call import Tile, TiledCall
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.tiles import (
     call_of_tile,
@@ -50,7 +50,7 @@ def lazily(function: str, description: Description) -> da.Array:
     return in_blocks(function, call, arrays)
 
 
-def described(function: str, description: Description) -> tuple[Arrays, Splittable]:
+def described(function: str, description: Description) -> tuple[Arrays, TiledCall]:
     """The operands of a call as dask arrays, and the whole call."""
     given = {**description.arrays, **description.beside}
     arrays = {name: as_dask(array, name) for name, array in given.items()}
@@ -71,7 +71,7 @@ def _floating(arrays: Arrays) -> str:
     )
 
 
-def in_blocks(function: str, call: Splittable, arrays: Arrays) -> da.Array:
+def in_blocks(function: str, call: TiledCall, arrays: Arrays) -> da.Array:
     """The first result of a call, a block for each chunk."""
     cuts = _cuts(function, call, arrays)
     work, blocks, tasks, name = _begun(function, call, arrays, cuts)
@@ -87,7 +87,7 @@ def in_blocks(function: str, call: Splittable, arrays: Arrays) -> da.Array:
     return _array(name, tasks, arrays, chunks, result.dtype)
 
 
-def _channels_of(call: Splittable, block: Tile) -> Range:
+def _channels_of(call: TiledCall, block: Tile) -> Range:
     if call.keeps_channels:
         return block.channels
     return (0, call.operands[call.results[0]].shape[1])
@@ -95,7 +95,7 @@ def _channels_of(call: Splittable, block: Tile) -> Range:
 
 def summed(
     function: str,
-    call: Splittable,
+    call: TiledCall,
     arrays: Arrays,
     finish: Callable[..., Any],
     *,
@@ -149,7 +149,7 @@ def total(parts: list[Any]) -> Any:
 # Cutting ------------------------------------------------------------------------------------------
 
 
-def _cuts(function: str, call: Splittable, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
+def _cuts(function: str, call: TiledCall, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
     """Where blocks begin on each axis, and at last its extent: over the chunks of an operand."""
     shape = call.tile_shape
     if not may_be_tiled(call):
@@ -172,7 +172,7 @@ def _cuts(function: str, call: Splittable, arrays: Arrays) -> tuple[tuple[int, .
     return starts(guide.chunks[0]), channels, *sites
 
 
-def _guide(call: Splittable, arrays: Arrays) -> str:
+def _guide(call: TiledCall, arrays: Arrays) -> str:
     """The operand whose chunks the result follows: one of its shape, or what leads the call."""
     shape = call.tile_shape
     streamed = [name for name in call.streamed if name in arrays]
@@ -184,7 +184,7 @@ def _guide(call: Splittable, arrays: Arrays) -> str:
     return call.lead if call.lead in arrays else streamed[0]
 
 
-def _cuts_over(call: Splittable, name: str, axis: int, cuts: Iterable[int]) -> list[int]:
+def _cuts_over(call: TiledCall, name: str, axis: int, cuts: Iterable[int]) -> list[int]:
     """Rows of what is cut whose windows have their middle at these rows of an operand."""
     turned = call.along(axis)
     whole = turned.whole_piece()
@@ -202,7 +202,7 @@ def _cuts_over(call: Splittable, name: str, axis: int, cuts: Iterable[int]) -> l
 
 def _begun(
     function: str,
-    call: Splittable,
+    call: TiledCall,
     arrays: Arrays,
     cuts: tuple[tuple[int, ...], ...],
     *more: Any,
@@ -259,10 +259,10 @@ def _array(
     return da.Array(graph, name, chunks, meta=meta)
 
 
-def without_scaling(call: Splittable) -> Splittable:
+def without_scaling(call: TiledCall) -> TiledCall:
     """The same with alpha 1: of what is summed it is for the sum."""
     plain: Any = call
-    made: Splittable = replace(plain, alpha=1.0)
+    made: TiledCall = replace(plain, alpha=1.0)
     return made
 
 

@@ -18,14 +18,14 @@ from ooc_cudnn.dask.lazily import Arrays, as_numpy, described, in_blocks, scaled
 from ooc_cudnn.devices.host.reduction import merged_moments
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.normalization.batch_calls import (
-    BatchNormalization,
-    BatchNormalizationGradient,
+    BatchNormalizationCall,
+    BatchNormalizationGradientCall,
 )
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
 from ooc_cudnn.operations.normalization.batch_two_phase import (
-    BatchNormalizationData,
-    ChannelMoments,
-    ChannelSums,
+    BatchNormalizationDataCall,
+    ChannelMomentsCall,
+    ChannelSumsCall,
 )
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
@@ -38,7 +38,7 @@ def batch_normalization_forward_training(
     """Moments, what is saved, and y."""
     name = "batch_normalization_forward_training"
     arrays, call = described(name, described_as(name, x=x, alpha=alpha, **given))
-    assert isinstance(call, BatchNormalization)
+    assert isinstance(call, BatchNormalizationCall)
     mean, inverse = _statistics(name, arrays, call, call.epsilon)
     normalise = Chain((Normalise(call.shape, call.dtype),), call.dtype, alpha=alpha)
     vectors = {"mean": mean, "inverse_deviation": inverse}
@@ -52,7 +52,7 @@ def batch_normalization_backward(
     """Sums, gradients of scale and bias, and dx."""
     name = "batch_normalization_backward"
     found, call = described(name, described_as(name, x=x, dy=dy, alpha=alpha, **given))
-    assert isinstance(call, BatchNormalizationGradient)
+    assert isinstance(call, BatchNormalizationGradientCall)
     arrays = dict(found)
     if call.epsilon is not None:
         made_anew = _statistics(name, arrays, call, call.epsilon)
@@ -63,7 +63,7 @@ def batch_normalization_backward(
     saved = dict(zip(SAVED, (mean, da.ones_like(mean)), strict=True))
     products = _summed(
         name,
-        ChannelSums(call.shape, call.dtype, _sums_images(call, arrays)),
+        ChannelSumsCall(call.shape, call.dtype, _sums_images(call, arrays)),
         {"x": arrays["x"], "dy": arrays["dy"], **saved},
         total,
         scaled_to(1.0, "float64"),
@@ -72,12 +72,14 @@ def batch_normalization_backward(
     )
     sums = da.map_blocks(_times, products, inverse, dtype="float64")
     vector = numpy_dtype(ACCUMULATOR[call.dtype])
-    data = BatchNormalizationData(call.shape, call.dtype, elements=elements, alpha=alpha)
+    data = BatchNormalizationDataCall(call.shape, call.dtype, elements=elements, alpha=alpha)
     operands = {key: {**arrays, "sums": sums}[key] for key in data.inputs}
     return in_blocks(name, data, operands), sums[1].astype(vector), sums[0].astype(vector)
 
 
-def _sums_images(call: BatchNormalization | BatchNormalizationGradient, arrays: Arrays) -> bool:
+def _sums_images(
+    call: BatchNormalizationCall | BatchNormalizationGradientCall, arrays: Arrays
+) -> bool:
     """Whether each image is summed up by itself: in a fixed order, and whole in one chunk."""
     return call.deterministic and all(
         count == 1 for name in ("x", "dy") if name in arrays for count in arrays[name].numblocks[2:]
@@ -87,12 +89,12 @@ def _sums_images(call: BatchNormalization | BatchNormalizationGradient, arrays: 
 def _statistics(
     name: str,
     arrays: Arrays,
-    call: BatchNormalization | BatchNormalizationGradient,
+    call: BatchNormalizationCall | BatchNormalizationGradientCall,
     epsilon: float,
 ) -> tuple[da.Array, da.Array]:
     """Mean and inverse deviation of each channel."""
     by_image, channels = _sums_images(call, arrays), call.shape[1]
-    moments = ChannelMoments(call.shape, call.dtype, by_image)
+    moments = ChannelMomentsCall(call.shape, call.dtype, by_image)
     dtype = ACCUMULATOR[call.dtype]
     found = _summed(
         name, moments, {"x": arrays["x"]}, merged, scaled_to(1.0, "float64"), (3, channels),
@@ -106,7 +108,7 @@ def _statistics(
 
 def _summed(
     name: str,
-    call: ChannelMoments | ChannelSums,
+    call: ChannelMomentsCall | ChannelSumsCall,
     arrays: Arrays,
     fold: Any,
     finish: Any,

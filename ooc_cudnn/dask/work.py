@@ -16,7 +16,7 @@ from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.call.decorator import call as run_call
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.network.ir.tensor import extents
-from ooc_cudnn.operations.core.call import Region, Splittable, Tile
+from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
 from ooc_cudnn.operations.core.tiles import TileCall, call_of_tile
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import Settings
@@ -39,7 +39,7 @@ class Work:
     ----------
     function : str
         What profiles and errors call it.
-    call : Splittable
+    call : TiledCall
         The whole call.
     operands : tuple of str
         Those that tasks are given arrays for, in their order.
@@ -52,7 +52,7 @@ class Work:
     """
 
     function: str
-    call: Splittable
+    call: TiledCall
     operands: tuple[str, ...]
     result: str
     settings: Mapping[str, Any]
@@ -89,7 +89,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
                     f"dask array says {extents(found.regions[name])}"
                 )
 
-        def build(specs: Specs, settings: Settings) -> Splittable:
+        def build(specs: Specs, settings: Settings) -> TiledCall:
             return found.call
 
         description = Description(build, arrays, (found.call,), results=found.call.results)
@@ -100,7 +100,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _remembered(call: Splittable, block: Tile) -> TileCall:
+def _remembered(call: TiledCall, block: Tile) -> TileCall:
     return call_of_tile(call, block)
 
 

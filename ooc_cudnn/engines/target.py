@@ -13,7 +13,7 @@ from ooc_cudnn.devices.engines import Option
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.operations.core.strided_views import channels_of_wider, takes_wider
 from ooc_cudnn.pipeline.program import Home, Program, Task
@@ -151,7 +151,7 @@ class Planned(NamedTuple):
 
 def make_request(
     function: str,
-    chain: Splittable,
+    chain: TiledCall,
     specs: Mapping[str, TensorSpec],
     machine: MachineModel,
     memory_limit: int,
@@ -208,7 +208,7 @@ def _order_of(spec: TensorSpec) -> str | None:
 
 
 def _takes_wider(
-    chain: Splittable, name: str, layouts: Sequence[str], orders: Mapping[str, str]
+    chain: TiledCall, name: str, layouts: Sequence[str], orders: Mapping[str, str]
 ) -> bool:
     """Whether a call can be computed on some channels of a wider tensor where they lie."""
     made = (

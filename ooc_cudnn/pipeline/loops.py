@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from ooc_cudnn.operations.core.call import AXES, SWEEP, Accumulation, Piece, Splittable
+from ooc_cudnn.operations.core.call import AXES, SWEEP, Accumulation, Piece, TiledCall
 from ooc_cudnn.pricing.loop_orders import runs_down
 from perfmodel import Split
 
 
 def pieces(
-    call: Splittable, split: Split, loop_order: tuple[str, ...]
+    call: TiledCall, split: Split, loop_order: tuple[str, ...]
 ) -> Iterator[tuple[Piece, Accumulation]]:
     """Every piece of a split in loop order, with its place in the sum over the reduced axes."""
     axes = call.ranges(split)
@@ -37,7 +37,7 @@ def pieces(
         )
 
 
-def check_order(call: Splittable, split: Split, loop_order: tuple[str, ...]) -> None:
+def check_order(call: TiledCall, split: Split, loop_order: tuple[str, ...]) -> None:
     """Refuse to cut an axis that is summed over, and another one inside of it.
 
     Raises

@@ -14,7 +14,7 @@ import numpy as np
 from ooc_cudnn.devices.base import Device, running
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
-from ooc_cudnn.operations.core.call import Piece, Read, Region, Splittable
+from ooc_cudnn.operations.core.call import Piece, Read, Region, TiledCall
 from ooc_cudnn.pipeline.views import Source, region_of
 from ooc_cudnn.tensor import SMALLEST_STEP, UNIT_ROUNDOFF, numpy_dtype
 
@@ -25,7 +25,7 @@ class Verification:
     def __init__(
         self,
         function: str,
-        call: Splittable,
+        call: TiledCall,
         sources: Mapping[str, Source],
         device: Device,
         patches: int,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.binding import Declared, declared
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.core.call import Region, Splittable
+from ooc_cudnn.operations.core.call import Region, TiledCall
 from ooc_cudnn.pipeline.offsets import Offsets
 from ooc_cudnn.pipeline.steps import Place, Step
 from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
@@ -24,7 +24,7 @@ class Views:
     """
 
     def __init__(
-        self, chain: Splittable, orders: Mapping[str, str], offsets: Offsets, base: int
+        self, chain: TiledCall, orders: Mapping[str, str], offsets: Offsets, base: int
     ) -> None:
         self.chain, self.orders, self.offsets, self.base = chain, orders, offsets, base
         offset, nbytes = offsets.workspace

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
-from ooc_cudnn.operations.core.call import AXES, SWEEP, Splittable
+from ooc_cudnn.operations.core.call import AXES, SWEEP, TiledCall
 
 LoopOrder = tuple[str, ...]
 
 
-def legal_orders(call: Splittable) -> tuple[LoopOrder, ...]:
+def legal_orders(call: TiledCall) -> tuple[LoopOrder, ...]:
     """The orders in which a call's loops may be nested, its own first.
 
     Sums are completed before the next ones start, so reduced axes are innermost; what stands
@@ -34,7 +34,7 @@ def legal_orders(call: Splittable) -> tuple[LoopOrder, ...]:
     return tuple(dict.fromkeys((order, *found)))
 
 
-def _alike(call: Splittable, one: str, other: str) -> bool:
+def _alike(call: TiledCall, one: str, other: str) -> bool:
     """Whether the same operands depend on two axes."""
     return all((one in found.axes) == (other in found.axes) for found in call.operands.values())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
@@ -63,7 +63,7 @@ class Request:
     """
 
     function: str
-    chain: Splittable
+    chain: TiledCall
     operands: tuple[tuple[str, TensorSpec], ...]
     in_place: tuple[tuple[str, bool], ...]
     wider: tuple[tuple[str, int], ...]

@@ -20,7 +20,7 @@ from ooc_cudnn.operations.resampling.arguments import (
     padded,
 )
 from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward
-from ooc_cudnn.operations.resampling.gradient import BackwardResampling
+from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
 from ooc_cudnn.tensor import packed_strides
 from tests.support.device_operand import EPSILON, Operand, assert_close
 from tests.support.kernel_runs import run
@@ -103,7 +103,7 @@ def check(case, dtype, layouts, offset=0):
         assert_close(found, part(whole, chain.region("y", piece)), dtype, slack)
     y = whole.astype(np.float32) if dtype == "float32" else whole
     arrays = {"x": x, "y": y, "dy": drawn(whole.shape, 1)}
-    gradient = BackwardResampling(operation)
+    gradient = ResamplingGradientCall(operation)
     dx = None
     for call, piece in pieces(gradient):
         made = call.on_piece(piece, layout="", result_dtype=dtype)

@@ -11,7 +11,7 @@ from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.call_plans import plan_request
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 from ooc_cudnn.tensor import TensorSpec, packed_strides
@@ -43,7 +43,7 @@ def planned(device, *tables, limit=2**20):
     device.layouts = lambda dtype: ("channels_first", "channels_last")
     for each in tables:
         tables_of(device).add(each)
-    call = BackwardFilter(FORWARD)
+    call = FilterGradientCall(FORWARD)
     specs = {
         name: TensorSpec(
             operand.shape,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
-from ooc_cudnn.operations.normalization.batch_two_phase import ChannelMoments
+from ooc_cudnn.operations.normalization.batch_two_phase import ChannelMomentsCall
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 
@@ -170,7 +170,7 @@ def test_statistics_of_a_concatenation_are_those_of_its_parts():
         return first + batch_norm(t, whole, "again")
 
     step = check_network(net, y, twin)
-    gathered = [phase.call for phase in step.phases if isinstance(phase.call, ChannelMoments)]
+    gathered = [phase.call for phase in step.phases if isinstance(phase.call, ChannelMomentsCall)]
     assert [call.shape[1] for call in gathered] == [3, 2, 2, 2]
 
 

@@ -11,8 +11,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.operations.core.subcall import PartOf
-from ooc_cudnn.operations.external.calls import Cost, OutsideCall, Taken
+from ooc_cudnn.operations.core.subcall import SubCall
+from ooc_cudnn.operations.external.calls import Cost, ExternalCall, ExternalInput
 from ooc_cudnn.pipeline import repeated
 from ooc_cudnn.pipeline.repeated import MOST_RECORDED
 
@@ -174,9 +174,9 @@ def test_what_another_library_computes_is_not_recorded():
         return SimpleNamespace(given={}, tasks=[task] * repeated.FEWEST_TASKS)
 
     ours = net.forward_phases(y).phases[0].call
-    taken = (Taken((4, 3), "float32", True),)
-    theirs = OutsideCall(Theirs(), taken, (4, 3), "float32", 4, 4)
-    parts = PartOf.of_images(ours, (0, 1)), PartOf.of_images(theirs, (0, 1))
+    taken = (ExternalInput((4, 3), "float32", True),)
+    theirs = ExternalCall(Theirs(), taken, (4, 3), "float32", 4, 4)
+    parts = SubCall.of_images(ours, (0, 1)), SubCall.of_images(theirs, (0, 1))
     assert all(repeated.may_be_recorded(program(call), 20) for call in (ours, parts[0]))
     assert not any(repeated.may_be_recorded(program(call), 20) for call in (theirs, parts[1]))
 

@@ -13,7 +13,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AddTensor
@@ -135,7 +135,7 @@ def test_workspace_beyond_the_limit_gives_way_to_less():
 def test_what_lies_on_the_device_is_cut_for_its_workspace():
     """In place the whole takes no memory; it was cut into 65,536 pieces of one number each."""
     forward = Convolution.of((2, 256, 1), (256, 256, 1), dtype="float64")
-    call = BackwardFilter(forward)
+    call = FilterGradientCall(forward)
     specs = {n: TensorSpec(op.shape, op.dtype, "device") for n, op in call.operands.items()}
     made = Forced(call, specs, limit=700_000)
     plan = planner.make_plan(made.request(), made.device.workspace)

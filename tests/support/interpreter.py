@@ -11,7 +11,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host.device import RUNNERS, WORKSPACE
 from ooc_cudnn.network.passes.inplace_gradients import may_be_in_place
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.tensor import numpy_dtype
 
 LASTING = ("input", "parameter", "running")
@@ -53,7 +53,7 @@ def run_phase(phase, arrays):
     bound = {operand: arrays[name] for operand, name in phase.binds.items()}
     for result in phase.call.results:  # cut into pieces, it would read what it has written
         shared = {result}
-        call = phase.call.call if isinstance(phase.call, PartOf) else phase.call
+        call = phase.call.call if isinstance(phase.call, SubCall) else phase.call
         if may_be_in_place(call):  # each element, or site, by itself
             shared |= {n for n, name in phase.binds.items() if name == phase.binds[result]}
         others = [array for operand, array in bound.items() if operand not in shared]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.external.calls import Outside
+from ooc_cudnn.operations.external.calls import ExternalLaunch
 from ooc_cudnn.tensor import numpy_dtype
 
 
@@ -28,10 +28,10 @@ class Exposed:
         }
 
 
-def outside(operation: Outside, call: Call) -> None:
+def outside(operation: ExternalLaunch, call: Call) -> None:
     """Hand the memory over, and the stream."""
     inputs = [Exposed(view) for view in call.inputs if view is not None]
     operation.run(inputs, Exposed(call.output), call.stream)
 
 
-RUNNERS: dict[type, Runner] = {Outside: outside}
+RUNNERS: dict[type, Runner] = {ExternalLaunch: outside}

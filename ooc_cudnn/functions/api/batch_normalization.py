@@ -18,8 +18,8 @@ from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.normalization.batch_calls import (
-    BatchNormalization,
-    BatchNormalizationGradient,
+    BatchNormalizationCall,
+    BatchNormalizationGradientCall,
 )
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
 from ooc_cudnn.settings_table import Settings
@@ -97,10 +97,10 @@ def batch_normalization_forward_training(
         "bias": channel_vector(bias, "bias", axes),
     }
 
-    def build(specs: Specs, settings: Settings) -> BatchNormalization:
+    def build(specs: Specs, settings: Settings) -> BatchNormalizationCall:
         _check(specs, "scale", "bias")
         x = specs["x"]
-        return BatchNormalization(
+        return BatchNormalizationCall(
             x.shape,
             x.dtype,
             epsilon,
@@ -251,12 +251,12 @@ def batch_normalization_backward(
         name: channel_vector(vector, name, axes) for name, vector in vectors.items()
     }
 
-    def build(specs: Specs, settings: Settings) -> BatchNormalizationGradient:
+    def build(specs: Specs, settings: Settings) -> BatchNormalizationGradientCall:
         _check(specs, *vectors)
         x = specs["x"]
         check_shape(specs, "dy", x.shape, "that of x")
         check_dtype(specs, "x", "dy")
-        return BatchNormalizationGradient(
+        return BatchNormalizationGradientCall(
             x.shape,
             x.dtype,
             epsilon if anew else None,

@@ -12,10 +12,10 @@ from ooc_cudnn.functions.call.arguments import (
 )
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.convolution.data_gradient import BackwardData
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.core.window_arguments import convolution_geometry, is_int
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.types import Array, Filters, Padding, Sizes
@@ -75,7 +75,7 @@ def convolution_backward_data(
     if input_shape is None and out is not None:
         input_shape = shape_of(out)
 
-    def build(specs: Specs, settings: Settings) -> BackwardData:
+    def build(specs: Specs, settings: Settings) -> DataGradientCall:
         _same_rank(specs["w"], specs["dy"], "w")
         shape = _shape_argument(input_shape, "input_shape", len(specs["dy"].shape))
         if shape is None:
@@ -86,7 +86,7 @@ def convolution_backward_data(
         check_shape(
             specs, "dy", forward.output_shape, f"what x of {shape} gives with these arguments"
         )
-        return BackwardData(forward, alpha=alpha, beta=beta)
+        return DataGradientCall(forward, alpha=alpha, beta=beta)
 
     parameters = (geometry, input_shape, alpha, beta)
     return Description(build, {"w": w, "dy": dy}, parameters, out, beta, ("dx",))
@@ -146,7 +146,7 @@ def convolution_backward_filter(
     if filter_shape is None and out is not None:
         filter_shape = shape_of(out)
 
-    def build(specs: Specs, settings: Settings) -> BackwardFilter:
+    def build(specs: Specs, settings: Settings) -> FilterGradientCall:
         _same_rank(specs["x"], specs["dy"], "x")
         shape = _shape_argument(filter_shape, "filter_shape", len(specs["x"].shape))
         if shape is None:
@@ -157,7 +157,7 @@ def convolution_backward_filter(
         check_shape(
             specs, "dy", forward.output_shape, f"what w of {shape} gives with these arguments"
         )
-        return BackwardFilter(forward, alpha=alpha, beta=beta)
+        return FilterGradientCall(forward, alpha=alpha, beta=beta)
 
     parameters = (geometry, filter_shape, alpha, beta)
     return Description(build, {"x": x, "dy": dy}, parameters, out, beta, ("dw",))
@@ -195,11 +195,11 @@ def convolution_backward_bias(
     [32.0, 32.0, 32.0]
     """
 
-    def build(specs: Specs, settings: Settings) -> BroadcastGradient:
+    def build(specs: Specs, settings: Settings) -> BroadcastGradientCall:
         dy = specs["dy"]
         if len(dy.shape) not in (2, 3, 4, 5):
             raise ValueError(f"dy must have shape (n, cY, up to 3 spatial axes), not {dy.shape}")
-        return BroadcastGradient(dy.shape, dy.dtype, alpha=alpha, beta=beta)
+        return BroadcastGradientCall(dy.shape, dy.dtype, alpha=alpha, beta=beta)
 
     return Description(build, {"dy": dy}, (alpha, beta), out, beta, ("db",))
 

@@ -13,8 +13,8 @@ from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.elementwise.activation import Activation, check_mode, coef_in
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
-from ooc_cudnn.operations.elementwise.binary import Addition, check_broadcast
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.elementwise.binary import AdditionCall, check_broadcast
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 
@@ -57,12 +57,12 @@ def add_tensor(
     apart = out is not None
     b = wide_vector(b, len(shape_of(y)))
 
-    def build(specs: Specs, settings: Settings) -> Addition:
+    def build(specs: Specs, settings: Settings) -> AdditionCall:
         y, b = specs["y"], specs["b"]
         check_rank(specs, "y")
         check_broadcast(b.shape, y.shape, "y")
         check_dtype({"y": y, "b": b}, "y", "b")
-        return Addition(y.shape, b.shape, y.dtype, alpha, beta, apart=apart)
+        return AdditionCall(y.shape, b.shape, y.dtype, alpha, beta, apart=apart)
 
     return Description(
         build,
@@ -179,14 +179,14 @@ def activation_backward(
     read = ("x", "dy") if needs_x(mode, coef) else ("y", "dy")
     arrays = {"y": y, "dy": dy} | ({} if x is None else {"x": x})
 
-    def build(specs: Specs, settings: Settings) -> ActivationGradient:
+    def build(specs: Specs, settings: Settings) -> ActivationGradientCall:
         y = specs["y"]
         check_rank(specs, "y")
         for name in arrays:
             check_shape(specs, name, y.shape, "that of y")
             check_dtype(specs, "y", name)
         ceiling = coef_in(y.dtype, mode, coef)
-        return ActivationGradient(y.shape, mode, ceiling, y.dtype, alpha=alpha, beta=beta)
+        return ActivationGradientCall(y.shape, mode, ceiling, y.dtype, alpha=alpha, beta=beta)
 
     return Description(
         build,

@@ -16,7 +16,7 @@ from ooc_cudnn.functions.call.arguments import (
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.convolution.fused_gradients import FusedBackward
+from ooc_cudnn.operations.convolution.fused_gradients import FusedGradientCall
 from ooc_cudnn.operations.core.operation import Operation
 from ooc_cudnn.operations.elementwise.activation import Activation, check_mode, coef_in
 from ooc_cudnn.operations.elementwise.activation_gradient import needs_x
@@ -202,13 +202,13 @@ def convolution_add_activation_backward(
             "activation_backward, which takes x, and the gradients of the convolution"
         )
 
-    def build(specs: Specs, settings: Settings) -> FusedBackward:
+    def build(specs: Specs, settings: Settings) -> FusedGradientCall:
         forward = make_convolution(specs["x"], specs["w"], geometry, settings)
         for name in ("y", "dy"):
             check_shape(specs, name, forward.output_shape, "what x and w give with these arguments")
             check_dtype(specs, "x", name)
         ceiling = coef_in(forward.dtype, mode, coef)
-        return FusedBackward(forward, mode, ceiling, alpha=alpha, beta=beta)
+        return FusedGradientCall(forward, mode, ceiling, alpha=alpha, beta=beta)
 
     parameters = (geometry, mode, coef, alpha, beta)
     return Description(

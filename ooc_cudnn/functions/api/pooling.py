@@ -7,7 +7,7 @@ from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.chain_forms.windows_and_norms import Incoming, Pooling
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.resampling.arguments import pooling_gradient
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array, Padding, Sizes
@@ -122,7 +122,7 @@ def pooling_backward(
     average = isinstance(mode, str) and mode.startswith("average")
     arrays = {"y": y, "dy": dy, "x": x}
 
-    def build(specs: Specs, settings: Settings) -> Splittable:
+    def build(specs: Specs, settings: Settings) -> TiledCall:
         x_shape = specs["x"].shape
         forward = pooling.bind(Incoming(x_shape, specs["dy"].dtype, settings), ())
         for name in ("y", "dy"):

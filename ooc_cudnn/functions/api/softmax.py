@@ -7,9 +7,14 @@ from typing import Any
 from ooc_cudnn.functions.call.arguments import check_dtype, check_rank, check_shape
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
-from ooc_cudnn.operations.core.call import Splittable
-from ooc_cudnn.operations.softmax.channels import ALGORITHMS, MODES, SoftmaxCall, SoftmaxGradient
-from ooc_cudnn.operations.softmax.images import ImageSoftmaxCall, ImageSoftmaxGradient
+from ooc_cudnn.operations.core.call import TiledCall
+from ooc_cudnn.operations.softmax.channels import (
+    ALGORITHMS,
+    MODES,
+    SoftmaxCall,
+    SoftmaxGradientCall,
+)
+from ooc_cudnn.operations.softmax.images import ImageSoftmaxCall, ImageSoftmaxGradientCall
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 
@@ -60,7 +65,7 @@ def softmax_forward(
     _check(algorithm, mode)
     kind = SoftmaxCall if mode == "channel" else ImageSoftmaxCall
 
-    def build(specs: Specs, settings: Settings) -> Splittable:
+    def build(specs: Specs, settings: Settings) -> TiledCall:
         x = specs["x"]
         check_rank(specs, "x")
         return kind(x.shape, algorithm, x.dtype, alpha=alpha, beta=beta)
@@ -109,9 +114,9 @@ def softmax_backward(
     [[0.25, -0.25]]
     """
     _check(algorithm, mode)
-    kind = SoftmaxGradient if mode == "channel" else ImageSoftmaxGradient
+    kind = SoftmaxGradientCall if mode == "channel" else ImageSoftmaxGradientCall
 
-    def build(specs: Specs, settings: Settings) -> Splittable:
+    def build(specs: Specs, settings: Settings) -> TiledCall:
         y = specs["y"]
         check_rank(specs, "y")
         check_shape(specs, "dy", y.shape, "that of y")

@@ -13,7 +13,7 @@ from ooc_cudnn.functions.call.plan import Planned, Target, plan_call
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.files import reserve_file
 from ooc_cudnn.memory.loans import Lent
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import dtype_name
 
@@ -41,7 +41,7 @@ class Bound(NamedTuple):
             found += each.spec, each.pointer % WIDEST_ACCESS_BYTES
         return tuple(found)
 
-    def build(self, settings: Settings) -> Splittable:
+    def build(self, settings: Settings) -> TiledCall:
         """Make what is to be cut.
 
         Raises
@@ -53,7 +53,7 @@ class Bound(NamedTuple):
         arrays = {**self.operands, **self.beside, **updated}
         return self.description.build({n: each.spec for n, each in arrays.items()}, settings)
 
-    def plan(self, splittable: Splittable, target: Target, share: float = 1.0) -> Planned:
+    def plan(self, splittable: TiledCall, target: Target, share: float = 1.0) -> Planned:
         """Plan it, with a `share` of the memory that is available."""
         known = {**self.operands, **self.results}
         return plan_call(

@@ -17,7 +17,7 @@ from ooc_cudnn.functions.call.bind import Bound
 from ooc_cudnn.functions.call.plan import Target
 from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import worth_threads
@@ -41,7 +41,7 @@ class Prepared:
     what the plan could choose from beside it, `staged` whether threads copy some of its data.
     """
 
-    chain: Splittable
+    chain: TiledCall
     plan: Plan
     executor: Executor
     staged: bool

@@ -16,7 +16,7 @@ from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.plan import Planned, Target
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings import current
@@ -92,7 +92,7 @@ def plan_request(function: str, **asked: Any) -> Request:
     return part.request
 
 
-def splittable_of(function: str, **arguments: Any) -> Splittable:
+def splittable_of(function: str, **arguments: Any) -> TiledCall:
     """Return a call of a public function as what it may be cut into.
 
     Parameters

@@ -10,7 +10,7 @@ from ooc_cudnn.engines.target import Planned, Target, make_request
 from ooc_cudnn.engines.trials import planned_after_trials
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.plan_chain import plan_in_runs
-from ooc_cudnn.operations.core.call import Operand, Splittable
+from ooc_cudnn.operations.core.call import Operand, TiledCall
 from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
@@ -29,7 +29,7 @@ MOST_BYTES = 2**47
 
 def plan_call(
     function: str,
-    chain: Splittable,
+    chain: TiledCall,
     operands: Mapping[str, TensorSpec],
     outs: Mapping[str, TensorSpec],
     target: Target,
@@ -106,7 +106,7 @@ def plan_call(
 
 
 def place_results(
-    chain: Splittable,
+    chain: TiledCall,
     operands: Mapping[str, TensorSpec],
     outs: Mapping[str, TensorSpec],
     room_bytes: int,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 
 #: Specs of a call's operands, by name.
 Specs = Mapping[str, TensorSpec]
 #: Makes what is to be cut from the operands' specs and the settings; raises on bad arguments.
-Build = Callable[[Specs, Settings], Splittable]
+Build = Callable[[Specs, Settings], TiledCall]
 
 
 class Description(NamedTuple):

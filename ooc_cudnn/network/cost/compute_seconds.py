@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.network.ir.constraints import OrderSeconds
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.launch_cache import launches_on
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import MachineModel
 
@@ -24,7 +24,7 @@ def compute_seconds(phase: Phase, machine: MachineModel) -> float:
 
 
 def seconds_in(
-    layout: str, call: Splittable, machine: MachineModel, orders: Mapping[str, str] | None = None
+    layout: str, call: TiledCall, machine: MachineModel, orders: Mapping[str, str] | None = None
 ) -> float:
     """Seconds to compute a call in one piece in a layout, its operands in it too, or in these."""
     orders, seconds = orders or dict.fromkeys(call.operands, layout), 0.0
@@ -58,9 +58,9 @@ def priced(machine: MachineModel) -> Callable[[Phase], float]:
     return seconds_of
 
 
-def kind_of(call: Splittable) -> Hashable:
+def kind_of(call: TiledCall) -> Hashable:
     """What the seconds of a call depend on: not on the very images or rows of a part of one."""
-    if not isinstance(call, PartOf):
+    if not isinstance(call, SubCall):
         return call
     pieces = map(call.whole_piece, range(call.sweeps))
     return call.inner, call.extents, *map(call.row_key, pieces)

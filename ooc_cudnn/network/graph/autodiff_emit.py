@@ -16,10 +16,10 @@ from ooc_cudnn.network.ir.tensor import (
     whole,
 )
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.core.call import Operand, Region, Splittable
+from ooc_cudnn.operations.core.call import Operand, Region, TiledCall
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.elementwise.activation import Activation
-from ooc_cudnn.operations.elementwise.binary import Addition
+from ooc_cudnn.operations.elementwise.binary import AdditionCall
 from ooc_cudnn.settings_table import Settings
 
 
@@ -43,7 +43,7 @@ class _Emit:
         """Whether a gradient of a tensor will be made in this step."""
         return tensor.name in self._wanted
 
-    def phase(self, what: str, call: Splittable, **binds: Tensor) -> None:
+    def phase(self, what: str, call: TiledCall, **binds: Tensor) -> None:
         """Emit a phase that binds every operand of a call to a tensor, of its shape and dtype.
 
         A shape may differ in axes of extent 1: then a view of the tensor is bound.
@@ -168,7 +168,7 @@ class Backward(_Emit):
         self._unread.pop(tensor.name, None)
 
     def gradient(
-        self, what: str, call: Splittable, reads: Mapping[str, Tensor], **makes: Tensor
+        self, what: str, call: TiledCall, reads: Mapping[str, Tensor], **makes: Tensor
     ) -> None:
         """Emit a phase that makes gradients, or nothing if nobody wants any of them.
 
@@ -176,7 +176,7 @@ class Backward(_Emit):
         ----------
         what : str
             What is done, for the phase's name: "filter gradient".
-        call : Splittable
+        call : TiledCall
             It must honour ``beta``, at least of its first result.
         reads : mapping
             The operands that the call reads, and the tensors they are; results that others read,
@@ -238,7 +238,7 @@ class Backward(_Emit):
         else:
             target, other, out = old, more, self._new(of)
         shape = of.shape if len(of.shape) > 1 else (1, *of.shape)
-        call = Addition(shape, shape, of.dtype, apart=out is not None)
+        call = AdditionCall(shape, shape, of.dtype, apart=out is not None)
         if out is None:
             self.phase(what, call, y=target, b=other)
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.tensor import Place, Tensor, place_of
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from perfmodel.cached import cached_property
 
 
@@ -20,7 +20,7 @@ class Phase:
     ----------
     name : str
         The node's name and what is done: "convolution_1 filter gradient".
-    call : Splittable
+    call : TiledCall
     binds : mapping
         Operand to the name of a tensor; of the operand's shape and dtype.
     node : str
@@ -29,7 +29,7 @@ class Phase:
     """
 
     name: str
-    call: Splittable
+    call: TiledCall
     binds: Mapping[str, str] = field(hash=False)
     node: str = ""
     is_backward: bool = False

@@ -11,8 +11,8 @@ from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.core.call import Splittable
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.call import TiledCall
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace, Planner, distinct_launches, make_plan
@@ -70,7 +70,7 @@ def _planned(request: Request, target: Target) -> Plan:
 def _kind(request: Request) -> Hashable:
     """What a plan depends on, but for the very rows and images that a part of a call has."""
     call = request.chain
-    if not isinstance(call, PartOf):
+    if not isinstance(call, SubCall):
         return replace(request, function="")
     return (
         call.inner,
@@ -88,10 +88,10 @@ def _kind(request: Request) -> Hashable:
     )
 
 
-def _signature(call: Splittable, plan: Plan) -> Signature:
+def _signature(call: TiledCall, plan: Plan) -> Signature:
     """What is launched on the pieces of a call under a plan, as the schedule tells it."""
     turned = call.along(plan.row_axis)
-    if not isinstance(call, PartOf) or not turned.is_legal(plan.split):
+    if not isinstance(call, SubCall) or not turned.is_legal(plan.split):
         return frozenset()
     return frozenset(
         (piece.sizes, piece.sweep, turned.row_key(piece), accumulation)

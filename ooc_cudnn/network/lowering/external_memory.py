@@ -12,10 +12,10 @@ from dataclasses import replace
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import least_bytes
-from ooc_cudnn.operations.core.call import Splittable
-from ooc_cudnn.operations.core.subcall import PartOf
-from ooc_cudnn.operations.external.calls import OutsideCall, OutsideGradient
-from ooc_cudnn.operations.normalization.cross_rank import OverRanks
+from ooc_cudnn.operations.core.call import TiledCall
+from ooc_cudnn.operations.core.subcall import SubCall
+from ooc_cudnn.operations.external.calls import ExternalCall, ExternalGradientCall
+from ooc_cudnn.operations.normalization.cross_rank import CrossRankCall
 
 #: Of the limit. One image takes what it takes.
 SHARE = 1 / 8
@@ -33,7 +33,9 @@ def with_room_outside(
     on_host : collection of str, optional
         Phases that the host computes; those that do not fit on the device when left out.
     """
-    if not any(isinstance(phase.call, OutsideCall | OutsideGradient) for phase in step.phases):
+    if not any(
+        isinstance(phase.call, ExternalCall | ExternalGradientCall) for phase in step.phases
+    ):
         return step, terms
     most = int(SHARE * terms.target.limit_bytes)
     step = replace(step, phases=tuple(_fitting(phase, most) for phase in step.phases))
@@ -57,7 +59,7 @@ def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
     held = {
         phase.name: outside_bytes_of(phase.call) or 0
         for phase in step.phases
-        if isinstance(phase.call, OutsideCall | OutsideGradient)
+        if isinstance(phase.call, ExternalCall | ExternalGradientCall)
     }
     theirs = tuple(phase for phase in step.phases if phase.name in held)
     if sum(map(max, (held.values(), least_bytes(step, terms, theirs)))) <= SURELY * room:
@@ -66,7 +68,7 @@ def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
     there = {
         phase.name: held[phase.name] + least[phase.name]
         for phase in theirs
-        if not isinstance(phase.call, OverRanks) and (most is None or held[phase.name] <= most)
+        if not isinstance(phase.call, CrossRankCall) and (most is None or held[phase.name] <= most)
     }
     moved = set[str]()
     while there and max(held.values()) + max(least.values()) > room:
@@ -81,7 +83,7 @@ def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
 def _fitting(phase: Phase, most_bytes: int) -> Phase:
     """The phase, with as many images at once as fit: at least one."""
     call = phase.call
-    if not isinstance(call, OutsideCall | OutsideGradient):
+    if not isinstance(call, ExternalCall | ExternalGradientCall):
         return phase
     images = call.images
     while images > 1 and call.outside_bytes_of(images) > most_bytes:
@@ -95,18 +97,18 @@ def outside_bytes(step: Step) -> int:
     return max((outside_bytes_of(call) or 0 for call in calls), default=0)
 
 
-def outside_bytes_of(call: Splittable) -> int | None:
+def outside_bytes_of(call: TiledCall) -> int | None:
     """What a call takes outside of the library; None if it is the library's own."""
     whole = _whole(call)
     return None if whole is None else whole.outside_bytes
 
 
-def why_outside(call: Splittable) -> str:
+def why_outside(call: TiledCall) -> str:
     """Why a call is not the library's own; nothing if it is."""
     whole = _whole(call)
     return "" if whole is None else whole.computation.why
 
 
-def _whole(call: Splittable) -> OutsideCall | OutsideGradient | None:
-    whole = call.call if isinstance(call, PartOf) else call
-    return whole if isinstance(whole, OutsideCall | OutsideGradient) else None
+def _whole(call: TiledCall) -> ExternalCall | ExternalGradientCall | None:
+    whole = call.call if isinstance(call, SubCall) else call
+    return whole if isinstance(whole, ExternalCall | ExternalGradientCall) else None

@@ -20,8 +20,8 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.passes.microbatch import OfImages, WholeBatchError
 from ooc_cudnn.operations.core.ranges import Range
-from ooc_cudnn.operations.core.subcall import PartOf
-from ooc_cudnn.operations.normalization.batch_two_phase import StatesOfParts
+from ooc_cudnn.operations.core.subcall import SubCall
+from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
 #: What stands in the name of a statistic of one slab, before the number.
@@ -158,7 +158,7 @@ class _Slabs(OfImages):
             for operand, name in phase.binds.items()
         }
         binds |= {name: self._state(phase.binds[name], index) for name in states}
-        made = PartOf.of_images(call, images)
+        made = SubCall.of_images(call, images)
         return replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds)
 
     def _state(self, name: str, index: int) -> str:
@@ -175,7 +175,7 @@ class _Slabs(OfImages):
             for kind in (name for name in self._sums(at) if name in STATES):
                 name = phase.binds[kind]
                 channels = self.step.tensors[name].shape[1]
-                call = StatesOfParts(channels, kind, len(self.parts))
+                call = MergePartsCall(channels, kind, len(self.parts))
                 binds = {f"x{i}": f"{name}{OF_SLAB}{i}" for i in range(len(self.parts))}
                 yield replace(
                     phase, name=f"{phase.name}, of slabs", call=call, binds={**binds, "y": name}

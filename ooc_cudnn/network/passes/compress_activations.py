@@ -23,14 +23,14 @@ from ooc_cudnn.operations.core.operation import Operation
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.activation_bitmask import (
     PASSES,
-    MaskedActivation,
-    MaskedActivationGradient,
+    MaskedActivationCall,
+    MaskedActivationGradientCall,
     mask_shape,
 )
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 from ooc_cudnn.operations.pooling.forward import Pooling
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
-from ooc_cudnn.operations.pooling.saved_argmax import IndexedPooling, indexable
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
+from ooc_cudnn.operations.pooling.saved_argmax import IndexedPoolingCall, indexable
 
 Kind = TypeVar("Kind", bound=Operation)
 
@@ -51,7 +51,7 @@ def with_indices(step: Step) -> Step:
         gradients = [
             index
             for index, other in enumerate(step.phases)
-            if isinstance(other.call, BackwardPooling)
+            if isinstance(other.call, PoolingGradientCall)
             and other.call.forward == pooling
             and (other.binds.get("x"), other.binds.get("y")) == (x, y)
         ]
@@ -60,11 +60,13 @@ def with_indices(step: Step) -> Step:
         # no user's name holds a blank
         index = Tensor(f"{phase.node} index", pooling.output_shape, "uint8")
         tensors[index.name] = index
-        call = IndexedPooling(pooling)
+        call = IndexedPoolingCall(pooling)
         phases[at] = replace(phase, call=call, binds={**phase.binds, "index": index.name})
         old = phases[gradients[0]]
         binds = {"index": index.name, "dy": old.binds["dy"], "dx": old.binds["dx"]}
-        gradient = BackwardPooling(pooling, indexed=True, alpha=old.call.alpha, beta=old.call.beta)
+        gradient = PoolingGradientCall(
+            pooling, indexed=True, alpha=old.call.alpha, beta=old.call.beta
+        )
         phases[gradients[0]] = replace(old, call=gradient, binds=binds)
     return replace(step, tensors=tensors, phases=tuple(phases))
 
@@ -75,13 +77,13 @@ def _told_by_indices(step: Step) -> Step:
     makers = {
         phase.binds["index"]: at
         for at, phase in enumerate(step.phases)
-        if isinstance(phase.call, IndexedPooling)
+        if isinstance(phase.call, IndexedPoolingCall)
     }
     for at, relu in enumerate(step.phases):
-        if not isinstance(relu.call, ActivationGradient) or relu.call.mode != "relu":
+        if not isinstance(relu.call, ActivationGradientCall) or relu.call.mode != "relu":
             continue
         between, dx = relu.binds["dy"], relu.binds["dx"]
-        number = uses.only_writer(between, BackwardPooling, "dx")
+        number = uses.only_writer(between, PoolingGradientCall, "dx")
         if number is None or uses.readers(between, backward=True) != [at]:
             continue
         gradient = step.phases[number]
@@ -112,16 +114,16 @@ def _with_masks(step: Step) -> Step:
         y = phase.binds["y"]
         if step.base(y) in kept:
             continue
-        gradient = uses.only_reader(y, ActivationGradient, "y", backward=True)
+        gradient = uses.only_reader(y, ActivationGradientCall, "y", backward=True)
         if gradient is None:
             continue
         shape, mode, coef = activation.shape, activation.mode, activation.coef
         mask = Tensor(f"{phase.node} mask", mask_shape(shape), "uint8")
         tensors[mask.name] = mask
-        forward = MaskedActivation(shape, mode, coef, activation.dtype)
+        forward = MaskedActivationCall(shape, mode, coef, activation.dtype)
         phases[at] = replace(phase, call=forward, binds={**phase.binds, "mask": mask.name})
         old = phases[gradient]
-        call = MaskedActivationGradient(
+        call = MaskedActivationGradientCall(
             shape, mode, coef, activation.dtype, alpha=old.call.alpha, beta=old.call.beta
         )
         binds = {"mask": mask.name, "dy": old.binds["dy"], "dx": old.binds["dx"]}

@@ -15,10 +15,10 @@ from ooc_cudnn.network.passes.fuse_gradient_sums import Makers, is_plain_sums
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.activation_bitmask import PASSES
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
-from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationDataCall
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED
-from ooc_cudnn.operations.normalization.group import GroupNormalizationGradient
+from ooc_cudnn.operations.normalization.group import GroupNormalizationGradientCall
 from ooc_cudnn.operations.normalization.set_reduction import Normalising
 
 
@@ -94,7 +94,7 @@ class _Between:
             return None
         others = [at for at in self.uses[between].phases if at not in (maker, sums)]
         if len(others) > 1 or any(
-            not isinstance(phases[at].call, BatchNormalizationData)
+            not isinstance(phases[at].call, BatchNormalizationDataCall)
             or (phases[at].binds["x"], phases[at].binds["dy"]) != (x, between)
             for at in others
         ):
@@ -107,14 +107,14 @@ class _Between:
 
 def _is_of_groups(phase: Phase) -> bool:
     """Whether a phase makes sums and dx of instance or group normalization, of dy as it is."""
-    return isinstance(phase.call, GroupNormalizationGradient) and phase.call.mode == "identity"
+    return isinstance(phase.call, GroupNormalizationGradientCall) and phase.call.mode == "identity"
 
 
 def _is_rectifier(phase: Phase) -> bool:
     """Whether a phase is the gradient of an activation of few slopes, whose y tells which."""
     call = phase.call
     return (
-        isinstance(call, ActivationGradient)
+        isinstance(call, ActivationGradientCall)
         and call.mode in PASSES
         and not needs_x(call.mode, call.coef)
         and call.alpha == 1

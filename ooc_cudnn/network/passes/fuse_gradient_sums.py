@@ -19,18 +19,18 @@ from dataclasses import replace
 from typing import Any
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.convolution.data_gradient import BackwardData
-from ooc_cudnn.operations.core.call import Splittable
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.core.call import TiledCall
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
 from ooc_cudnn.operations.elementwise.gradient_reductions import (
     SUMMED_BESIDE,
-    BiasActivationGradient,
+    BiasActivationGradientCall,
 )
-from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
-from ooc_cudnn.operations.normalization.batch_two_phase import ChannelSums
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
-from ooc_cudnn.operations.pooling.saved_argmax import IndexedPooling
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSumsCall
+from ooc_cudnn.operations.normalization.batch_two_phase import ChannelSumsCall
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
+from ooc_cudnn.operations.pooling.saved_argmax import IndexedPoolingCall
 
 
 def summed(step: Step) -> Step:
@@ -41,14 +41,14 @@ def summed(step: Step) -> Step:
 def is_plain_sums(phase: Phase) -> bool:
     """Whether a phase makes sums of batch normalization, in any order, of dy as it is."""
     call = phase.call
-    return isinstance(call, ChannelSums) and not call.deterministic and call.mode == "identity"
+    return isinstance(call, ChannelSumsCall) and not call.deterministic and call.mode == "identity"
 
 
 def _is_bias(phase: Phase) -> bool:
     """Whether a phase makes the gradient of a bias, and adds to nothing."""
     call = phase.call
     return (
-        isinstance(call, BroadcastGradient)
+        isinstance(call, BroadcastGradientCall)
         and call.b_shape == call.shape[1:2]
         and not call.factor
         and call.beta == 0
@@ -66,7 +66,7 @@ def _before_poolings(step: Step) -> Step:
         if (
             maker is not None
             and pooling is not None
-            and isinstance(maker.call, BackwardPooling)
+            and isinstance(maker.call, PoolingGradientCall)
             and maker.call.forward.is_max
             and maker.call.alpha == 1
             and not makers.has_relu(maker)
@@ -89,7 +89,7 @@ def _beside_biases(step: Step) -> Step:
         if before is None:
             continue
         maker = step.phases[before]
-        call = BiasActivationGradient(**_shared(maker), alpha=phase.call.alpha)
+        call = BiasActivationGradientCall(**_shared(maker), alpha=phase.call.alpha)
         phases[before], phases[at] = _both(maker, phase, call), None
     return replace(step, phases=tuple(phase for phase in phases if phase is not None))
 
@@ -116,7 +116,7 @@ def _of_two_parts(step: Step) -> Step:
         tensors[part.name] = part
         apart = replace(adding.call, beta=0.0)
         phases[adder] = replace(adding, call=apart, binds={**adding.binds, "dx": part.name})
-        both = _both(maker, phase, ActivationSums(**_shared(maker)))
+        both = _both(maker, phase, ActivationSumsCall(**_shared(maker)))
         phases[before] = replace(both, binds={**both.binds, "more": part.name})
         phases[at] = None
     return replace(step, tensors=tensors, phases=tuple(p for p in phases if p is not None))
@@ -125,11 +125,11 @@ def _of_two_parts(step: Step) -> Step:
 def _shared(maker: Phase) -> dict[str, Any]:
     """What the gradient of an activation shares with what also makes sums of it."""
     of = maker.call
-    assert isinstance(of, ActivationGradient)
+    assert isinstance(of, ActivationGradientCall)
     return {"shape": of.shape, "mode": of.mode, "coef": of.coef, "dtype": of.dtype}
 
 
-def _both(maker: Phase, summing: Phase, call: Splittable) -> Phase:
+def _both(maker: Phase, summing: Phase, call: TiledCall) -> Phase:
     """One phase that makes what two made, the second of what the first hands on."""
     binds = {name: n for name, n in summing.binds.items() if name != "dy"} | dict(maker.binds)
     return replace(maker, name=f"{maker.name}, {summing.name}", call=call, binds=binds)
@@ -161,7 +161,7 @@ class Makers:
         before = self.of(phase.binds["dy"], at)
         made = None if before is None else left[before]
         of = None if made is None else made.call
-        if not isinstance(of, ActivationGradient) or needs_x(of.mode, of.coef):
+        if not isinstance(of, ActivationGradientCall) or needs_x(of.mode, of.coef):
             return None
         return before if of.alpha == 1 and of.dtype in SUMMED_BESIDE else None
 
@@ -170,12 +170,12 @@ class Makers:
         if "index" not in pooling.binds:
             return False
         forward = self.step.phases[self.uses[pooling.binds["index"]].written[0]].call
-        return isinstance(forward, IndexedPooling) and forward.positive
+        return isinstance(forward, IndexedPoolingCall) and forward.positive
 
     def last_adder(self, name: str, reader: int) -> int | None:
         """The convolution that adds to a gradient just before its one reader, and last."""
         used = self.uses.get(name)
         adder, last = (0, 0, *(used.phases if used else ()))[-2:]
         adding = self.step.phases[adder]
-        adds = isinstance(adding.call, BackwardData) and adding.call.beta == 1
+        adds = isinstance(adding.call, DataGradientCall) and adding.call.beta == 1
         return adder if last == reader and adds and adding.binds["dx"] == name else None

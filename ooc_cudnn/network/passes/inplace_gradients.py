@@ -12,33 +12,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step, Uses
-from ooc_cudnn.operations.core.call import Splittable
-from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivationGradient
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
-from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradient
-from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
-from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData
-from ooc_cudnn.operations.normalization.group import GroupNormalizationGradient
-from ooc_cudnn.operations.normalization.layer import LayerNormalizationGradient
-from ooc_cudnn.operations.normalization.local_response import LocalResponseGradient
+from ooc_cudnn.operations.core.call import TiledCall
+from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivationGradientCall
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
+from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradientCall
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSumsCall
+from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationDataCall
+from ooc_cudnn.operations.normalization.group import GroupNormalizationGradientCall
+from ooc_cudnn.operations.normalization.layer import LayerNormalizationGradientCall
+from ooc_cudnn.operations.normalization.local_response import LocalResponseGradientCall
 
 #: Calls whose launches always may write dx where dy is.
 IN_PLACE = (
-    ActivationGradient,
-    ActivationSums,
-    BatchNormalizationData,
-    BiasActivationGradient,
-    GroupNormalizationGradient,
-    LayerNormalizationGradient,
-    MaskedActivationGradient,
+    ActivationGradientCall,
+    ActivationSumsCall,
+    BatchNormalizationDataCall,
+    BiasActivationGradientCall,
+    GroupNormalizationGradientCall,
+    LayerNormalizationGradientCall,
+    MaskedActivationGradientCall,
 )
 #: The operands that may share memory: what is read, and what is made of it.
 _PAIR = ("dy", "dx")
 
 
-def may_be_in_place(call: Splittable) -> bool:
+def may_be_in_place(call: TiledCall) -> bool:
     """Whether launches of a call may write dx where dy is."""
-    if isinstance(call, LocalResponseGradient):
+    if isinstance(call, LocalResponseGradientCall):
         return call.may_be_in_place
     return isinstance(call, IN_PLACE)
 

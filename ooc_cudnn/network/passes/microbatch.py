@@ -19,7 +19,7 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, whole
 from ooc_cudnn.network.passes.microbatch_sums import run_before, summed_last
 from ooc_cudnn.operations.core.ranges import Range
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 
 
 class WholeBatchError(ValueError):
@@ -305,5 +305,5 @@ class _Batch(OfImages):
             operand: self._of(name, index, images) if name in self._batched else name
             for operand, name in phase.binds.items()
         }
-        made = PartOf.of_images(call, images)
+        made = SubCall.of_images(call, images)
         return Phase(f"{phase.name} [{index}]", made, binds, phase.node, phase.is_backward)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ooc_cudnn.network.cost.compute_seconds import compute_seconds
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 from perfmodel import MachineModel
 
 #: What the name of the second tensor ends in.
@@ -41,7 +41,7 @@ def compared(step: Step) -> frozenset[str]:
     return frozenset(
         phase.binds[operand]
         for phase in step.phases
-        if isinstance(phase.call, BackwardPooling) and not phase.call.indexed
+        if isinstance(phase.call, PoolingGradientCall) and not phase.call.indexed
         for operand in ("x", "y")
         if operand in phase.binds
     )

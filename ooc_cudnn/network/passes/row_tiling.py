@@ -19,7 +19,7 @@ from ooc_cudnn.network.passes.row_tiling_regions import Stretches
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 
 #: What stands in the names of tensors of bands, before the number.
 OF_BAND = " band "
@@ -175,7 +175,7 @@ class _Band:
         sums = any("h_y" not in call.operands[result].axes for result in call.results)
         if rows[0] and sums:
             call = replace(call, beta=1.0)
-        made_call = PartOf.of_rows(call, rows, tuple(held))
+        made_call = SubCall.of_rows(call, rows, tuple(held))
         name = f"{phase.name} (band {self.band})"
         return replace(phase, name=name, call=made_call, binds=binds)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ooc_cudnn.network.ir.live_ranges import GIVEN
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.rematerialize import REMADE
-from ooc_cudnn.operations.core.call import Splittable
+from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
 
@@ -186,7 +186,7 @@ class _Held:
         return [each and each[ROW_AXIS] for each in regions] != rows
 
 
-def _is_packed(call: Splittable) -> bool:
+def _is_packed(call: TiledCall) -> bool:
     """Whether some of a call's tensors hold several rows in a byte."""
     rows = {
         operand.shape[ROW_AXIS]

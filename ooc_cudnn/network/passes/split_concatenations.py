@@ -14,14 +14,14 @@ from ooc_cudnn.network.ir.live_ranges import results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.convolution.data_gradient import BackwardData
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.elementwise.binary import AddTensor
 
 #: The operand of a convolution, or of one of its gradients, that holds what was joined.
-_JOINED = {Chain: "x", BackwardFilter: "x", BackwardData: "dx"}
+_JOINED = {Chain: "x", FilterGradientCall: "x", DataGradientCall: "dx"}
 
 
 def apart(step: Step) -> Step:
@@ -60,7 +60,7 @@ def _parts(step: Step, joined: str) -> tuple[Range, ...]:
 def _convolution(phase: Phase) -> Convolution | None:
     """The convolution of a phase that is one, with what is added to it, or is a gradient of one."""
     call = phase.call
-    if isinstance(call, BackwardFilter | BackwardData):
+    if isinstance(call, FilterGradientCall | DataGradientCall):
         return call.forward
     if not isinstance(call, Chain) or call.alpha != 1:
         return None
@@ -100,7 +100,7 @@ def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
             phases.append(phase)
             continue
         made = _of_parts(phase, operand, parts, names, tensors)
-        if isinstance(phase.call, BackwardData):
+        if isinstance(phase.call, DataGradientCall):
             # what is read last is made first: it leaves while the others are made and read
             later = [_next_use(step, joined, part, index) for part in parts]
             made = [made[at] for at in sorted(range(len(parts)), key=lambda at: -later[at])]
@@ -129,7 +129,7 @@ def _of_parts(
     """A convolution, or one of its gradients, of each part; the filters' parts become views."""
     call, found = phase.call, list[Phase]()
     for at, (channels, name) in enumerate(zip(parts, names, strict=True)):
-        filters = "dw" if isinstance(call, BackwardFilter) else "w"
+        filters = "dw" if isinstance(call, FilterGradientCall) else "w"
         of = phase.binds[filters]
         region = whole(tensors[of].shape)
         region = (region[0], channels, *region[2:])
@@ -139,7 +139,7 @@ def _of_parts(
         forward = _convolution(phase)
         assert forward is not None
         forward = replace(forward, x_shape=tensors[name].shape, w_shape=extents(region))
-        made: Chain | BackwardFilter | BackwardData
+        made: Chain | FilterGradientCall | DataGradientCall
         if isinstance(call, Chain):
             others = call.operations[1:]
             if at < len(parts) - 1:  # what is added to all is added with the last
@@ -148,7 +148,7 @@ def _of_parts(
             beta = call.beta if at == 0 else 1.0
             made = replace(call, operations=(forward, *others), beta=beta)
         else:
-            assert isinstance(call, BackwardFilter | BackwardData)
+            assert isinstance(call, FilterGradientCall | DataGradientCall)
             made = replace(call, forward=forward)
         found.append(replace(phase, name=f"{phase.name} [{at}]", call=made, binds=binds))
     return found

@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.policies.offload import idle, offloaded
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 
 
 def vdnn_all(step: Step) -> LiveRanges:
     """The inputs of all layers of feature extraction leave: of convolutions and of pooling."""
-    return offloaded(step, prefetches(step, (BackwardFilter, BackwardPooling)))
+    return offloaded(step, prefetches(step, (FilterGradientCall, PoolingGradientCall)))
 
 
 def vdnn_conv(step: Step) -> LiveRanges:
     """The inputs of convolutions leave, whose time hides the copies best."""
-    return offloaded(step, prefetches(step, (BackwardFilter,)))
+    return offloaded(step, prefetches(step, (FilterGradientCall,)))
 
 
 def vdnn_none(step: Step) -> LiveRanges:
@@ -86,8 +86,8 @@ def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
 def _is_classifier(phase: Phase) -> bool:
     """Whether a layer is a fully connected one: its window is all of the image."""
     call = phase.call
-    return isinstance(call, BackwardFilter) and math.prod(call.operands["dy"].shape[2:]) == 1
+    return isinstance(call, FilterGradientCall) and math.prod(call.operands["dy"].shape[2:]) == 1
 
 
 def _is_convolution(step: Step, phases: Iterable[int]) -> bool:
-    return any(isinstance(step.phases[at].call, BackwardFilter) for at in phases)
+    return any(isinstance(step.phases[at].call, FilterGradientCall) for at in phases)

@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, common, counted_from, extents, hull, meet, whole
-from ooc_cudnn.operations.core.call import Region, Splittable, Tile
+from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.operations.core.tiles import (
     call_of_tile,
     is_made_in_tiles,
     may_be_tiled,
     whole_tile,
 )
-from ooc_cudnn.operations.external.calls import OutsideCall
+from ooc_cudnn.operations.external.calls import ExternalCall
 from ooc_cudnn.operations.external.tiles import Span, WholeImagesError, tile_of_external
 from ooc_cudnn.pipeline.program import inside
 
@@ -68,7 +68,7 @@ class _Blocks:
 
     def made(self) -> TileStep:
         """From the last phase back what each makes; then the tensors and phases of that."""
-        found: list[tuple[Phase, Region, Splittable, Mapping[str, Region]]] = []
+        found: list[tuple[Phase, Region, TiledCall, Mapping[str, Region]]] = []
         for phase in reversed(self.step.phases):
             wanted = self._wanted(phase)
             if wanted is None:
@@ -110,12 +110,12 @@ class _Blocks:
             found = part if found is None else hull(found, part)
         return found
 
-    def _call(self, phase: Phase, wanted: Region) -> tuple[Splittable, Mapping[str, Region]]:
+    def _call(self, phase: Phase, wanted: Region) -> tuple[TiledCall, Mapping[str, Region]]:
         call = phase.call
         everything = whole_tile(call)
         shape = call.operands[call.results[0]].shape
         sites = wanted[ROW_AXIS:]
-        if self.cuts_images and isinstance(call, OutsideCall):
+        if self.cuts_images and isinstance(call, ExternalCall):
             return self._outside(phase, call, sites)
         in_blocks = is_made_in_tiles(call) and may_be_tiled(call)
         if not in_blocks or len(sites) != len(everything.sites):
@@ -134,8 +134,8 @@ class _Blocks:
         return made, regions
 
     def _outside(
-        self, phase: Phase, call: OutsideCall, sites: Region
-    ) -> tuple[Splittable, Mapping[str, Region]]:
+        self, phase: Phase, call: ExternalCall, sites: Region
+    ) -> tuple[TiledCall, Mapping[str, Region]]:
         """The same for some sites of what somebody else computes."""
         if call.images != self.count:
             raise _of_whole_images(phase)
@@ -152,13 +152,13 @@ class _Blocks:
     def _is_lasting(self, name: str) -> bool:
         return self.step.tensors[self.step.base(name)].kind in LASTING
 
-    def _of_images(self, phase: Phase) -> tuple[Splittable, Mapping[str, Region]]:
+    def _of_images(self, phase: Phase) -> tuple[TiledCall, Mapping[str, Region]]:
         """The same for some images."""
         call, images = phase.call, self._images_of(phase)
         regions = {name: whole(operand.shape) for name, operand in call.operands.items()}
         if images == (0, call.extents.n):
             return call, regions
-        part = PartOf.of_images(call, images)
+        part = SubCall.of_images(call, images)
         for name in call.streamed:
             regions[name] = (images, *regions[name][1:])
         return part, regions
@@ -192,7 +192,7 @@ class _Blocks:
         return region
 
     def _binds(
-        self, phase: Phase, call: Splittable, regions: Mapping[str, Region]
+        self, phase: Phase, call: TiledCall, regions: Mapping[str, Region]
     ) -> Iterator[tuple[str, str]]:
         """Each operand's tensor: what is needed of it, or a view of the part that is touched."""
         for operand, name in phase.binds.items():
@@ -219,7 +219,7 @@ class _Blocks:
             yield operand, made.name
 
 
-def _with_input(turned: Splittable, rows: Range) -> Range:
+def _with_input(turned: TiledCall, rows: Range) -> Range:
     """The least rows around these for which no operand is without rows."""
     extent = turned.extents.h_y
     while turned.reads_nothing(rows) and rows != (0, extent):
@@ -227,7 +227,7 @@ def _with_input(turned: Splittable, rows: Range) -> Range:
     return rows
 
 
-def _reads_sites(call: Splittable) -> bool:
+def _reads_sites(call: TiledCall) -> bool:
     return any(math.prod(call.operands[name].shape[2:]) > 1 for name in call.streamed)
 
 

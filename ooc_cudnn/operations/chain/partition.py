@@ -12,7 +12,7 @@ from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.transposed import TransposedConvolution
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Tile
 from ooc_cudnn.operations.core.elementwise import PerElement
-from ooc_cudnn.operations.core.launch_builder import Built
+from ooc_cudnn.operations.core.launch_builder import BuiltCall
 from ooc_cudnn.operations.core.operation import Operation, Placed, numbered, on_sites
 from ooc_cudnn.operations.core.ranges import Range, Ranges, in_cycles, ranges
 from ooc_cudnn.operations.core.row_axis import (
@@ -37,7 +37,7 @@ REMEMBERED_FLOWS = 256
 
 
 @dataclass(frozen=True)
-class ChainPieces(Built):
+class ChainPieces(BuiltCall):
     """Operations from x to y, as what they may be cut into.
 
     Cutting along channels needs a chain with at most one convolution, and that one first: after a

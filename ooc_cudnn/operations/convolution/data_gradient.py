@@ -12,13 +12,13 @@ from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardData
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.core.ranges import Range, Ranges, Rows, grouped_ranges, ranges
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, tensor_region, with_padding
-from ooc_cudnn.operations.core.single_op import OfForward, Single
+from ooc_cudnn.operations.core.single_op import ForwardTypedCall, SingleOpCall
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BackwardData(OfForward, Single):
+class DataGradientCall(ForwardTypedCall, SingleOpCall):
     """dx from w and dy: cut along n, the channels of x (cX) and its rows; summed over cY.
 
     Pieces of rows are multiples of the stride, so that all of them between the borders are alike.

@@ -13,13 +13,13 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Til
 from ooc_cudnn.operations.core.operation import Shape, on_sites
 from ooc_cudnn.operations.core.ranges import Ranges
 from ooc_cudnn.operations.core.row_axis import tensor_region
-from ooc_cudnn.operations.core.single_op import OfForward, Single
+from ooc_cudnn.operations.core.single_op import ForwardTypedCall, SingleOpCall
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BackwardFilter(OfForward, Single):
+class FilterGradientCall(ForwardTypedCall, SingleOpCall):
     """dw from x and dy: cut along cY and cX; summed over n and hY on the device, leaving once."""
 
     forward: Convolution

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardData
 from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding, random_range
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array
 from ooc_cudnn.operations.core.ranges import Range, Rows
 from ooc_cudnn.operations.core.row_axis import tensor_region, with_padding
-from ooc_cudnn.operations.core.single_op import OfForward, linear, summed
+from ooc_cudnn.operations.core.single_op import ForwardTypedCall, linear, summed
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
 from ooc_cudnn.operations.elementwise.gradient_reductions import SUMMED_BESIDE, GradientSums
@@ -40,7 +40,7 @@ class GradientRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FusedBackward(OfForward, Built):
+class FusedGradientCall(ForwardTypedCall, BuiltCall):
     """dx, dw and db from x, w, y and dy: cut along n and the rows of dy, all channels in a piece.
 
     The gradient dz before the activation is made once for a piece, and all three are made of it; db
@@ -73,9 +73,9 @@ class FusedBackward(OfForward, Built):
         }
 
     @cached_property
-    def of_filter(self) -> BackwardFilter:
+    def of_filter(self) -> FilterGradientCall:
         """The gradient of the filter by itself, cut alike."""
-        return BackwardFilter(self.forward, row_axis=self.row_axis)
+        return FilterGradientCall(self.forward, row_axis=self.row_axis)
 
     @property
     def extents(self) -> Split:

@@ -22,9 +22,9 @@ class TransposedConvolution(Placed):
     Parameters
     ----------
     forward : Convolution
-        From y to x. Of itself, this operation is `BackwardData(forward)`, which can be cut along
+        From y to x. Of itself, this operation is `DataGradientCall(forward)`, which can be cut along
         channels too; of its gradients, that of x is `forward` on dy, that of w
-        `BackwardFilter(forward)` from (dy, x).
+        `FilterGradientCall(forward)` from (dy, x).
 
     Notes
     -----

@@ -112,7 +112,7 @@ class Scaled:
     row_axis: int = ROW_AXIS
 
 
-class Splittable(Scaled, ABC):
+class TiledCall(Scaled, ABC):
     """One call, as what it may be cut into.
 
     Attributes
@@ -254,7 +254,7 @@ class Splittable(Scaled, ABC):
         result = self.results[0]
         return self.operands[result if result in self.streamed else self.lead].shape
 
-    def on_tile(self, tile: Tile) -> Splittable:
+    def on_tile(self, tile: Tile) -> TiledCall:
         """Return the call that makes a tile; its results may be larger, made of whole windows.
 
         Raises

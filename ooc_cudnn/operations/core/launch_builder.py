@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ooc_cudnn.operations.core.call import ALONE, Accumulation, Piece, Splittable
+from ooc_cudnn.operations.core.call import ALONE, Accumulation, Piece, TiledCall
 from ooc_cudnn.operations.core.launch import Buffer, Launch, Launchable
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
@@ -24,7 +24,7 @@ class Builder:
 
     def __init__(
         self,
-        call: Splittable,
+        call: TiledCall,
         piece: Piece,
         layout: str,
         orders: Mapping[str, str],
@@ -227,7 +227,7 @@ class Builder:
         self.release(laid)
 
 
-class Built(Splittable):
+class BuiltCall(TiledCall):
     """A call that says what to launch on a piece to a builder."""
 
     #: What builds its launches.

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ooc_cudnn.operations.core.call import ALONE, Accumulation, Piece, Splittable
+from ooc_cudnn.operations.core.call import ALONE, Accumulation, Piece, TiledCall
 from ooc_cudnn.operations.core.launch import Buffer, Launch
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 
 #: Kinds of pieces whose launches are remembered.
 REMEMBERED = 8192
@@ -20,7 +20,7 @@ Made = tuple[tuple[Launch, ...], Mapping[str, Buffer]]
 class _Asked:
     """A kind of pieces, and one of them."""
 
-    call: Splittable
+    call: TiledCall
     launch_key: Hashable
     layout: str
     orders: tuple[tuple[str, str], ...]
@@ -29,20 +29,20 @@ class _Asked:
 
 
 def launches_on(
-    call: Splittable,
+    call: TiledCall,
     piece: Piece,
     *,
     layout: str,
     orders: Mapping[str, str],
     accumulation: Accumulation = ALONE,
 ) -> Made:
-    """`Splittable.launches`, made once for all pieces that launch the same; not to be changed.
+    """`TiledCall.launches`, made once for all pieces that launch the same; not to be changed.
 
     What is computed outside of the library is made each time: one computation is told from another
     by what plans depend on alone, and each has a function, or a group of ranks, of its own.
     """
     key = call.launch_key(piece)
-    while isinstance(call, PartOf):
+    while isinstance(call, SubCall):
         piece = call.there(piece)
         call = call.inner
     if call.is_external:

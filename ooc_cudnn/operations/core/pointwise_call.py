@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.core.row_axis import tensor_region
-from ooc_cudnn.operations.core.single_op import CUT, OfOneShape, Single
+from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall, SingleOpCall
 from perfmodel.cached import cached_property
 
 
-class PerSite(OfOneShape, Single):
+class PointwiseCall(OneShapeCall, SingleOpCall):
     """Shared by calls of which every operand has the shape of the result, and the same region."""
 
     @cached_property

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ooc_cudnn.operations.core.call import Piece, Read, Region, Splittable
+from ooc_cudnn.operations.core.call import Piece, Read, Region, TiledCall
 from ooc_cudnn.operations.core.launch import Launchable
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import height, tensor_region
@@ -33,7 +33,7 @@ class OneTyped(Launchable, Protocol):
         """Of its operands; its result may be wider."""
 
 
-class OfOneShape(Built):
+class OneShapeCall(BuiltCall):
     """A call whose data has one shape, and is cut along images, channels and rows."""
 
     shape: Shape
@@ -49,7 +49,7 @@ class OfOneShape(Built):
         return tuple(stop - start for start, stop in region)
 
 
-class OfForward(Splittable):
+class ForwardTypedCall(TiledCall):
     """A gradient: all its operands have the type of the forward operation."""
 
     forward: Any
@@ -60,7 +60,7 @@ class OfForward(Splittable):
         return str(self.forward.dtype)
 
 
-class Single(Built):
+class SingleOpCall(BuiltCall):
     """One operation that gives one result.
 
     On each piece its inputs are brought to one memory order, the operation runs, its results are

@@ -15,7 +15,7 @@ from ooc_cudnn.operations.core.call import (
     Read,
     Region,
     Rounding,
-    Splittable,
+    TiledCall,
 )
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.operations.core.operation import Array
@@ -25,12 +25,12 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class PartOf(Splittable):
+class SubCall(TiledCall):
     """Some images or rows of a call; its tensors hold what these touch, and no more.
 
     Attributes
     ----------
-    call : Splittable
+    call : TiledCall
         The whole call.
     images, rows : (int, int)
         The first of them, and the one after the last.
@@ -38,13 +38,13 @@ class PartOf(Splittable):
         Of operands that are not whole: the region that their tensor holds.
     """
 
-    call: Splittable = None  # type: ignore[assignment]  # fields before it have defaults
+    call: TiledCall = None  # type: ignore[assignment]  # fields before it have defaults
     images: Range = (0, 0)
     rows: Range = (0, 0)
     held: tuple[tuple[str, Region], ...] = ()
 
     @classmethod
-    def of_images(cls, call: Splittable, images: Range) -> PartOf:
+    def of_images(cls, call: TiledCall, images: Range) -> SubCall:
         """Some images of a call: each tensor that has them holds these alone."""
         held = tuple(
             (name, (images, *((0, extent) for extent in operand.shape[1:])))
@@ -54,19 +54,19 @@ class PartOf(Splittable):
         return cls._of(call, images, (0, call.extents.h_y), held)
 
     @classmethod
-    def of_rows(cls, call: Splittable, rows: Range, held: tuple[tuple[str, Region], ...]) -> PartOf:
+    def of_rows(cls, call: TiledCall, rows: Range, held: tuple[tuple[str, Region], ...]) -> SubCall:
         """Some rows of a call."""
         return cls._of(call, (0, call.extents.n), rows, held)
 
     @classmethod
     def _of(
-        cls, call: Splittable, images: Range, rows: Range, held: tuple[tuple[str, Region], ...]
-    ) -> PartOf:
+        cls, call: TiledCall, images: Range, rows: Range, held: tuple[tuple[str, Region], ...]
+    ) -> SubCall:
         told = {"alpha": call.alpha, "beta": call.beta, "row_axis": call.row_axis}
         return cls(call=call, images=images, rows=rows, held=held, **told)  # type: ignore[arg-type]
 
     @cached_property
-    def inner(self) -> Splittable:
+    def inner(self) -> TiledCall:
         """The call, told what this one is told."""
         told = self.alpha, self.beta, self.row_axis
         if told == (self.call.alpha, self.call.beta, self.call.row_axis):

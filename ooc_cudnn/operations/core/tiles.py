@@ -2,7 +2,7 @@
 
 A piece is cut along one spatial axis, its plan's rows, and lives inside its call. A tile may be
 cut along all of them, and what it takes and makes is whole for whoever runs it: another machine.
-Which elements of an operand a tile touches is what pieces along each axis say (`Splittable`).
+Which elements of an operand a tile touches is what pieces along each axis say (`TiledCall`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ooc_cudnn.operations.core.call import Region, Splittable, Tile
+from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 
@@ -18,17 +18,17 @@ from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 class TileCall(NamedTuple):
     """A call for a tile, and the region of the whole call's operands that each of its own is."""
 
-    call: Splittable
+    call: TiledCall
     regions: Mapping[str, Region]
 
 
-def whole_tile(call: Splittable) -> Tile:
+def whole_tile(call: TiledCall) -> Tile:
     """The tile that is all of a call."""
     images, channels, *sites = _whole(call.tile_shape)
     return Tile(images, channels, tuple(sites))
 
 
-def call_of_tile(call: Splittable, tile: Tile) -> TileCall:
+def call_of_tile(call: TiledCall, tile: Tile) -> TileCall:
     """The call that makes a tile; its results may be larger, where whole windows are looked at.
 
     What it touches along one axis does not depend on the others.
@@ -44,12 +44,12 @@ def call_of_tile(call: Splittable, tile: Tile) -> TileCall:
     return TileCall(call.on_tile(tile), _regions(call, tile))
 
 
-def is_made_in_tiles(call: Splittable) -> bool:
+def is_made_in_tiles(call: TiledCall) -> bool:
     """Whether there are calls for tiles of some sites: not where all are summed over first."""
-    return call.sweeps == 1 and type(call).on_tile is not Splittable.on_tile
+    return call.sweeps == 1 and type(call).on_tile is not TiledCall.on_tile
 
 
-def may_be_tiled(call: Splittable) -> bool:
+def may_be_tiled(call: TiledCall) -> bool:
     """Whether it may be cut at all: not if all it makes is made of padding."""
     axes = range(ROW_AXIS, len(call.tile_shape))
     return not any(
@@ -57,7 +57,7 @@ def may_be_tiled(call: Splittable) -> bool:
     )
 
 
-def legal_cuts(call: Splittable, axis: int, cuts: Iterable[int]) -> tuple[int, ...]:
+def legal_cuts(call: TiledCall, axis: int, cuts: Iterable[int]) -> tuple[int, ...]:
     """Of places to cut a spatial axis at, those between which every tile has something to read.
 
     An output row may see padding alone, and a row of x may be seen by no window.
@@ -76,7 +76,7 @@ def _whole(shape: Shape) -> Region:
     return tuple((0, extent) for extent in shape)
 
 
-def _regions(call: Splittable, tile: Tile) -> dict[str, Region]:
+def _regions(call: TiledCall, tile: Tile) -> dict[str, Region]:
     """What a tile touches of each operand: along each axis what a piece of these rows does."""
     piece = call.whole_piece(call.sweeps - 1)._replace(n=tile.images)
     if call.keeps_channels:

@@ -25,10 +25,10 @@ from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.ranges import Range, Ranges
 from ooc_cudnn.operations.core.row_axis import tensor_region
-from ooc_cudnn.operations.core.single_op import CUT, OfOneShape
+from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall
 from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -120,7 +120,7 @@ class MaskedGradient(OneShape):
         return np.where(bits == 1, dy, 0.0 if self.slope is None else dy * self.slope)
 
 
-class Bitwise(OfOneShape):
+class Bitwise(OneShapeCall):
     """A call of one shape with a mask; pieces of the last axis are whole bytes."""
 
     def axis_ranges(self, axis: str, size: int) -> Ranges:
@@ -141,7 +141,7 @@ class Bitwise(OfOneShape):
 
 
 @dataclass(frozen=True)
-class MaskedActivation(Bitwise):
+class MaskedActivationCall(Bitwise):
     """y = f(x), and the mask that its gradient reads; for modes of `PASSES`.
 
     Of leaky_relu, the slopes are 1 and coef, whatever its sign.
@@ -201,7 +201,7 @@ class MaskedActivation(Bitwise):
 
 
 @dataclass(frozen=True)
-class MaskedActivationGradient(Bitwise, PerSite):
+class MaskedActivationGradientCall(Bitwise, PointwiseCall):
     """dx from the mask and dy."""
 
     shape: Shape

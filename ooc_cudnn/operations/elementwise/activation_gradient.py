@@ -14,7 +14,7 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Region, Tile
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.row_axis import broadcast_region, cut_axes
 from ooc_cudnn.operations.elementwise.binary import wide_shape
 from perfmodel import Work
@@ -161,7 +161,7 @@ class PreluBackward(OneShape):
 
 
 @dataclass(frozen=True)
-class ActivationGradient(PerSite):
+class ActivationGradientCall(PointwiseCall):
     """dx from y and dy or, where y does not tell the slope, from x and dy."""
 
     shape: Shape
@@ -192,7 +192,7 @@ class ActivationGradient(PerSite):
 
 
 @dataclass(frozen=True)
-class PreluGradient(PerSite):
+class PreluGradientCall(PointwiseCall):
     """dx from x, dy and the slopes w, one or one per channel."""
 
     shape: Shape

@@ -13,7 +13,7 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Til
 from ooc_cudnn.operations.core.elementwise import PerElement
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.ranges import Rows
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, broadcast_region, cut_axes
 from ooc_cudnn.operations.core.single_op import CUT
@@ -141,7 +141,7 @@ class AddTensor(PerElement):
 
 
 @dataclass(frozen=True)
-class Addition(PerSite):
+class AdditionCall(PointwiseCall):
     """alpha_b * b + alpha_y * y, b broadcast, in place on y or, `apart`, into another tensor.
 
     The coefficients are the operation's own: in place, y is read because beta is not 0.

@@ -17,7 +17,7 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Til
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.row_axis import broadcast_region, cut_axes
 from ooc_cudnn.operations.core.single_op import CUT
 from ooc_cudnn.operations.elementwise.binary import wide_shape
@@ -91,7 +91,7 @@ class BroadcastSum(OneShape):
 
 
 @dataclass(frozen=True)
-class BroadcastGradient(PerSite):
+class BroadcastGradientCall(PointwiseCall):
     """db from dy, or from dy and x: cut along what b has, summed over the rest on the device.
 
     A piece of db leaves once. Without `b_shape` it is that of a bias, one value per channel.

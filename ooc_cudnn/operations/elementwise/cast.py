@@ -11,13 +11,13 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Read, Rounding
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.single_op import CUT, OneTyped
 from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class CastCall(PerSite):
+class CastCall(PointwiseCall):
     """y of `dtype` from x of type `source`; backward dx of dy by the call the other way."""
 
     shape: Shape

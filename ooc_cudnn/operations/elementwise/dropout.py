@@ -16,9 +16,9 @@ import numpy as np
 from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.single_op import CUT
 from ooc_cudnn.tensor import packed_strides
 from perfmodel import Split, Work, pass_work
@@ -140,7 +140,7 @@ class Dropout(OneShape):
 
 
 @dataclass(frozen=True)
-class DropoutCall(PerSite):
+class DropoutCall(PointwiseCall):
     """y from x and state; backward dx of dy by the same call."""
 
     shape: Shape
@@ -186,7 +186,7 @@ class Advance:
 
 
 @dataclass(frozen=True)
-class AdvanceCall(Built):
+class AdvanceCall(BuiltCall):
     """(seed, offset) becomes (seed, offset + 1), in place: other numbers in the next step."""
 
     dtype: str = "int64"

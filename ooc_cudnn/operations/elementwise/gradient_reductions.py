@@ -12,7 +12,7 @@ from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel, tensor_region
-from ooc_cudnn.operations.core.single_op import CUT, OfOneShape
+from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward, needs_x
 from perfmodel import Work
 from perfmodel.cached import cached_property
@@ -81,7 +81,7 @@ class GradientSums(OneShape):
 
 
 @dataclass(frozen=True)
-class BiasActivationGradient(OfOneShape):
+class BiasActivationGradientCall(OneShapeCall):
     """dx and db from y and dy: through an activation, and of the bias that was added before it.
 
     Cut along images, channels and rows; db is summed on the device and leaves once. Alpha and beta

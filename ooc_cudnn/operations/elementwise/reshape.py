@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.core.elementwise import OneShape
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from perfmodel import Split, Work
@@ -43,7 +43,7 @@ class Reshape(OneShape):
 
 
 @dataclass(frozen=True)
-class ReshapeCall(Built):
+class ReshapeCall(BuiltCall):
     """y of shape `to` from x: cut along n, which both shapes begin with."""
 
     shape: Shape

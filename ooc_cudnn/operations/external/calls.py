@@ -21,7 +21,7 @@ from ooc_cudnn.operations.core.call import (
     Rounding,
     random_range,
 )
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
@@ -116,7 +116,7 @@ class Computation(Protocol):
         """Compute gradients of inputs by their numbers, and write or add them."""
 
 
-class Taken(NamedTuple):
+class ExternalInput(NamedTuple):
     """An input.
 
     Attributes
@@ -133,7 +133,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outside:
+class ExternalLaunch:
     """y from all inputs; or gradients from all inputs and dy, and the gradients but the first.
 
     What draws random numbers has its state behind its inputs.
@@ -197,14 +197,14 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class AnyOutside(Built):
+class AnyExternalCall(BuiltCall):
     """Shared by both directions: cut along the images; of a piece so many are computed at once.
 
     On the host nothing is cut: arrays there are whole.
     """
 
     computation: Computation
-    inputs: tuple[Taken, ...]
+    inputs: tuple[ExternalInput, ...]
     y_shape: Shape
     dtype: str
     images: int
@@ -261,11 +261,11 @@ class AnyOutside(Built):
         """The same call, on the host."""
         return replace(self, on_host=True)
 
-    def _launched(self, images: int, shape: Shape, first: int) -> Outside:
+    def _launched(self, images: int, shape: Shape, first: int) -> ExternalLaunch:
         """What is launched on a piece."""
         at = first if self.draws else None
         told = (self.at_once, self.wanted, shape, self.dtype, at, self.on_host and self.beta != 0)
-        return Outside(self.computation, images, *told)
+        return ExternalLaunch(self.computation, images, *told)
 
     def patch(self, random: np.random.Generator) -> Piece:
         return self.whole_piece()._replace(n=random_range(random, self.images, 1))
@@ -277,7 +277,7 @@ class AnyOutside(Built):
 
 
 @dataclass(frozen=True)
-class OutsideCall(AnyOutside):
+class ExternalCall(AnyExternalCall):
     """y from x0, x1 and so on."""
 
     reduced = ()
@@ -301,7 +301,7 @@ class OutsideCall(AnyOutside):
 
 
 @dataclass(frozen=True)
-class OutsideGradient(AnyOutside):
+class ExternalGradientCall(AnyExternalCall):
     """dx0 and so on, of those that are `wanted`, from x0, x1 and so on, and dy.
 
     Those of what all images share are added up over the pieces.
@@ -384,7 +384,7 @@ class OutsideGradient(AnyOutside):
         }
 
 
-def _read(call: AnyOutside, name: str, piece: Piece, read: Read) -> Array:
+def _read(call: AnyExternalCall, name: str, piece: Piece, read: Read) -> Array:
     found = read(name, call.region(name, piece))
     dtype = call.operands[name].dtype
     return found if dtype in DTYPES else found.astype(dtype)

@@ -14,7 +14,7 @@ from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.tiles import TileCall
-from ooc_cudnn.operations.external.calls import Computation, OutsideCall, Taken
+from ooc_cudnn.operations.external.calls import Computation, ExternalCall, ExternalInput
 
 
 class WholeImagesError(ValueError):
@@ -83,7 +83,7 @@ class InParts(Protocol):
 
 
 def tile_of_external(
-    call: OutsideCall, images: Range, sites: Sequence[Span], lasting: Collection[str]
+    call: ExternalCall, images: Range, sites: Sequence[Span], lasting: Collection[str]
 ) -> TileCall:
     """The call that makes some sites of some images.
 
@@ -114,7 +114,7 @@ def tile_of_external(
         if each.of_images:
             region = _of_images(region, call.images, images)
         regions[f"x{at}"] = region
-        taken.append(Taken(_extents(region), each.dtype, each.of_images))
+        taken.append(ExternalInput(_extents(region), each.dtype, each.of_images))
     of_y = tuple((span.start, span.stop) for span in (*lead, *sites))
     regions["y"] = _of_images(of_y, call.images, images)
     count = images[1] - images[0]

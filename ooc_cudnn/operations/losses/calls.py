@@ -20,13 +20,13 @@ from ooc_cudnn.operations.core.call import (
     Read,
     Region,
     Rounding,
-    Splittable,
+    TiledCall,
     random_range,
 )
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height, tensor_region
-from ooc_cudnn.operations.core.single_op import OfOneShape
+from ooc_cudnn.operations.core.single_op import OneShapeCall
 from ooc_cudnn.operations.losses.launches import (
     CrossEntropy,
     CrossEntropyBackward,
@@ -45,7 +45,7 @@ WHOLE: frozenset[str] = frozenset()
 SCALAR = Operand((1,), "float64", WHOLE)
 
 
-class _OfRows(OfOneShape):
+class _OfRows(OneShapeCall):
     """Rows of images, each for itself: channels are not cut, and rows lie along their first axis.
 
     So what is made of a row is the same, whatever the cut.
@@ -178,7 +178,7 @@ class LabelWeightsCall(_OfLabels):
         return Split(n=1, c_y=self.shape[0], c_x=1, h_y=height(self.shape))
 
     def may_cut(self, axis: str) -> bool:
-        return axis in ("c_y", "h_y") and Splittable.may_cut(self, axis)
+        return axis in ("c_y", "h_y") and TiledCall.may_cut(self, axis)
 
     def _turned(self, piece: Piece) -> Piece:
         """The piece with its images where other calls have them."""
@@ -221,7 +221,7 @@ class CrossEntropyCall(_OfLabels):
 
 
 @dataclass(frozen=True)
-class CrossEntropyGradient(CrossEntropyCall):
+class CrossEntropyGradientCall(CrossEntropyCall):
     """dx from x, labels, weights, if `divided` the divisor, and dy, the gradient of the loss.
 
     `scale` is what the loss is multiplied with besides.
@@ -293,7 +293,7 @@ class ElementLossCall(_OfRows):
 
 
 @dataclass(frozen=True)
-class ElementLossGradient(ElementLossCall):
+class ElementLossGradientCall(ElementLossCall):
     """dx from x, the target, the weights and dy: `scale` * dy times the slope of the losses."""
 
     scale: float = 1.0
@@ -315,7 +315,7 @@ class ElementLossGradient(ElementLossCall):
 
 
 @dataclass(frozen=True)
-class TotalCall(Built):
+class TotalCall(BuiltCall):
     """The loss (1,) of the losses (n, rows): `scale` times their sum; if `divided`, by a divisor.
 
     The divisor is a total, too: that of the weights, `of_batch`. With beta losses of several heads

@@ -29,7 +29,7 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BatchNormalization(PerChannel):
+class BatchNormalizationCall(PerChannel):
     """y, and the mean and inverse deviation of each channel, from x, scale and bias.
 
     Parameters
@@ -107,7 +107,7 @@ class BatchNormalization(PerChannel):
 
 
 @dataclass(frozen=True)
-class BatchNormalizationGradient(PerChannel):
+class BatchNormalizationGradientCall(PerChannel):
     """dx, dscale and dbias from x, dy, scale, and the saved mean and inverse deviation.
 
     With `epsilon`, mean and inverse deviation are not operands: a first sweep of their own makes

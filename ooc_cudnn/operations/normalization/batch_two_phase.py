@@ -23,7 +23,7 @@ from ooc_cudnn.operations.core.call import (
     Tile,
     random_range,
 )
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel
 from ooc_cudnn.operations.normalization.batch_fused_gradient import sums_of_a_channel, through
@@ -52,7 +52,7 @@ VECTORS_OF_Y = ("scale", "bias")
 
 
 @dataclass(frozen=True)
-class ChannelMoments(PerChannel):
+class ChannelMomentsCall(PerChannel):
     """Moments (3, c), float64, from x: count, mean and M2 of each channel in all images."""
 
     shape: Shape
@@ -81,7 +81,7 @@ class ChannelMoments(PerChannel):
 
 
 @dataclass(frozen=True)
-class ChannelSums(PerChannel):
+class ChannelSumsCall(PerChannel):
     """Sums (2, c), float64, from x, dy, saved mean and inverse deviation: of dy and of dy * xhat.
 
     They are the gradients of bias and scale, and with them dx is known element by element. With an
@@ -127,7 +127,7 @@ class ChannelSums(PerChannel):
 
 
 @dataclass(frozen=True)
-class BatchNormalizationData(OfStatistics):
+class BatchNormalizationDataCall(OfStatistics):
     """dx from x, dy, scale, saved mean and inverse deviation, and the sums over the whole batch.
 
     With an activation after the normalisation dy is that of its result; the bias is read, too.
@@ -177,7 +177,7 @@ class BatchNormalizationData(OfStatistics):
         return {"dx": (value, np.abs(scale * inverse) * (size + np.abs(of_dy) + reach))}
 
 
-class _OfChannels(Built):
+class _OfChannels(BuiltCall):
     """A call on a few numbers a channel: cut along these, if at all."""
 
     channels: int
@@ -209,7 +209,7 @@ class _OfChannels(Built):
 
 
 @dataclass(frozen=True)
-class StatesOfParts(_OfChannels):
+class MergePartsCall(_OfChannels):
     """A state (`STATES`) of all images, y, from those of parts of the batch, x0, x1, ..., in order.
 
     Parameters
@@ -259,7 +259,7 @@ class StatesOfParts(_OfChannels):
 
 
 @dataclass(frozen=True)
-class ChannelVectors(_OfChannels):
+class ChannelVectorsCall(_OfChannels):
     """Vectors (c,) from moments: what is saved for others, or running averages, which are updated.
 
     Parameters
@@ -319,7 +319,7 @@ class ChannelVectors(_OfChannels):
 
 
 @dataclass(frozen=True)
-class ParameterGradients(_OfChannels):
+class ParameterGradientsCall(_OfChannels):
     """dscale and dbias from the sums that a gradient of a normalisation leaves.
 
     Parameters

@@ -23,7 +23,7 @@ from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.ranges import Ranges
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, cut_axes, tensor_region
-from ooc_cudnn.operations.core.single_op import CUT, OfOneShape, OneTyped
+from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall, OneTyped
 from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,
     MergeMoments,
@@ -55,7 +55,7 @@ SAVED = ("saved_mean", "saved_inverse_variance")
 SUMS = ("scale_sums", "bias_sums")
 
 
-class OfStatistics(OfOneShape):
+class OfStatistics(OneShapeCall):
     """A call on tensors of one shape, and statistics of them.
 
     Attributes

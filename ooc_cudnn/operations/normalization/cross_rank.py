@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ooc_cudnn.operations.core.call import Piece, Read
 from ooc_cudnn.operations.core.operation import Array
-from ooc_cudnn.operations.external.calls import OutsideCall, Taken
+from ooc_cudnn.operations.external.calls import ExternalCall, ExternalInput
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
 
@@ -30,16 +30,18 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True)
-class OverRanks(OutsideCall):
+class CrossRankCall(ExternalCall):
     """y from x0 (and what further there is), by a computation that all ranks take part in.
 
     It is run once a step, in the order of the step: what one rank does again, another would not.
     """
 
     @classmethod
-    def of(cls, computation: Any, kind: str, channels: int, *further: str) -> OverRanks:
+    def of(cls, computation: Any, kind: str, channels: int, *further: str) -> CrossRankCall:
         """Of a state (`STATES`) that is float64, and further ones."""
-        taken = tuple(Taken((STATES[k], channels), "float64", True) for k in (kind, *further))
+        taken = tuple(
+            ExternalInput((STATES[k], channels), "float64", True) for k in (kind, *further)
+        )
         return cls(computation, taken, (STATES[kind], channels), "float64", 1, 1)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:

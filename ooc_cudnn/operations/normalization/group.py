@@ -97,7 +97,7 @@ class _OfGroups(OfStatistics):
 
 
 @dataclass(frozen=True)
-class GroupStatistics(_OfGroups):
+class GroupStatisticsCall(_OfGroups):
     """Mean and inverse deviation of each channel of each image, those of its group, from x."""
 
     shape: Shape
@@ -135,7 +135,7 @@ class GroupStatistics(_OfGroups):
 
 
 @dataclass(frozen=True)
-class GroupNormalizationGradient(_OfGroups):
+class GroupNormalizationGradientCall(_OfGroups):
     """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
 
     Parameters

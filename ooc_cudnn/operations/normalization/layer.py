@@ -53,7 +53,7 @@ class _OfSites(OfStatistics):
 
 
 @dataclass(frozen=True)
-class SiteStatistics(_OfSites):
+class LayerStatisticsCall(_OfSites):
     """Mean and inverse deviation of each site, from x."""
 
     shape: Shape
@@ -85,7 +85,7 @@ class SiteStatistics(_OfSites):
 
 
 @dataclass(frozen=True)
-class LayerNormalizationGradient(_OfSites):
+class LayerNormalizationGradientCall(_OfSites):
     """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
 
     Parameters

@@ -13,10 +13,10 @@ from ooc_cudnn.operations.core.call import Piece, Rounding, Tile
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.ranges import Range, Rows
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
-from ooc_cudnn.operations.core.single_op import OfForward, OneTyped
+from ooc_cudnn.operations.core.single_op import ForwardTypedCall, OneTyped
 from ooc_cudnn.operations.core.window_arguments import MOST_SIZE, is_int
 from perfmodel import Work, pass_work
 
@@ -197,7 +197,7 @@ class LocalResponseBackward:
 
 
 @dataclass(frozen=True)
-class LocalResponseNormalization(OfForward, PerSite):
+class LocalResponseCall(ForwardTypedCall, PointwiseCall):
     """y from x: cut along n and rows; all channels of a site stay together."""
 
     forward: LocalResponse
@@ -231,7 +231,7 @@ class LocalResponseNormalization(OfForward, PerSite):
 
 
 @dataclass(frozen=True)
-class LocalResponseGradient(LocalResponseNormalization):
+class LocalResponseGradientCall(LocalResponseCall):
     """dx from x and dy."""
 
     lead = "dy"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.row_axis import height, tensor_region, with_padding
-from ooc_cudnn.operations.core.single_op import CUT, Single
+from ooc_cudnn.operations.core.single_op import CUT, SingleOpCall
 from ooc_cudnn.operations.pooling.forward import Pooling
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -26,11 +26,11 @@ def of_all_sites(x_shape: Shape, dtype: str, mode: str = "average_include_paddin
 
 
 @dataclass(frozen=True)
-class GlobalAverage(Single):
+class GlobalAverageCall(SingleOpCall):
     """y (n, c, 1...) from x: cut along n, channels and rows; summed over rows.
 
     A piece is a pooling whose window is as large as all of x and whose padding is as many rows as
-    are not in the piece: that divides by all there are. `BackwardPooling` of `of_all_sites` is its
+    are not in the piece: that divides by all there are. `PoolingGradientCall` of `of_all_sites` is its
     gradient.
     """
 

@@ -14,7 +14,7 @@ from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.ranges import Pair, Range, Ranges, Rows
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, WindowRows, tensor_region, with_rows
-from ooc_cudnn.operations.core.single_op import OfForward, Single
+from ooc_cudnn.operations.core.single_op import ForwardTypedCall, SingleOpCall
 from ooc_cudnn.operations.pooling.forward import Pooling
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property
@@ -103,7 +103,7 @@ class PoolingBackward:
 
 
 @dataclass(frozen=True)
-class BackwardPooling(OfForward, Single):
+class PoolingGradientCall(ForwardTypedCall, SingleOpCall):
     """dx from y, dy and x: cut along n, channels and rows of x. Averages need dy alone.
 
     `indexed` reads the index of each maximum, one byte, in place of y and x.

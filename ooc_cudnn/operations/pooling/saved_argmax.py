@@ -20,11 +20,11 @@ from ooc_cudnn.operations.core.call import (
     Rounding,
     random_range,
 )
-from ooc_cudnn.operations.core.launch_builder import Builder, Built
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.ranges import Rows
 from ooc_cudnn.operations.core.row_axis import height, tensor_region
-from ooc_cudnn.operations.core.single_op import CUT, OfForward
+from ooc_cudnn.operations.core.single_op import CUT, ForwardTypedCall
 from ooc_cudnn.operations.pooling.forward import Pooling
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property
@@ -83,7 +83,7 @@ def indexable(forward: Pooling) -> bool:
 
 
 @dataclass(frozen=True)
-class IndexedPooling(OfForward, Built):
+class IndexedPoolingCall(ForwardTypedCall, BuiltCall):
     """y and the index of each maximum from x: cut along n, channels and rows of y.
 
     With `positive`, of each maximum above 0.

@@ -15,10 +15,10 @@ from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.ranges import Pair
 from ooc_cudnn.operations.core.window_arguments import MOST_SIZE, per_axis, signed_pairs
 from ooc_cudnn.operations.pooling.forward import Pooling
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 from ooc_cudnn.operations.resampling.axis_windows import AxisWindows, Linear, Nearest, Windows
 from ooc_cudnn.operations.resampling.forward import Resampling
-from ooc_cudnn.operations.resampling.gradient import BackwardResampling
+from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
 
 #: Denominator of a scale, at most: then places in tensors of 2**31 elements are 64-bit integers,
 #: and no scale is further from what was given than float64 rounds.
@@ -218,11 +218,11 @@ def adaptive_pooling(
 
 def pooling_gradient(
     forward: Pooling | Resampling, *, alpha: float = 1.0, beta: float = 0.0
-) -> BackwardPooling | BackwardResampling:
+) -> PoolingGradientCall | ResamplingGradientCall:
     """The call that makes the gradient of any of these."""
     if isinstance(forward, Resampling):
-        return BackwardResampling(forward, alpha=alpha, beta=beta)
-    return BackwardPooling(forward, alpha=alpha, beta=beta)
+        return ResamplingGradientCall(forward, alpha=alpha, beta=beta)
+    return PoolingGradientCall(forward, alpha=alpha, beta=beta)
 
 
 def padded(

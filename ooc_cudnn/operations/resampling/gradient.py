@@ -13,7 +13,7 @@ from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array
 from ooc_cudnn.operations.core.ranges import Range, Ranges, in_cycles
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, tensor_region, with_rows
-from ooc_cudnn.operations.core.single_op import CUT, OfForward, Single
+from ooc_cudnn.operations.core.single_op import CUT, ForwardTypedCall, SingleOpCall
 from ooc_cudnn.operations.resampling.axis_windows import (
     AxisWindows,
     cycles,
@@ -28,7 +28,7 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class BackwardResampling(OfForward, Single):
+class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
     """dx from dy, of maxima from y, dy and x: cut along n, channels and rows of x."""
 
     forward: Resampling

@@ -14,7 +14,7 @@ from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import tensor_region
-from ooc_cudnn.operations.core.single_op import CUT, OfOneShape, OneTyped, Single
+from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall, OneTyped, SingleOpCall
 from ooc_cudnn.tensor import INTEGERS, ITEM_BYTES
 from perfmodel import Work, pass_work
 from perfmodel.cached import cached_property
@@ -63,7 +63,7 @@ class ChannelArgmax:
 
 
 @dataclass(frozen=True)
-class ArgmaxCall(OfOneShape, Single):
+class ArgmaxCall(OneShapeCall, SingleOpCall):
     """y (n, 1, spatial...) of labels from x: channels are not cut, and memory orders are free.
 
     Raises

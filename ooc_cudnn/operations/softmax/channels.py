@@ -11,7 +11,7 @@ from ooc_cudnn.operations.core.call import Piece, Rounding, Tile
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.single_op import OneTyped
 from perfmodel import Work, pass_work
 
@@ -161,7 +161,7 @@ class ImageSoftmaxBackward(_Pass):
 
 
 @dataclass(frozen=True)
-class SoftmaxCall(PerSite):
+class SoftmaxCall(PointwiseCall):
     """y from x, over the channels of every site: these are not cut."""
 
     shape: Shape
@@ -190,7 +190,7 @@ class SoftmaxCall(PerSite):
 
 
 @dataclass(frozen=True)
-class SoftmaxGradient(SoftmaxCall):
+class SoftmaxGradientCall(SoftmaxCall):
     """dx from y and dy, over the channels of every site."""
 
     lead = "dy"

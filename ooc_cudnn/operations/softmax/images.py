@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ooc_cudnn.operations.core.call import SWEEP, Piece, Read, Region, Rounding, Splittable
+from ooc_cudnn.operations.core.call import SWEEP, Piece, Read, Region, Rounding, TiledCall
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.pointwise_call import PerSite
+from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.single_op import OneTyped
 from ooc_cudnn.operations.normalization.batch_launches import AddStates
 from ooc_cudnn.operations.softmax.channels import (
@@ -23,11 +23,11 @@ from ooc_cudnn.operations.softmax.channels import (
     Softmax,
     SoftmaxBackward,
     SoftmaxCall,
-    SoftmaxGradient,
+    SoftmaxGradientCall,
 )
 
 
-class _TwoSweeps(PerSite):
+class _TwoSweeps(PointwiseCall):
     """Cut along n, channels and rows; the result is written in the second sweep."""
 
     sweeps = 2
@@ -42,7 +42,7 @@ class _TwoSweeps(PerSite):
 
     def may_cut(self, axis: str) -> bool:
         """Every axis: channels are summed over as rows are."""
-        return Splittable.may_cut(self, axis)
+        return TiledCall.may_cut(self, axis)
 
     def region(self, name: str, piece: Piece) -> Region | None:  # type: ignore[override]
         """The same for all; the result in the second sweep alone."""
@@ -111,7 +111,7 @@ class ImageSoftmaxCall(_TwoSweeps, SoftmaxCall):
 
 
 @dataclass(frozen=True)
-class ImageSoftmaxGradient(_TwoSweeps, SoftmaxGradient):
+class ImageSoftmaxGradientCall(_TwoSweeps, SoftmaxGradientCall):
     """dx from y and dy: softmax over all elements of each image."""
 
     def first(self, shape: Shape) -> tuple[Launchable, Launchable]:

@@ -13,7 +13,7 @@ from ooc_cudnn.network.passes.rematerialize import can_be_remade
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies import by_search_in_slabs, by_slabs
-from ooc_cudnn.operations.normalization.batch_two_phase import StatesOfParts
+from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 from tests.fuzz.rewrites import Rewritten
 from tests.support.forced import Forced
 from tests.support.network_steps import spilling_plans
@@ -107,7 +107,7 @@ def test_states_of_parts_are_those_of_all(kind):
         mean = values.mean(axis=0)
         return np.stack([np.full(5, len(values)), mean, ((values - mean) ** 2).sum(axis=0)])
 
-    call = StatesOfParts(5, kind, 3)
+    call = MergePartsCall(5, kind, 3)
     given = {f"x{at}": state(part) for at, part in enumerate(parts)}
     found = np.zeros_like(given["x0"])
     Forced(call, {**given, "y": found}).run(call.extents)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
-from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivation
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
-from ooc_cudnn.operations.pooling.saved_argmax import IndexedPooling
+from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivationCall
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
+from ooc_cudnn.operations.pooling.saved_argmax import IndexedPoolingCall
 from tests.support import drawn_kinds
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step
@@ -57,9 +57,9 @@ def test_the_index_tells_the_slope_of_a_relu():
         return conv(t, "convolution_2", h)
 
     step = checked(net, y, twin)
-    (pooling,) = calls(step, IndexedPooling)
+    (pooling,) = calls(step, IndexedPoolingCall)
     assert pooling.positive
-    assert not calls(step, MaskedActivation | ActivationGradient)
+    assert not calls(step, MaskedActivationCall | ActivationGradientCall)
     large = {n for n in read_in_backward(step) if step.tensors[n].shape == (2, 4, 9, 8)}
     assert all(step.tensors[n].kind == "gradient" for n in large)
 
@@ -74,7 +74,7 @@ def test_two_poolings_of_one_relu_have_bits():
         return F.max_pool2d(h, 2) + F.avg_pool2d(h, 2)
 
     step = checked(net, y, twin)
-    assert len(calls(step, MaskedActivation)) == len(calls(step, IndexedPooling)) == 1
+    assert len(calls(step, MaskedActivationCall)) == len(calls(step, IndexedPoolingCall)) == 1
     assert not {"activation_1", "convolution_1"} & read_in_backward(step)
 
 
@@ -90,7 +90,7 @@ def test_bits_where_a_sum_follows():
         return F.max_pool2d(one + two, 2)
 
     step = checked(net, y, twin)
-    assert len(calls(step, MaskedActivation)) == 2
+    assert len(calls(step, MaskedActivationCall)) == 2
     assert not read_in_backward(step) & {"activation_1", "activation_2", "add_1", "pooling_1"}
 
 
@@ -106,7 +106,7 @@ def test_the_gradient_of_a_fork_adds_up_without_a_phase_of_the_relu():
         z = conv(t, "convolution_1", t["x"])
         return F.max_pool2d(torch.relu(z), 2) + F.avg_pool2d(torch.tanh(z), 2)
 
-    (tanh,) = calls(checked(net, y, twin), ActivationGradient)
+    (tanh,) = calls(checked(net, y, twin), ActivationGradientCall)
     assert tanh.mode == "tanh"
 
 
@@ -128,19 +128,19 @@ def test_no_bits_where_the_map_is_read_anyway():
     net, x = network_on()
     h = net.activation(net.convolution(x, 4, window=3), "relu")
     step = compress_activations(net.gradient_phases(net.convolution(h, 2, window=1)))
-    assert not calls(step, MaskedActivation)
+    assert not calls(step, MaskedActivationCall)
     # and none where it is a result itself, or lies where another node reads it
-    assert not calls(compress_activations(net.gradient_phases(h)), MaskedActivation)
+    assert not calls(compress_activations(net.gradient_phases(h)), MaskedActivationCall)
     other = net.activation(net.convolution(x, 2, window=3), "relu")
     joined = net.convolution(net.concatenate([h, other]), 2, window=3)
-    assert not calls(compress_activations(net.gradient_phases(joined)), MaskedActivation)
+    assert not calls(compress_activations(net.gradient_phases(joined)), MaskedActivationCall)
 
 
 def test_nothing_is_saved_for_a_gradient_that_nobody_wants():
     net = ooc_cudnn.Network()
     h = net.pooling(net.activation(net.input("x", (2, 3, 6, 6)), "relu"), window=2)
     step = net.gradient_phases(net.convolution(h, 2, window=1))
-    assert not calls(compress_activations(step), MaskedActivation | IndexedPooling)
+    assert not calls(compress_activations(step), MaskedActivationCall | IndexedPoolingCall)
 
 
 def relu(d):
@@ -165,7 +165,7 @@ TOLD = (8, 79, 81, 82, 105, 110, 124, 139)
 def test_drawn_networks(seed):
     net, output, twin = drawn_network(seed, kinds=KINDS)
     step = compress_activations(net.gradient_phases(output))
-    assert any(call.positive for call in calls(step, IndexedPooling)) == (seed in TOLD)
+    assert any(call.positive for call in calls(step, IndexedPoolingCall)) == (seed in TOLD)
     check_network(net, output, twin, run=run_compacted, inference=False)
 
 
@@ -175,7 +175,7 @@ def test_indices_where_both_maps_are_read_anyway():
     h = net.convolution(x, 4, window=1)
     pooled = net.convolution(net.pooling(h, window=3, stride=1, padding=1), 2, window=1)
     y = net.add(net.convolution(h, 2, window=1), pooled)
-    assert calls(compress_activations(net.gradient_phases(y)), IndexedPooling)
+    assert calls(compress_activations(net.gradient_phases(y)), IndexedPoolingCall)
 
 
 @pytest.mark.parametrize(
@@ -216,5 +216,5 @@ def test_bits_and_indices_take_no_name_of_a_user():
         return F.max_pool2d(h, 2)
 
     step = checked(net, y, twin)
-    assert calls(step, IndexedPooling)
-    assert calls(step, MaskedActivation)
+    assert calls(step, IndexedPoolingCall)
+    assert calls(step, MaskedActivationCall)

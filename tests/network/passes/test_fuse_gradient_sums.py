@@ -12,13 +12,16 @@ from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.operations.convolution.data_gradient import BackwardData
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
-from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradient
-from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
-from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData, ChannelSums
-from ooc_cudnn.operations.normalization.group import GroupNormalizationGradient
+from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
+from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradientCall
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSumsCall
+from ooc_cudnn.operations.normalization.batch_two_phase import (
+    BatchNormalizationDataCall,
+    ChannelSumsCall,
+)
+from ooc_cudnn.operations.normalization.group import GroupNormalizationGradientCall
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 
@@ -55,8 +58,8 @@ def test_bias_and_activation(mode):
 
     step = checked(net, y, twin)
     both = 0 if mode == "gelu" else 1  # its y does not tell the slope
-    assert len(calls(step, BiasActivationGradient)) == both
-    assert len(calls(step, BroadcastGradient)) == 2 - both
+    assert len(calls(step, BiasActivationGradientCall)) == both
+    assert len(calls(step, BroadcastGradientCall)) == 2 - both
 
 
 def test_a_gradient_that_others_add_to_is_summed_afterwards():
@@ -70,8 +73,8 @@ def test_a_gradient_that_others_add_to_is_summed_afterwards():
         return torch.tanh(h) + torch.sigmoid(h)
 
     step = checked(net, y, twin)
-    assert not calls(step, BiasActivationGradient)
-    assert len(calls(step, BroadcastGradient)) == 1
+    assert not calls(step, BiasActivationGradientCall)
+    assert len(calls(step, BroadcastGradientCall)) == 1
 
 
 @pytest.mark.parametrize("geometry", [(2, 2, 0), (3, 2, 1)], ids=str)
@@ -94,9 +97,9 @@ def test_bias_behind_pooling(mode, geometry):
 
     step = checked(net, y, twin, lambda step: summed(compress_activations(step)))
     (first,) = (
-        (call for call in calls(step, BroadcastGradient) if call.shape[1] == 4)
+        (call for call in calls(step, BroadcastGradientCall) if call.shape[1] == 4)
         if mode != "max"
-        else calls(step, BiasActivationGradient)
+        else calls(step, BiasActivationGradientCall)
     )
     assert (first.shape == (2, 4, 7, 6)) == (mode != "max")
 
@@ -127,10 +130,10 @@ def test_no_gradient_between_a_normalization_and_a_rectifier(mode):
     step = checked(net, y, twin, through)
     backward = [phase for phase in step.phases if phase.is_backward]
     if mode == "tanh":  # its slope costs more than a comparison
-        assert len(calls(step, ActivationGradient)) == 1
+        assert len(calls(step, ActivationGradientCall)) == 1
         return
-    assert [call.mode for call in calls(step, ChannelSums)] == [mode]
-    assert [call.mode for call in calls(step, BatchNormalizationData)] == [mode]
+    assert [call.mode for call in calls(step, ChannelSumsCall)] == [mode]
+    assert [call.mode for call in calls(step, BatchNormalizationDataCall)] == [mode]
     assert not any({"activation_1", "batch_normalization_1"} & set(p.reads) for p in backward)
     assert not any("mask" in name for name in step.tensors)
 
@@ -150,9 +153,9 @@ def test_no_gradient_between_a_normalization_of_groups_and_a_rectifier(groups, w
         return F.leaky_relu(h, 0.125) + conv(t, "convolution_1", t["x"])
 
     step = checked(net, y, twin, through)
-    (call,) = calls(step, GroupNormalizationGradient)
+    (call,) = calls(step, GroupNormalizationGradientCall)
     assert (call.mode, call.coef, call.data) == ("leaky_relu", 0.125, wanted)
-    assert calls(step, ActivationGradient) == []
+    assert calls(step, ActivationGradientCall) == []
     backward = [phase for phase in step.phases if phase.is_backward]
     assert not any({"activation_1", "norm"} & set(phase.reads) for phase in backward)
 
@@ -168,7 +171,7 @@ def test_a_normalization_that_others_read_keeps_its_gradient():
         return torch.relu(h) + h
 
     step = checked(net, y, twin, through)
-    assert [call.mode for call in calls(step, ChannelSums)] == ["identity"]
+    assert [call.mode for call in calls(step, ChannelSumsCall)] == ["identity"]
 
 
 def test_a_block_with_its_shortcut():
@@ -187,8 +190,8 @@ def test_a_block_with_its_shortcut():
         return conv(t, "convolution_3", h)
 
     step = checked(net, y, twin, through)
-    assert sorted(call.mode for call in calls(step, ChannelSums)) == ["identity", "relu"]
-    assert len(calls(step, ActivationGradient)) == 1
+    assert sorted(call.mode for call in calls(step, ChannelSumsCall)) == ["identity", "relu"]
+    assert len(calls(step, ActivationGradientCall)) == 1
 
 
 def test_two_norms_of_one_gradient_get_their_sums_both():
@@ -210,8 +213,8 @@ def test_two_norms_of_one_gradient_get_their_sums_both():
         return x
 
     step = checked(net, x, twin, through)
-    assert len(calls(step, ActivationSums)) == 1
-    assert len(calls(step, ChannelSums)) == 3
+    assert len(calls(step, ActivationSumsCall)) == 1
+    assert len(calls(step, ChannelSumsCall)) == 3
 
 
 def test_what_a_convolution_adds_to_a_shortcut_is_added_by_who_reads_it():
@@ -228,10 +231,10 @@ def test_what_a_convolution_adds_to_a_shortcut_is_added_by_who_reads_it():
         return x
 
     step = checked(net, x, twin, through)
-    assert len(calls(step, ActivationSums)) == 2
-    assert len(calls(step, ActivationGradient)) == 1  # what comes into the last one is one part
+    assert len(calls(step, ActivationSumsCall)) == 2
+    assert len(calls(step, ActivationGradientCall)) == 1  # what comes into the last one is one part
     # of the first one, the network's input is asked for
-    assert [call.beta for call in calls(step, BackwardData)] == [0, 0, 1]
+    assert [call.beta for call in calls(step, DataGradientCall)] == [0, 0, 1]
 
 
 def test_fixed_orders_are_summed_as_ever():
@@ -244,14 +247,14 @@ def test_fixed_orders_are_summed_as_ever():
 def test_biases_of_vgg_but_the_classifiers_and_those_before_poolings():
     net, loss = networks.vgg16(2, 32, "float64", 3, width=1 / 16)
     step = summed(compress_activations(net.training_phases(loss)))
-    assert len(calls(step, BiasActivationGradient)) == 13 - 5
+    assert len(calls(step, BiasActivationGradientCall)) == 13 - 5
 
 
 def test_half_types_are_summed_apart():
     net = ooc_cudnn.Network()
     h = net.activation(net.convolution(net.input("x", (2, 3, 8, 8), "float16"), 4, window=3))
     step = summed(net.gradient_phases(net.convolution(h, 2, window=3)))
-    assert not calls(step, BiasActivationGradient)
+    assert not calls(step, BiasActivationGradientCall)
 
 
 def test_steps_run_so():

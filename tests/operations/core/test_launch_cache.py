@@ -9,7 +9,7 @@ import pytest
 from ooc_cudnn import networks
 from ooc_cudnn.network.search import pass_pipeline
 from ooc_cudnn.operations.core.launch_cache import launches_on
-from ooc_cudnn.operations.external.calls import Cost, OutsideCall, Taken
+from ooc_cudnn.operations.external.calls import Cost, ExternalCall, ExternalInput
 from ooc_cudnn.tensor import ORDERS
 
 
@@ -40,7 +40,9 @@ class Told:
 def test_a_computation_of_another_library_is_its_own():
     one, other = Told("sum over ranks"), Told("sum over ranks")
     for computation in (one, other):
-        call = OutsideCall(computation, (Taken((4, 3), "float32", True),), (4, 3), "float32", 4, 4)
+        call = ExternalCall(
+            computation, (ExternalInput((4, 3), "float32", True),), (4, 3), "float32", 4, 4
+        )
         how = {"layout": "channels_first", "orders": dict.fromkeys(call.operands, "channels_first")}
         launches, _ = launches_on(call, call.whole_piece(0), **how)
         assert launches[0].operation.computation is computation

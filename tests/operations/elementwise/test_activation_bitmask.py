@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.operations.elementwise.activation_bitmask import (
-    MaskedActivation,
-    MaskedActivationGradient,
+    MaskedActivationCall,
+    MaskedActivationGradientCall,
     mask_shape,
 )
 from tests.support.every_split import check_every_split, rounded
@@ -51,10 +51,10 @@ def test_forward_and_backward(random, mode, shape):
         assert mask.shape == mask_shape(shape)
         np.testing.assert_array_equal(bits_of(mask, shape), slope_is_1)
         scale = {"alpha": alpha, "beta": beta}
-        forward = MaskedActivation(shape, mode, coef, dtype, **scale)
+        forward = MaskedActivationCall(shape, mode, coef, dtype, **scale)
         check_every_split(forward, {"x": x}, {"y": y.detach().numpy(), "mask": mask}, most=6,
                           old={"y": old} if beta else None)  # fmt: skip
-        backward = MaskedActivationGradient(shape, mode, coef, dtype, **scale)
+        backward = MaskedActivationGradientCall(shape, mode, coef, dtype, **scale)
         check_every_split(backward, {"mask": mask, "dy": dy}, {"dx": t.grad.numpy()}, most=6,
                           old={"dx": old} if beta else None)  # fmt: skip
 
@@ -69,9 +69,9 @@ def test_a_leaky_relu_at_nan_and_infinity_is_pytorchs(coef, gradient):
     y.backward(torch.from_numpy(dy))
     mask = np.array([[[0b1000100]]], np.uint8)
     with np.errstate(invalid="ignore"):
-        forward = MaskedActivation(x.shape, "leaky_relu", coef, "float64")
+        forward = MaskedActivationCall(x.shape, "leaky_relu", coef, "float64")
         check_every_split(forward, {"x": x}, {"y": y.detach().numpy(), "mask": mask})
-        backward = MaskedActivationGradient(x.shape, "leaky_relu", coef, "float64")
+        backward = MaskedActivationGradientCall(x.shape, "leaky_relu", coef, "float64")
         check_every_split(backward, {"mask": mask, "dy": dy}, {"dx": t.grad.numpy()})
 
 
@@ -82,9 +82,9 @@ def test_nan_and_infinity_as_in_pytorch():
     y = F.relu(t)
     y.backward(torch.from_numpy(dy))
     mask = np.array([[[0b00101]]], np.uint8)
-    forward = MaskedActivation(x.shape, "relu", 0.0, "float64")
+    forward = MaskedActivationCall(x.shape, "relu", 0.0, "float64")
     check_every_split(forward, {"x": x}, {"y": y.detach().numpy(), "mask": mask})
-    backward = MaskedActivationGradient(x.shape, "relu", 0.0, "float64")
+    backward = MaskedActivationGradientCall(x.shape, "relu", 0.0, "float64")
     expected = np.array([[[1.0, 0.0, np.inf, 0.0, 0.0]]])
     np.testing.assert_array_equal(t.grad.numpy(), expected)
     with np.errstate(invalid="ignore"):
@@ -93,4 +93,4 @@ def test_nan_and_infinity_as_in_pytorch():
 
 def test_other_modes_have_no_mask():
     with pytest.raises(ValueError, match="mode must be one of"):
-        MaskedActivation((2, 3), "gelu", 0.0, "float32")
+        MaskedActivationCall((2, 3), "gelu", 0.0, "float32")

@@ -8,9 +8,9 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import operations
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.elementwise.activation_gradient import PreluGradient
+from ooc_cudnn.operations.elementwise.activation_gradient import PreluGradientCall
 from ooc_cudnn.operations.elementwise.binary import OpTensor
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient, BroadcastSum
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall, BroadcastSum
 from tests.support.every_split import check_every_split, rounded
 
 torch = pytest.importorskip("torch")
@@ -54,7 +54,7 @@ def test_gradients_of_what_is_broadcast(random, factor, shapes):
         b = torch.zeros(b_shape, dtype=torch.float64, requires_grad=True)
         met = torch.from_numpy(x64) if factor else torch.ones(shape, dtype=torch.float64)
         (met * wide(b, len(shape))).backward(torch.from_numpy(dy64))
-        call = BroadcastGradient(shape, dtype, b_shape, factor, alpha=alpha, beta=beta)
+        call = BroadcastGradientCall(shape, dtype, b_shape, factor, alpha=alpha, beta=beta)
         arrays = {"dy": dy, "x": x} if factor else {"dy": dy}
         size = BroadcastSum(shape, b_shape, dtype, dtype).reference(
             abs(dy64) * (abs(x64) if factor else 1)
@@ -94,10 +94,10 @@ def test_prelu_and_its_gradients(random, alone, shape):
         forward = Chain((OpTensor(shape, w_shape, dtype, "prelu"),), dtype, **scale)
         check_every_split(forward, {"x": x, "w": w}, {"y": y.detach().numpy()}, most=5,
                           old={"y": old} if beta else None)  # fmt: skip
-        of_x = PreluGradient(shape, w_shape, dtype, **scale)
+        of_x = PreluGradientCall(shape, w_shape, dtype, **scale)
         check_every_split(of_x, {"x": x, "dy": dy, "w": w}, {"dx": t.grad.numpy()}, most=5,
                           old={"dx": old} if beta else None)  # fmt: skip
-        of_w = BroadcastGradient(shape, dtype, w_shape, "negative_x", **scale)
+        of_w = BroadcastGradientCall(shape, dtype, w_shape, "negative_x", **scale)
         size = BroadcastSum(shape, w_shape, dtype, dtype).reference(abs(dy64 * x64))
         check_every_split(of_w, {"dy": dy, "x": x}, {"db": slope.grad.numpy()}, most=5, terms=40,
                           sizes={"db": size}, old={"db": old_w} if beta else None)  # fmt: skip
@@ -113,15 +113,15 @@ def test_a_prelu_at_nan_infinity_and_zero_is_pytorchs(gradient):
         F.prelu(t, w).backward(torch.from_numpy(dy))
         arrays = {"x": t.detach().numpy(), "dy": dy}
         with np.errstate(all="ignore"):
-            of_x = PreluGradient((1, 1, 1), (1,), "float64")
+            of_x = PreluGradientCall((1, 1, 1), (1,), "float64")
             check_every_split(of_x, {**arrays, "w": np.array([0.5])}, {"dx": t.grad.numpy()})
-            of_w = BroadcastGradient((1, 1, 1), "float64", (1,), "negative_x")
+            of_w = BroadcastGradientCall((1, 1, 1), "float64", (1,), "negative_x")
             check_every_split(of_w, arrays, {"db": w.grad.numpy()}, sizes={"db": np.ones(1)})
 
 
 def test_what_has_no_gradient_here_is_refused():
     with pytest.raises(ValueError, match="not known"):
-        BroadcastGradient((2, 3, 4, 5), "float32", (1, 3, 4, 1))
+        BroadcastGradientCall((2, 3, 4, 5), "float32", (1, 3, 4, 1))
 
 
 @pytest.mark.parametrize("shape", [(3,), (1,), (1, 3, 1, 1)], ids=str)

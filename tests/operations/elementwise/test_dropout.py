@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.core.subcall import PartOf
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.operations.elementwise.dropout import AdvanceCall, DropoutCall, philox, random_words
 from tests.support.every_split import check_every_split, rounded
 from tests.support.forced import Forced, legal_splits
@@ -72,7 +72,7 @@ def test_the_mask_is_the_same_under_every_split(random, shape, per_channel):
 def test_a_part_of_the_batch_has_its_own_part_of_the_mask():
     factors = expected_factors((6, 2, 5), 0.5, False)
     x = np.ones((3, 2, 5), "f4")
-    call = PartOf.of_images(DropoutCall((6, 2, 5), 0.5, "float32"), (2, 5))
+    call = SubCall.of_images(DropoutCall((6, 2, 5), 0.5, "float32"), (2, 5))
     for split in legal_splits(call):
         y = np.full_like(x, np.nan)
         Forced(call, {"x": x, "state": STATE, "y": y}).run(split)

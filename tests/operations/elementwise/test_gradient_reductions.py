@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.operations.elementwise.gradient_reductions import (
-    BiasActivationGradient,
+    BiasActivationGradientCall,
     GradientSums,
 )
 from tests.support.every_split import check_every_split, rounded
@@ -49,7 +49,7 @@ def test_both_gradients_under_every_split(random, twin, shape):
         step = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0.0)
         size = np.abs(dx).sum(axis=(0, *range(2, len(shape))))
         sizes = {"dx": np.abs(dx) + np.abs(dy64), "db": size * (1 + step * 2.0**23)}
-        call = BiasActivationGradient(shape, mode, coef, dtype, alpha=alpha, beta=beta)
+        call = BiasActivationGradientCall(shape, mode, coef, dtype, alpha=alpha, beta=beta)
         check_every_split(call, {"y": y, "dy": dy}, {"dx": dx, "db": db}, terms=24, sizes=sizes,
                           old={"db": old} if beta else None, most=6)  # fmt: skip
 

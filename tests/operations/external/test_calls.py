@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.external.calls import Cost, OutsideCall, OutsideGradient, Taken
+from ooc_cudnn.operations.external.calls import (
+    Cost,
+    ExternalCall,
+    ExternalGradientCall,
+    ExternalInput,
+)
 from ooc_cudnn.tensor import numpy_dtype
 from tests.support.forced import Forced, legal_splits
 from tests.support.splits import RINGS
@@ -48,11 +53,11 @@ def _added(drawn, rows):
 
 
 def call(dtype, wanted=None, **told):
-    taken = (Taken(SHAPE, dtype, True), Taken(WEIGHTS, dtype, False))
+    taken = (ExternalInput(SHAPE, dtype, True), ExternalInput(WEIGHTS, dtype, False))
     given = (Scaling(), taken, SHAPE, dtype, IMAGES, IMAGES, told.pop("draws", False))
     if wanted is None:
-        return OutsideCall(*given, **told)
-    return OutsideGradient(*given, wanted=wanted, **told)
+        return ExternalCall(*given, **told)
+    return ExternalGradientCall(*given, wanted=wanted, **told)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -9,9 +9,9 @@ import pytest
 
 from ooc_cudnn.operations.losses.calls import (
     CrossEntropyCall,
-    CrossEntropyGradient,
+    CrossEntropyGradientCall,
     ElementLossCall,
-    ElementLossGradient,
+    ElementLossGradientCall,
     LabelWeightsCall,
     TotalCall,
 )
@@ -90,7 +90,7 @@ def phases(arrays, dtype, *, weighted, reduction, smoothing, ignored, scale=1.0,
         counts = run(LabelWeightsCall(*common), found)
         found["divisor"] = run(TotalCall(rows), {"losses": counts})
     loss = run(TotalCall(rows, divided=divided), found)
-    gradient = CrossEntropyGradient(*common, smoothing, scale / 2, divided)
+    gradient = CrossEntropyGradientCall(*common, smoothing, scale / 2, divided)
     return loss[0], run(gradient, found | {"dy": np.array([2.0])})
 
 
@@ -132,11 +132,11 @@ def test_gradients_add_up_in_place(dtype):
     arrays = logits(random, (2, 3, 5, 4), dtype)
     arrays["dx"] = random.standard_normal((2, 3, 5, 4)).astype(dtype)
     arrays["dy"] = np.ones(1)
-    call = CrossEntropyGradient((2, 3, 5, 4), dtype, alpha=2.0, beta=0.5)
+    call = CrossEntropyGradientCall((2, 3, 5, 4), dtype, alpha=2.0, beta=0.5)
     _, expected = loss_and_gradient(arrays, weighted=False, reduction="sum")
     assert_close(every_split(call, arrays), 2 * expected + 0.5 * arrays["dx"].astype("f8"), dtype)
     arrays["target"] = random.standard_normal((2, 3, 5, 4)).astype(dtype)
-    call = ElementLossGradient((2, 3, 5, 4), dtype, SQUARED, scale=0.25, beta=1.0)
+    call = ElementLossGradientCall((2, 3, 5, 4), dtype, SQUARED, scale=0.25, beta=1.0)
     wide = {name: arrays[name].astype("f8") for name in ("x", "target", "dx")}
     expected = 0.5 * (wide["x"] - wide["target"]) + wide["dx"]
     assert_close(every_split(call, arrays), expected, dtype)
@@ -179,7 +179,7 @@ def test_losses_of_elements_are_pytorchs_under_every_split(shape):
         losses = every_split(ElementLossCall(shape, "float64", mode, *shapes), arrays)
         total = run(TotalCall(losses.shape, 1 / x.size), {"losses": losses})
         assert_close(total[0], loss.item(), "float64")
-        gradient = ElementLossGradient(shape, "float64", mode, *shapes, 2 / x.size)
+        gradient = ElementLossGradientCall(shape, "float64", mode, *shapes, 2 / x.size)
         assert_close(every_split(gradient, arrays), t["x"].grad.numpy(), "float64")
 
 
@@ -191,7 +191,7 @@ def test_losses_of_elements_in_every_type(dtype):
     wide = {name: array.astype("f8") for name, array in arrays.items()}
     losses = run(ElementLossCall(x.shape, dtype, SQUARED), arrays)
     assert_close(losses, ((wide["x"] - wide["target"]) ** 2).sum(axis=(1, 3)), "float32")
-    dx = run(ElementLossGradient(x.shape, dtype, SQUARED, scale=0.5), arrays)
+    dx = run(ElementLossGradientCall(x.shape, dtype, SQUARED, scale=0.5), arrays)
     assert_close(dx, wide["x"] - wide["target"], dtype)
 
 
@@ -201,8 +201,8 @@ def test_any_order_of_memory():
     arrays = logits(random, shape, "float64") | {"target": random.standard_normal(shape)}
     arrays |= {"dx": np.full(shape, np.nan), "dy": np.ones(1)}
     for call in (
-        CrossEntropyGradient(shape, "float64", smoothing=0.1),
-        ElementLossGradient(shape, "float64", SIGMOID),
+        CrossEntropyGradientCall(shape, "float64", smoothing=0.1),
+        ElementLossGradientCall(shape, "float64", SIGMOID),
     ):
         expected = run(call, arrays)
         for last in ("x", "target", "dx"):
@@ -222,7 +222,7 @@ def test_labels_that_are_no_class_and_what_is_not_finite():
     assert np.isnan(losses[:3]).all()
     assert losses[3, 0] == pytest.approx(np.log(3), rel=1e-15)
     assert np.isnan(run(LabelWeightsCall((4, 3), "float64"), arrays)[0, 0])
-    dx = run(CrossEntropyGradient((4, 3), "float64"), arrays)
+    dx = run(CrossEntropyGradientCall((4, 3), "float64"), arrays)
     assert np.isnan(dx[:3]).any(axis=1).all()
     # Nothing but ignored labels: PyTorch divides 0 by 0, and its gradient is 0.
     arrays["labels"] = np.full(4, -100)
@@ -241,7 +241,7 @@ def test_large_logits_do_not_overflow():
     target = {"x": np.array([[800.0, -800.0]]), "target": np.array([[1.0, 0.0]])}
     target["dy"] = np.ones(1)
     assert (run(ElementLossCall((1, 2), "float64", SIGMOID), target) == 0).all()
-    assert (run(ElementLossGradient((1, 2), "float64", SIGMOID), target) == 0).all()
+    assert (run(ElementLossGradientCall((1, 2), "float64", SIGMOID), target) == 0).all()
 
 
 def test_patches_are_verified():
@@ -253,9 +253,9 @@ def test_patches_are_verified():
     for call in (
         LabelWeightsCall((3, 4, 5, 3), "float32", weighted=True),
         CrossEntropyCall((3, 4, 5, 3), "float32", weighted=True, smoothing=0.2),
-        CrossEntropyGradient((3, 4, 5, 3), "float32", scale=3.0, divided=True),
+        CrossEntropyGradientCall((3, 4, 5, 3), "float32", scale=3.0, divided=True),
         ElementLossCall((3, 4, 5, 3), "float32", SIGMOID),
-        ElementLossGradient((3, 4, 5, 3), "float32", SQUARED, scale=0.1),
+        ElementLossGradientCall((3, 4, 5, 3), "float32", SQUARED, scale=0.1),
     ):
         made, (result,) = run(call, arrays), call.results
         for _ in range(5):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSums
-from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationData, ChannelSums
+from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSumsCall
+from ooc_cudnn.operations.normalization.batch_two_phase import (
+    BatchNormalizationDataCall,
+    ChannelSumsCall,
+)
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.every_split import check_every_split, rounded
@@ -81,11 +84,11 @@ class Case:
 def test_through_an_activation_that_is_made_again(random, twin, shape):
     for dtype in DTYPES[len(shape) % 2 :: 2]:
         case = Case(random, shape, twin, dtype, with_addend=False)
-        sums = ChannelSums(shape, dtype, mode=twin[0], coef=twin[1])
+        sums = ChannelSumsCall(shape, dtype, mode=twin[0], coef=twin[1])
         given = case.arrays("x", "dy", *SAVED, "scale", "bias")
         check_every_split(sums, given, {"sums": case.sums}, sizes={"sums": case.size},
                           terms=4, most=5)  # fmt: skip
-        data = BatchNormalizationData(shape, dtype, *twin)
+        data = BatchNormalizationDataCall(shape, dtype, *twin)
         given = case.arrays("x", "dy", "scale", *SAVED, "sums", "bias")
         size = np.abs(case.dx) + 8 * np.abs(case.dy.astype("f8")) + 1
         check_every_split(data, given, {"dx": case.dx}, sizes={"dx": size}, terms=case.terms,
@@ -101,11 +104,11 @@ def test_the_gradient_of_what_was_added_and_its_sums(random, twin, shape):
         # dy comes in two parts, whose sum is exact here
         part = np.where(random.integers(2, size=shape), case.dy, 0).astype(case.dy.dtype)
         halves = {"dy": case.dy - part, "more": part}
-        call = ActivationSums(shape, *twin, dtype)
+        call = ActivationSumsCall(shape, *twin, dtype)
         check_every_split(call, {**given, **halves}, expected, sizes={"sums": case.size},
                           terms=4, most=5)  # fmt: skip
 
 
 def test_no_fixed_order_through_an_activation():
     with pytest.raises(ValueError, match="fixed order"):
-        ChannelSums((2, 3, 4), "float32", deterministic=True, mode="relu")
+        ChannelSumsCall((2, 3, 4), "float32", deterministic=True, mode="relu")

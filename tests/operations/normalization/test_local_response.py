@@ -10,8 +10,8 @@ import pytest
 from ooc_cudnn.operations.normalization.local_response import (
     LocalResponse,
     LocalResponseBackward,
-    LocalResponseGradient,
-    LocalResponseNormalization,
+    LocalResponseCall,
+    LocalResponseGradientCall,
 )
 from tests.support.cut_calls import check_cut, rounded
 
@@ -56,17 +56,17 @@ def test_reference(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_split(name):
     def forward(dtype, alpha, beta):
-        return LocalResponseNormalization(described(name, dtype), alpha=alpha, beta=beta)
+        return LocalResponseCall(described(name, dtype), alpha=alpha, beta=beta)
 
     def backward(dtype, alpha, beta):
-        return LocalResponseGradient(described(name, dtype), alpha=alpha, beta=beta)
+        return LocalResponseGradientCall(described(name, dtype), alpha=alpha, beta=beta)
 
     check_cut(forward, lambda dtype: operands(name, dtype)[:2])
     check_cut(backward, lambda dtype: operands(name, dtype)[::2])
 
 
 def test_its_channels_stay_together():
-    call = LocalResponseNormalization(described("strong"))
+    call = LocalResponseCall(described("strong"))
     assert not call.is_legal(replace(call.extents, c_y=2))
     assert call.is_legal(replace(call.extents, n=1, h_y=1))
 

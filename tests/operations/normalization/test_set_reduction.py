@@ -12,24 +12,24 @@ from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import OpTensor
 from ooc_cudnn.operations.normalization import set_reduction as set_statistics
 from ooc_cudnn.operations.normalization.batch_calls import (
-    BatchNormalization,
-    BatchNormalizationGradient,
+    BatchNormalizationCall,
+    BatchNormalizationGradientCall,
 )
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
 from ooc_cudnn.operations.normalization.batch_two_phase import (
-    BatchNormalizationData,
-    ChannelMoments,
-    ChannelSums,
-    ChannelVectors,
-    ParameterGradients,
+    BatchNormalizationDataCall,
+    ChannelMomentsCall,
+    ChannelSumsCall,
+    ChannelVectorsCall,
+    ParameterGradientsCall,
 )
 from ooc_cudnn.operations.normalization.group import (
-    GroupNormalizationGradient,
-    GroupStatistics,
+    GroupNormalizationGradientCall,
+    GroupStatisticsCall,
 )
 from ooc_cudnn.operations.normalization.layer import (
-    LayerNormalizationGradient,
-    SiteStatistics,
+    LayerNormalizationGradientCall,
+    LayerStatisticsCall,
 )
 from ooc_cudnn.operations.normalization.set_reduction import NormaliseSets
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
@@ -135,7 +135,7 @@ def old_gradients(shape, dtype):
 
 def parameter_gradients(shape, dtype, sums, old, images=0):
     """dscale and dbias of the sums, added to what was there before."""
-    call = ParameterGradients(shape[1], dtype, images, alpha=2.0, beta=-0.5)
+    call = ParameterGradientsCall(shape[1], dtype, images, alpha=2.0, beta=-0.5)
     if shape[1] == 1:
         return run_whole(call, sums, old)
     return check_every_split(call, sums, old, bits=True)
@@ -180,10 +180,10 @@ def test_batch_normalization_in_phases(shape, dtype):
     y, *expected = gradients(ty, (tx, tscale, tbias), tdy)
 
     bits = {"bits": True}
-    moments = check_every_split(ChannelMoments(shape, dtype, True), {"x": x}, **bits)
-    saved = run_whole(ChannelVectors(shape[1], dtype, epsilon=EPSILON), moments)
+    moments = check_every_split(ChannelMomentsCall(shape, dtype, True), {"x": x}, **bits)
+    saved = run_whole(ChannelVectorsCall(shape[1], dtype, epsilon=EPSILON), moments)
     updated = run_whole(
-        ChannelVectors(shape[1], dtype, True, factor=0.25), moments,
+        ChannelVectorsCall(shape[1], dtype, True, factor=0.25), moments,
         {"running_mean": mean, "running_variance": variance},
     )  # fmt: skip
     for found, value in zip(updated.values(), running, strict=True):
@@ -199,18 +199,22 @@ def test_batch_normalization_in_phases(shape, dtype):
     found = check_every_split(chain, {"x": x, **inputs, "b": dy}, bits=True)
     assert_near(found["y"], np.maximum(y, 0) + dy.astype("f8"), dtype, "y, relu and sum")
 
-    sums = check_every_split(ChannelSums(shape, dtype, True), {"x": x, "dy": dy, **saved}, **bits)
+    sums = check_every_split(
+        ChannelSumsCall(shape, dtype, True), {"x": x, "dy": dy, **saved}, **bits
+    )
     old = old_gradients(shape, dtype)
     found = parameter_gradients(shape, dtype, sums, old)
-    data = BatchNormalizationData(shape, dtype, alpha=2.0, beta=-0.5)
+    data = BatchNormalizationDataCall(shape, dtype, alpha=2.0, beta=-0.5)
     inputs = {"x": x, "dy": dy, "scale": scale, **saved, **sums}
     found |= check_every_split(data, inputs, old, **bits)
     check_gradients(found, expected, old, dtype)
 
     # Sums in any order err by a few roundings more.
-    plain = check_every_split(ChannelMoments(shape, dtype), {"x": x}, bits=False)
+    plain = check_every_split(ChannelMomentsCall(shape, dtype), {"x": x}, bits=False)
     assert np.allclose(plain["moments"], moments["moments"], rtol=1e-12)
-    plain = check_every_split(ChannelSums(shape, dtype), {"x": x, "dy": dy, **saved}, bits=False)
+    plain = check_every_split(
+        ChannelSumsCall(shape, dtype), {"x": x, "dy": dy, **saved}, bits=False
+    )
     assert np.allclose(plain["sums"], sums["sums"], rtol=1e-10, atol=1e-10)
 
 
@@ -221,10 +225,10 @@ def test_batch_normalization_in_sweeps_is_deterministic_if_told(shape, dtype):
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     ty = F.batch_norm(tx, None, None, tscale, tbias, True, 0.1, EPSILON)
     y, *expected = gradients(ty, (tx, tscale, tbias), tdy)
-    call = BatchNormalization(shape, dtype, EPSILON, deterministic=True)
+    call = BatchNormalizationCall(shape, dtype, EPSILON, deterministic=True)
     made = check_every_split(call, {"x": x, "scale": scale, "bias": bias}, bits=True)
     assert_near(made["y"], y, dtype, "y")
-    call = BatchNormalizationGradient(shape, dtype, EPSILON, True)
+    call = BatchNormalizationGradientCall(shape, dtype, EPSILON, True)
     made = check_every_split(call, {"x": x, "dy": dy, "scale": scale}, bits=True)
     for name, value in zip(("dx", "dscale", "dbias"), expected, strict=True):
         assert_near(made[name], value, dtype, name)
@@ -243,13 +247,13 @@ def test_group_normalization(shape, groups, dtype):
                              (tx, tscale, tbias), tdy)  # fmt: skip
     for deterministic in (True, False) if dtype == "float64" else (True,):
         way = {"bits": deterministic, "lay": lambda a: lay(a) if a.ndim > 2 else a}
-        forward = GroupStatistics(shape, dtype, groups, EPSILON, deterministic)
+        forward = GroupStatisticsCall(shape, dtype, groups, EPSILON, deterministic)
         made = check_every_split(forward, {"x": x}, **way)
         if deterministic:
             inputs = {"x": x, "scale": scale, "bias": bias}
             check_normalised(shape, inputs, made, y, dtype, lay=way["lay"])
         old = old_gradients(shape, dtype)
-        backward = GroupNormalizationGradient(
+        backward = GroupNormalizationGradientCall(
             shape, dtype, groups, deterministic, alpha=2.0, beta=-0.5
         )
         inputs = {"x": x, "dy": dy, "scale": scale, **made}
@@ -267,11 +271,11 @@ def test_groups_through_an_activation(groups, mode, coef):
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     y = F.leaky_relu(F.group_norm(tx, groups, tscale, tbias, EPSILON), coef)
     _, *expected = gradients(y, (tx, tscale, tbias), tdy)
-    forward = GroupStatistics(shape, dtype, groups, EPSILON)
+    forward = GroupStatisticsCall(shape, dtype, groups, EPSILON)
     made = check_every_split(forward, {"x": x}, bits=False)
     for data in (True, False):
         old = old_gradients(shape, dtype)
-        backward = GroupNormalizationGradient(
+        backward = GroupNormalizationGradientCall(
             shape, dtype, groups, data=data, mode=mode, coef=coef, alpha=2.0, beta=-0.5
         )
         inputs = {"x": x, "dy": dy, "scale": scale, "bias": bias, **made}
@@ -291,12 +295,12 @@ def test_layer_normalization_of_each_site(shape, dtype):
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     ty = F.layer_norm(tx.movedim(1, -1), shape[1:2], tscale, tbias, EPSILON).movedim(-1, 1)
     y, *expected = gradients(ty, (tx, tscale, tbias), tdy)
-    made = check_every_split(SiteStatistics(shape, dtype, EPSILON), {"x": x}, bits=True)
+    made = check_every_split(LayerStatisticsCall(shape, dtype, EPSILON), {"x": x}, bits=True)
     inputs = {"x": x, "scale": scale, "bias": bias}
     check_normalised(shape, inputs, made, y, dtype, by_site=True)
     for deterministic in (True, False) if dtype == "float64" else (True,):
         old = old_gradients(shape, dtype)
-        backward = LayerNormalizationGradient(shape, dtype, deterministic, alpha=2.0, beta=-0.5)
+        backward = LayerNormalizationGradientCall(shape, dtype, deterministic, alpha=2.0, beta=-0.5)
         inputs = {"x": x, "dy": dy, "scale": scale, **made}
         found = check_every_split(backward, inputs, old, bits=deterministic)
         sums = {name: found.pop(name) for name in ("scale_sums", "bias_sums")}
@@ -310,13 +314,13 @@ def test_rows_along_other_axes(row_axis):
     shape, dtype = SHAPES["3d"], "float64"
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
     _, *expected = gradients(F.group_norm(tx, 2, tscale, tbias, EPSILON), (tx, tscale, tbias), tdy)
-    forward = GroupStatistics(shape, dtype, 2, EPSILON, row_axis=row_axis)
+    forward = GroupStatisticsCall(shape, dtype, 2, EPSILON, row_axis=row_axis)
     made = check_every_split(forward, {"x": x}, bits=False)
-    backward = GroupNormalizationGradient(shape, dtype, 2, row_axis=row_axis)
+    backward = GroupNormalizationGradientCall(shape, dtype, 2, row_axis=row_axis)
     inputs = {"x": x, "dy": dy, "scale": scale, **made}
     found = check_every_split(backward, inputs, bits=False)
     assert_near(found["dx"], expected[0], dtype, "dx")
-    layer = SiteStatistics(shape, dtype, EPSILON, row_axis=row_axis)
+    layer = LayerStatisticsCall(shape, dtype, EPSILON, row_axis=row_axis)
     made = check_every_split(layer, {"x": x}, bits=True)
     normalise = Chain((NormaliseSets(shape, dtype, by_site=True),), dtype, row_axis=row_axis)
     inputs = {"x": x, "scale": scale, "bias": bias, "mean": made["saved_mean"],
@@ -328,10 +332,10 @@ def test_rows_along_other_axes(row_axis):
 
 @short_units
 def test_deterministic_calls_cut_rows_at_units_of_the_first_axis():
-    call = ChannelMoments((2, 3, 9, 2, 2), "float32", True)
+    call = ChannelMomentsCall((2, 3, 9, 2, 2), "float32", True)
     assert set_statistics.unit_rows(call.shape) == 1
     assert call.row_axes == (2,)
-    assert ChannelMoments(call.shape, "float32").row_axes == (2, 3, 4)
-    tall = ChannelMoments((2, 3, 9), "float32", True)
+    assert ChannelMomentsCall(call.shape, "float32").row_axes == (2, 3, 4)
+    tall = ChannelMomentsCall((2, 3, 9), "float32", True)
     assert tuple(tall.axis_ranges("h_y", 1)) == ((0, 4), (4, 8), (8, 9))
     assert tuple(tall.axis_ranges("h_y", 6)) == ((0, 8), (8, 9))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.pooling.global_average import GlobalAverage, of_all_sites
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.pooling.global_average import GlobalAverageCall, of_all_sites
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 from tests.support.cut_calls import check_cut, rounded
 
 pytest.importorskip("ml_dtypes")
@@ -25,12 +25,12 @@ def test_every_split(shape):
         return {"dy": dy}, np.broadcast_to(dy, shape) / np.prod(shape[2:])
 
     check_cut(
-        lambda dtype, alpha, beta: GlobalAverage(shape, dtype, alpha=alpha, beta=beta),
+        lambda dtype, alpha, beta: GlobalAverageCall(shape, dtype, alpha=alpha, beta=beta),
         forward,
         summed=True,
     )
     check_cut(
-        lambda dtype, alpha, beta: BackwardPooling(
+        lambda dtype, alpha, beta: PoolingGradientCall(
             of_all_sites(shape, dtype), alpha=alpha, beta=beta
         ),
         backward,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.operations.pooling.forward import Pooling
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
-from ooc_cudnn.operations.pooling.saved_argmax import NOWHERE, IndexedPooling, PoolingIndices
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
+from ooc_cudnn.operations.pooling.saved_argmax import NOWHERE, IndexedPoolingCall, PoolingIndices
 from tests.support.every_split import check_every_split, rounded
 
 torch = pytest.importorskip("torch")
@@ -67,13 +67,13 @@ def test_forward_and_backward(random, case):
             np.testing.assert_array_equal(PoolingIndices(forward).reference(x64), index)
         index = PoolingIndices(forward).reference(x64)
         positive = np.where(y.detach().numpy() > 0, index, NOWHERE)
-        check_every_split(IndexedPooling(forward, True), {"x": x},
+        check_every_split(IndexedPoolingCall(forward, True), {"x": x},
                           {"y": y.detach().numpy(), "index": positive}, most=8)  # fmt: skip
         scale = {"alpha": alpha, "beta": beta}
-        call = IndexedPooling(forward, **scale)
+        call = IndexedPoolingCall(forward, **scale)
         check_every_split(call, {"x": x}, {"y": y.detach().numpy(), "index": index}, most=8,
                           old={"y": old_y} if beta else None)  # fmt: skip
-        call = BackwardPooling(forward, indexed=True, **scale)
+        call = PoolingGradientCall(forward, indexed=True, **scale)
         # A half's gradients are added in float32.
         size = np.abs(t.grad.numpy()) + np.abs(dy64).max() * 4
         check_every_split(call, {"index": index, "dy": dy}, {"dx": t.grad.numpy()}, most=8,
@@ -83,7 +83,7 @@ def test_forward_and_backward(random, case):
 def test_nan_and_infinity():
     """NaN is the maximum of its window, the first one; nothing but -infinity is one, too."""
     x = np.array([[[1, np.nan, np.nan, 5, -np.inf, -np.inf, 3, 3]]])
-    call = IndexedPooling(Pooling.of(x.shape, window=2, dtype="float64"))
+    call = IndexedPoolingCall(Pooling.of(x.shape, window=2, dtype="float64"))
     y = np.array([[[np.nan, np.nan, -np.inf, 3]]])
     index = np.array([[[1, 0, 0, 0]]], np.uint8)
     check_every_split(call, {"x": x}, {"y": y, "index": index})
@@ -94,4 +94,4 @@ def test_nan_and_infinity():
 def test_means_and_large_windows_have_no_indices():
     for geometry in ({"window": 2, "mode": "average_include_padding"}, {"window": (17, 16)}):
         with pytest.raises(ValueError, match="at most 255"):
-            IndexedPooling(Pooling.of((1, 1, 32, 32), **geometry))
+            IndexedPoolingCall(Pooling.of((1, 1, 32, 32), **geometry))

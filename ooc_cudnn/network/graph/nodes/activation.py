@@ -9,7 +9,7 @@ from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.elementwise import activation
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradient, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ class Activation(Node):
         emit.phase("forward", Chain((operation,), self.x.dtype), x=self.x, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        call = ActivationGradient(dy.shape, self.mode, self.coef, dy.dtype)
+        call = ActivationGradientCall(dy.shape, self.mode, self.coef, dy.dtype)
         read = {"x": self.x} if needs_x(self.mode, self.coef) else {"y": self.y}
         emit.gradient("data gradient", call, {**read, "dy": dy}, dx=self.x)

@@ -10,7 +10,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.elementwise.binary import OpTensor
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Add(Combine):
         if not self.is_broadcast:
             emit.hand_on(dy, self.b)
             return
-        call = BroadcastGradient(dy.shape, dy.dtype, self.b_shape)
+        call = BroadcastGradientCall(dy.shape, dy.dtype, self.b_shape)
         emit.gradient("broadcast gradient", call, {"dy": dy}, db=self.b)
 
 
@@ -67,7 +67,7 @@ class Multiply(Combine):
         reads = {"x": dy, "b": self.b}
         emit.gradient("gradient of a", self._op("multiply", self.b_shape), reads, y=self.a)
         if self.is_broadcast:
-            call = BroadcastGradient(dy.shape, dy.dtype, self.b_shape, "x")
+            call = BroadcastGradientCall(dy.shape, dy.dtype, self.b_shape, "x")
             emit.gradient("broadcast gradient", call, {"dy": dy, "x": self.a}, db=self.b)
         else:
             reads = {"x": dy, "b": self.a}

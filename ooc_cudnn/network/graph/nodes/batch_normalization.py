@@ -13,14 +13,14 @@ from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
 from ooc_cudnn.operations.normalization.batch_two_phase import (
-    BatchNormalizationData,
-    ChannelMoments,
-    ChannelSums,
-    ChannelVectors,
-    ParameterGradients,
+    BatchNormalizationDataCall,
+    ChannelMomentsCall,
+    ChannelSumsCall,
+    ChannelVectorsCall,
+    ParameterGradientsCall,
 )
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED, STATES
-from ooc_cudnn.operations.normalization.cross_rank import OverRanks
+from ooc_cudnn.operations.normalization.cross_rank import CrossRankCall
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
@@ -63,11 +63,11 @@ class BatchNormalization(Node):
         moments = moments_of(emit, self.x)
         if self.ranks is not None:
             own, moments = moments, self._state(emit, "moments of all ranks", "moments")
-            call = OverRanks.of(self.ranks.moments(self.name, shape[1]), "moments", shape[1])
+            call = CrossRankCall.of(self.ranks.moments(self.name, shape[1]), "moments", shape[1])
             emit.phase("moments over ranks", call, x0=own, y=moments)
-        vectors = ChannelVectors(shape[1], dtype, epsilon=self.epsilon)
+        vectors = ChannelVectorsCall(shape[1], dtype, epsilon=self.epsilon)
         emit.phase("statistics", vectors, moments=moments, **self._saved(emit))
-        averages = ChannelVectors(shape[1], dtype, running=True, factor=self.factor)
+        averages = ChannelVectorsCall(shape[1], dtype, running=True, factor=self.factor)
         emit.phase("running statistics", averages, moments=moments, **running)
         mean, inverse = self._saved(emit).values()
         normalise = Chain((Normalise(shape, dtype),), dtype)
@@ -77,9 +77,9 @@ class BatchNormalization(Node):
         shape, dtype = self.x.shape, self.x.dtype
         reads = {"x": self.x, "dy": dy, **self._saved(emit)}
         sums = self._state(emit, "sums", "sums")
-        add_up = ChannelSums(shape, dtype, emit.settings.deterministic)
+        add_up = ChannelSumsCall(shape, dtype, emit.settings.deterministic)
         emit.phase("sums", add_up, **reads, sums=sums)
-        parameters = ParameterGradients(shape[1], dtype)
+        parameters = ParameterGradientsCall(shape[1], dtype)
         makes = {"dscale": self.scale, "dbias": self.bias}
         emit.gradient("parameter gradients", parameters, {"sums": sums}, **makes)
         if self.ranks is not None and emit.wants(self.x):
@@ -87,10 +87,10 @@ class BatchNormalization(Node):
             moments = self._state(emit, "moments of all ranks", "moments")
             elements = math.prod(shape) // shape[1]
             merging = self.ranks.sums(self.name, shape[1], elements)
-            call = OverRanks.of(merging, "sums", shape[1], "moments")
+            call = CrossRankCall.of(merging, "sums", shape[1], "moments")
             emit.phase("sums over ranks", call, x0=own, x1=moments, y=sums)
         reads |= {"scale": self.scale, "sums": sums}
-        emit.gradient("data gradient", BatchNormalizationData(shape, dtype), reads, dx=self.x)
+        emit.gradient("data gradient", BatchNormalizationDataCall(shape, dtype), reads, dx=self.x)
 
 
 def moments_of(emit: Forward, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _gather(emit: Forward, x: Tensor, moments: Tensor, channels: Range) -> None:
             name = f"{tensor.name}.from_{channels[0]}"
             views.append(emit.view(tensor, extents(region), region, name))
         x, moments = views
-    call = ChannelMoments(x.shape, x.dtype, emit.settings.deterministic)
+    call = ChannelMomentsCall(x.shape, x.dtype, emit.settings.deterministic)
     emit.phase(what, call, x=x, moments=moments)
 
 

@@ -9,11 +9,11 @@ from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution import forward as convolution
-from ooc_cudnn.operations.convolution.data_gradient import BackwardData
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.core.operation import Operation
 from ooc_cudnn.operations.elementwise.binary import AddTensor
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
 from ooc_cudnn.settings_table import Settings
 
 
@@ -44,9 +44,9 @@ class Convolution(Node):
     def backward(self, emit: Backward, dy: Tensor) -> None:
         operation = self._under(emit.settings)
         if self.b is not None:
-            call = BroadcastGradient(operation.output_shape, dy.dtype)
+            call = BroadcastGradientCall(operation.output_shape, dy.dtype)
             emit.gradient("bias gradient", call, {"dy": dy}, db=self.b)
         reads = {"x": self.x, "dy": dy}
-        emit.gradient("filter gradient", BackwardFilter(operation), reads, dw=self.w)
+        emit.gradient("filter gradient", FilterGradientCall(operation), reads, dw=self.w)
         reads = {"w": self.w, "dy": dy}
-        emit.gradient("data gradient", BackwardData(operation), reads, dx=self.x)
+        emit.gradient("data gradient", DataGradientCall(operation), reads, dx=self.x)

@@ -9,7 +9,7 @@ from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.resampling.axis_windows import seen
 from ooc_cudnn.operations.resampling.forward import Resampling
-from ooc_cudnn.operations.resampling.gradient import BackwardResampling
+from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class Crop(Node):
         emit.alias(self.y, self.x, (images, channels, *inside))
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        call = BackwardResampling(self.operation)
+        call = ResamplingGradientCall(self.operation)
         emit.gradient("data gradient", call, {"dy": dy}, dx=self.x)

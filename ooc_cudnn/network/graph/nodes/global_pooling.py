@@ -10,9 +10,9 @@ from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.pooling import forward as pooling
-from ooc_cudnn.operations.pooling.global_average import GlobalAverage as Average
+from ooc_cudnn.operations.pooling.global_average import GlobalAverageCall as Average
 from ooc_cudnn.operations.pooling.global_average import of_all_sites
-from ooc_cudnn.operations.pooling.gradient import BackwardPooling
+from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 
 #: Sites of a channel whose largest value is not worth two phases.
 FEW_SITES = 2**16
@@ -28,7 +28,7 @@ class GlobalAverage(Node):
         emit.phase("forward", Average(self.x.shape, self.x.dtype), x=self.x, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        call = BackwardPooling(of_all_sites(self.x.shape, self.x.dtype))
+        call = PoolingGradientCall(of_all_sites(self.x.shape, self.x.dtype))
         emit.gradient("data gradient", call, {"dy": dy}, dx=self.x)
 
 
@@ -67,8 +67,8 @@ class GlobalMax(Node):
             of_rows = emit.known(
                 Tensor(f"{self.name}.rows.gradient", maps[1].shape, dy.dtype, "gradient")
             )
-            call = BackwardPooling(poolings[1])
+            call = PoolingGradientCall(poolings[1])
             emit.phase("gradient of rows", call, y=self.y, dy=dy, x=maps[1], dx=of_rows)
             dy = of_rows
         reads = {"y": maps[1], "dy": dy, "x": self.x}
-        emit.gradient("data gradient", BackwardPooling(poolings[0]), reads, dx=self.x)
+        emit.gradient("data gradient", PoolingGradientCall(poolings[0]), reads, dx=self.x)

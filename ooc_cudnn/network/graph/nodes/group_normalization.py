@@ -10,7 +10,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.normalization import group as group_normalization
 from ooc_cudnn.operations.normalization import layer as layer_normalization
-from ooc_cudnn.operations.normalization.batch_two_phase import ParameterGradients
+from ooc_cudnn.operations.normalization.batch_two_phase import ParameterGradientsCall
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED, SUMS, OfStatistics
 from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
 from ooc_cudnn.operations.normalization.set_reduction import NormaliseSets
@@ -37,8 +37,10 @@ class GroupNormalization(Node):
     def _gradient(self, settings: Settings, *, data: bool) -> OfStatistics:
         shape, dtype, deterministic = self.x.shape, self.x.dtype, settings.deterministic
         if not self.groups:
-            return layer_normalization.LayerNormalizationGradient(shape, dtype, deterministic, data)
-        return group_normalization.GroupNormalizationGradient(
+            return layer_normalization.LayerNormalizationGradientCall(
+                shape, dtype, deterministic, data
+            )
+        return group_normalization.GroupNormalizationGradientCall(
             shape, dtype, self.groups, deterministic, data
         )
 
@@ -49,9 +51,9 @@ class GroupNormalization(Node):
     def forward(self, emit: Forward) -> None:
         shape, dtype = self.x.shape, self.x.dtype
         binds = {"x": self.x, "scale": self.scale, "bias": self.bias, "y": self.y}
-        call: OfStatistics = layer_normalization.SiteStatistics(shape, dtype, self.epsilon)
+        call: OfStatistics = layer_normalization.LayerStatisticsCall(shape, dtype, self.epsilon)
         if self.groups:
-            call = group_normalization.GroupStatistics(
+            call = group_normalization.GroupStatisticsCall(
                 shape, dtype, self.groups, self.epsilon, emit.settings.deterministic
             )
         elif not emit.is_training:  # a site needs no other one: in one go, along with others
@@ -74,6 +76,6 @@ class GroupNormalization(Node):
             emit.gradient("data gradient", call, {**reads, **sums}, dx=self.x)
         else:
             emit.phase("sums", call, **reads, **sums)
-        parameters = ParameterGradients(self.x.shape[1], self.x.dtype, images)
+        parameters = ParameterGradientsCall(self.x.shape[1], self.x.dtype, images)
         makes = {"dscale": self.scale, "dbias": self.bias}
         emit.gradient("parameter gradients", parameters, sums, **makes)

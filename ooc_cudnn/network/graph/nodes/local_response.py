@@ -9,10 +9,10 @@ from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.normalization.local_response import (
     LocalResponse,
-    LocalResponseGradient,
+    LocalResponseGradientCall,
 )
 from ooc_cudnn.operations.normalization.local_response import (
-    LocalResponseNormalization as Call,
+    LocalResponseCall as Call,
 )
 
 
@@ -28,4 +28,4 @@ class LocalResponseNormalization(Node):
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
         reads = {"x": self.x, "dy": dy}
-        emit.gradient("data gradient", LocalResponseGradient(self.operation), reads, dx=self.x)
+        emit.gradient("data gradient", LocalResponseGradientCall(self.operation), reads, dx=self.x)

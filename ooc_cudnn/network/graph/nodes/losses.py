@@ -16,9 +16,9 @@ from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.row_axis import height
 from ooc_cudnn.operations.losses.calls import (
     CrossEntropyCall,
-    CrossEntropyGradient,
+    CrossEntropyGradientCall,
     ElementLossCall,
-    ElementLossGradient,
+    ElementLossGradientCall,
     LabelWeightsCall,
     TotalCall,
 )
@@ -89,7 +89,7 @@ class SoftmaxCrossEntropy(_Loss):
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
         divisor = self._divisor(emit)
-        call = CrossEntropyGradient(*self._shared, self.smoothing, divided=divisor is not None)
+        call = CrossEntropyGradientCall(*self._shared, self.smoothing, divided=divisor is not None)
         reads = _given(x=self.x, labels=self.labels, weights=self.weights, divisor=divisor, dy=dy)
         emit.gradient("data gradient", call, reads, dx=self.x)
 
@@ -132,7 +132,7 @@ class ElementLoss(_Loss):
         self.total(emit, losses, self._scale)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        call = ElementLossGradient(*self._shared, self._scale)
+        call = ElementLossGradientCall(*self._shared, self._scale)
         reads = _given(
             x=self.x, target=self.target, weight=self.weight, positive=self.positive, dy=dy
         )

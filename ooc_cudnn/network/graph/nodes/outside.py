@@ -8,7 +8,12 @@ from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.elementwise.dropout import AdvanceCall
-from ooc_cudnn.operations.external.calls import Computation, OutsideCall, OutsideGradient, Taken
+from ooc_cudnn.operations.external.calls import (
+    Computation,
+    ExternalCall,
+    ExternalGradientCall,
+    ExternalInput,
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,9 @@ class Outside(Node):
         return tuple(x for x, own in zip(self.xs, self.differentiable, strict=True) if own)
 
     @property
-    def _taken(self) -> tuple[Taken, ...]:
+    def _taken(self) -> tuple[ExternalInput, ...]:
         pairs = zip(self.xs, self.of_images, strict=True)
-        return tuple(Taken(x.shape, x.dtype, own) for x, own in pairs)
+        return tuple(ExternalInput(x.shape, x.dtype, own) for x, own in pairs)
 
     @property
     def _reads(self) -> dict[str, Tensor]:
@@ -46,7 +51,7 @@ class Outside(Node):
 
     def forward(self, emit: Forward) -> None:
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
-        call = OutsideCall(*told, self.images, self.state is not None)
+        call = ExternalCall(*told, self.images, self.state is not None)
         if self.state is not None:
             emit.phase("advance", AdvanceCall(), state=self.state)
         emit.phase(f"{self.computation.name} outside", call, **self._reads, y=self.y)
@@ -57,7 +62,7 @@ class Outside(Node):
         if not wanted:
             return
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images
-        call = OutsideGradient(*told, self.images, self.state is not None, wanted=wanted)
+        call = ExternalGradientCall(*told, self.images, self.state is not None, wanted=wanted)
         reads = {**self._reads, "dy": dy}
         makes = {f"dx{at}": self.xs[at] for at in wanted}
         emit.gradient(f"{self.computation.name} gradient outside", call, reads, **makes)

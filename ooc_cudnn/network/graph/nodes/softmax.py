@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.softmax.channels import SoftmaxCall, SoftmaxGradient
-from ooc_cudnn.operations.softmax.images import ImageSoftmaxCall, ImageSoftmaxGradient
+from ooc_cudnn.operations.softmax.channels import SoftmaxCall, SoftmaxGradientCall
+from ooc_cudnn.operations.softmax.images import ImageSoftmaxCall, ImageSoftmaxGradientCall
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ class Softmax(Node):
         emit.phase("forward", call, x=self.x, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        kind = SoftmaxGradient if self.mode == "channel" else ImageSoftmaxGradient
+        kind = SoftmaxGradientCall if self.mode == "channel" else ImageSoftmaxGradientCall
         call = kind(dy.shape, self.algorithm, dy.dtype)
         emit.gradient("data gradient", call, {"y": self.y, "dy": dy}, dx=self.x)

@@ -8,11 +8,11 @@ from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.convolution.data_gradient import BackwardData
-from ooc_cudnn.operations.convolution.filter_gradient import BackwardFilter
+from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.operations.elementwise.binary import Addition
-from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradient
+from ooc_cudnn.operations.elementwise.binary import AdditionCall
+from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
 from ooc_cudnn.settings_table import Settings
 
 
@@ -36,19 +36,19 @@ class TransposedConvolution(Node):
         )
 
     def forward(self, emit: Forward) -> None:
-        emit.phase("forward", BackwardData(self._under(emit.settings)),
+        emit.phase("forward", DataGradientCall(self._under(emit.settings)),
                    w=self.w, dy=self.x, dx=self.y)  # fmt: skip
         if self.b is not None:
             shape = self.y.shape
             vector = (1, shape[1], *(1 for _ in shape[2:]))
-            emit.phase("bias", Addition(shape, vector, self.y.dtype), b=self.b, y=self.y)
+            emit.phase("bias", AdditionCall(shape, vector, self.y.dtype), b=self.b, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
         operation = self._under(emit.settings)
         if self.b is not None:
-            call = BroadcastGradient(dy.shape, dy.dtype)
+            call = BroadcastGradientCall(dy.shape, dy.dtype)
             emit.gradient("bias gradient", call, {"dy": dy}, db=self.b)
         reads = {"x": dy, "dy": self.x}
-        emit.gradient("filter gradient", BackwardFilter(operation), reads, dw=self.w)
+        emit.gradient("filter gradient", FilterGradientCall(operation), reads, dw=self.w)
         chain = Chain((operation,), dy.dtype)
         emit.gradient("data gradient", chain, {"x": dy, "w": self.w}, y=self.x)
