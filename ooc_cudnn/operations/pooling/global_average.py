@@ -30,8 +30,8 @@ class GlobalAverageCall(SingleOpCall):
     """y (n, c, 1...) from x: cut along n, channels and rows; summed over rows.
 
     A piece is a pooling whose window is as large as all of x and whose padding is as many rows as
-    are not in the piece: that divides by all there are. `PoolingGradientCall` of `of_all_sites` is its
-    gradient.
+    are not in the piece: that divides by all there are. `PoolingGradientCall` of `of_all_sites` is
+    its gradient.
     """
 
     shape: Shape
