@@ -22,8 +22,8 @@ class TransposedConvolution(Placed):
     Parameters
     ----------
     forward : Convolution
-        From y to x. Of itself, this operation is `DataGradientCall(forward)`, which can be cut along
-        channels too; of its gradients, that of x is `forward` on dy, that of w
+        From y to x. Of itself, this operation is `DataGradientCall(forward)`, which can be cut
+        along channels too; of its gradients, that of x is `forward` on dy, that of w
         `FilterGradientCall(forward)` from (dy, x).
 
     Notes
