@@ -56,8 +56,7 @@ def minimize(
     Parameters
     ----------
     low, high : array
-        Between which each row lies. Those of a program that is not whole have no upper end, or no
-        other than the lower one.
+        Between which each row lies; one of them is infinite, or both are the same.
     whole : bool
         Whether variables are whole numbers. Such a search may end at a limit with a solution, or
         without any; that of real numbers fails there.
@@ -88,11 +87,12 @@ def minimize(
                 options=options,
             )
         else:
-            equal = low == high
+            equal, is_above = low == high, np.isinf(high)
+            sides = np.where(is_above, -1.0, 1.0)[~equal]
             found = optimize.linprog(
                 costs,
-                A_ub=-matrix[~equal],
-                b_ub=-low[~equal],
+                A_ub=matrix[~equal].multiply(sides[:, None]),
+                b_ub=np.where(is_above, -low, high)[~equal],
                 A_eq=matrix[equal],
                 b_eq=low[equal],
                 bounds=np.column_stack([np.zeros(len(upper)), upper]),
