@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import GIVEN, results_of
+from ooc_cudnn.network.ir.live_ranges import given_to, results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.rematerialize import is_repeatable
 from ooc_cudnn.operations.core.call import Region
@@ -145,7 +145,7 @@ def _things(
     regions: dict[str, set[Region]] = {}
     for base, region in places.values():
         regions.setdefault(base, set()).add(region)
-    results, seeds = results_of(step), set(step.seeds.values())
+    results, given = results_of(step), given_to(step)
     things, parts = list[TensorSummary](), dict[str, list[tuple[Region, int]]]()
     for base, found in regions.items():
         tensor = step.tensors[base]
@@ -157,8 +157,7 @@ def _things(
             if nbytes < small_bytes:
                 continue
             parts.setdefault(base, []).append((region, len(things)))
-            given = tensor.kind in GIVEN or base in seeds
-            things.append(TensorSummary(base, nbytes, [], given, base in results))
+            things.append(TensorSummary(base, nbytes, [], base in given, base in results))
     read_by = list[list[int]]()
     for at, phase in enumerate(step.phases):
         reads, writes = set[int](), set[int]()

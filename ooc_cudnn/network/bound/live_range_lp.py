@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ooc_cudnn.network.bound.abstract_step import Outline, TensorSummary
-from ooc_cudnn.network.solver.model import ONE, LinearProgram, Sum, add, total
+from ooc_cudnn.network.solver.model import ONE, LinearProgram, Sum
 
 
 class LiveRangeProgram(LinearProgram):
@@ -25,13 +25,9 @@ class LiveRangeProgram(LinearProgram):
         self.group_of = outline.group_of()
         self.count = count = len(outline.groups)
         #: By the end of each group: what must have come in, can have left, must leave some time.
-        self.wanted, self.made, self.gone = (
-            [defaultdict[int, float](float) for _ in range(count + 1)] for _ in range(3)
-        )
+        self.wanted, self.made, self.gone = ([Sum() for _ in range(count + 1)] for _ in range(3))
         #: Of each group, what is held of things that it does not use.
-        self.held, self.moving = (
-            [defaultdict[int, float](float) for _ in range(count)] for _ in range(2)
-        )
+        self.held, self.moving = ([Sum() for _ in range(count)] for _ in range(2))
         #: Of each thing and group: what is there where phases run again; and of a group that uses
         #: it, what is held before, in and after it.
         self.there: dict[tuple[int, int], Sum] = {}
@@ -63,35 +59,35 @@ class _Life:
         stops = [*groups[1:], max(trail, groups[-1]) + 1]
         written = [group for group, (_, writes) in uses.items() if writes]
         #: What has left, all in all, so that it can come again; of a result the last version apart.
-        self.left: Sum = {}
+        self.left = Sum()
         #: What is there from the step before, and stays for the next one.
-        around: Sum = {program.variable(thing.shared): 1} if thing.shared else {}
+        around = Sum.of([program.variable(thing.shared)] if thing.shared else [])
         before = around
         for group in range(groups[0]) if around else ():
-            add(program.held[group], around, self.size)
+            program.held[group].add(around, self.size)
         for number, (at, stop) in enumerate(zip(groups, stops, strict=True)):
             reads, _ = uses[at]
             there, fetch = self._comes(at, before, asks=reads, first=number == 0)
             held = program.variable(1.0)
             is_last = number == len(groups) - 1
-            after: Sum = {program.variable(1.0): 1}
+            after = Sum.of([program.variable(1.0)])
             if is_last and trail <= at:
                 after = around
             gone = self.left
             if after and not thing.is_given:
                 x = program.variable(1.0)
                 program.at_least({x: 1, **dict.fromkeys(gone, -1)})
-                self.left = {x: 1}
+                self.left = Sum.of([x])
             if reads and fetch is not None:
                 program.at_least({held: 1, fetch: 1}, 1)
             elif not reads and after and not (thing.is_result and at == written[-1]):
-                program.at_least(total({held: 1}, self.left), 1)  # made, or leaves at once
+                program.at_least(Sum.of([held]) + self.left, 1)  # made, or leaves at once
             if after:
-                program.at_least(total({held: 1}, after, -1))
+                program.at_least(Sum.of([held]) - after)
             program.used[index, at] = before, held, after
             program.there[index, at] = there
             if gone:
-                add(program.gone[at], gone, self.size)
+                program.gone[at].add(gone, self.size)
             if after and after is not around:
                 before = self._gap(at, stop, after)
                 if at < program.outline.forward_groups <= stop and not is_last:
@@ -99,14 +95,14 @@ class _Life:
         end = range(groups[-1] + 1 if not after else stop, program.count)
         for group in end:
             if self.left:
-                add(program.gone[group], self.left, self.size)
+                program.gone[group].add(self.left, self.size)
         if around:
             if after is not around:
-                program.at_least(total(before, around, -1))
+                program.at_least(before - around)
             for group in end:
-                add(program.held[group], around, self.size)
+                program.held[group].add(around, self.size)
         if written and not thing.shared:
-            add(program.made[written[0]], self.left, self.size)
+            program.made[written[0]].add(self.left, self.size)
             if thing.is_result:
                 program.made[written[-1]][ONE] += self.size
                 for group in range(groups[-1] + 1, program.count):
@@ -115,7 +111,7 @@ class _Life:
     def _comes(self, at: int, before: Sum, *, asks: bool, first: bool) -> tuple[Sum, int | None]:
         """Expression for the live share at a use, and the fetch variable."""
         program, thing = self.program, self.thing
-        there = dict(before)
+        there = Sum(before)
         again = {} if thing.maker is None or first else program.m.get(thing.maker, {})
         if at in again:
             there[again[at]] = 1
@@ -145,18 +141,18 @@ class _Life:
         asked = program.asked[self.index] | set(again)
         events = [group for group in range(at + 1, stop) if group in asked]
         first = events[0] if events else stop
-        leaves, came = self.left, dict[int, float]()
+        leaves, came = self.left, Sum()
         if events and not thing.is_given:
             # held to make others, then sent away, then fetched: that leaves later
             late = program.variable(1.0)
-            leaves = total(self.left, {late: -1})
+            leaves = self.left - Sum.of([late])
             (x,) = self.left
             program.at_least({x: 1, late: -1})
             came[late] = -1
         held = after
         for group in range(at + 1, stop):
             if group >= first:
-                there = dict(held)
+                there = Sum(held)
                 if group in again:
                     there[again[group]] = came[again[group]] = 1
                 if group in program.asked[self.index]:
@@ -166,13 +162,13 @@ class _Life:
                     if not thing.is_given:
                         program.at_least({**self.left, fetch: -1})
                 program.there[self.index, group] = there
-                held = {program.variable(1.0): 1}
-                program.at_least(total(there, held, -1))
-            add((program.held if held is after else program.moving)[group], held, size)
+                held = Sum.of([program.variable(1.0)])
+                program.at_least(there - held)
+            (program.held if held is after else program.moving)[group].add(held, size)
             if leaves:
-                add(program.gone[group], leaves, size)
+                program.gone[group].add(leaves, size)
         if len(came) and not thing.is_given:
-            program.at_least(total(total(after, came), held, -1))
+            program.at_least(after + came - held)
         return held
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from ooc_cudnn.network.bound.abstract_step import Outline
 from ooc_cudnn.network.bound.live_range_lp import LiveRangeProgram
-from ooc_cudnn.network.solver.model import add, running, total
+from ooc_cudnn.network.solver.highs import optional_solver
+from ooc_cudnn.network.solver.model import Sum, running
 from perfmodel import MachineModel
 
 
@@ -96,13 +97,16 @@ def solved(
     made.fits(margin or {})
     made.copies()
     made.lasts(link, issued)
-    x = made.minimised(made.E[-1], most_iterations)
-    if x is None:
+    found = None
+    with optional_solver():
+        found = made.minimize(most_iterations)
+    if found is None:
         return None
     kept, fetched = (
-        {index: float(x[at]) for index, at in found.items()} for found in (made.kept, made.fetched)
+        {index: float(found.values[at]) for index, at in of.items()}
+        for of in (made.kept, made.fetched)
     )
-    return Optimum(float(x[made.E[-1]]) * made.unit, kept, fetched)
+    return Optimum(float(found.values[made.E[-1]]) * made.unit, kept, fetched)
 
 
 class Program(LiveRangeProgram):
@@ -119,6 +123,7 @@ class Program(LiveRangeProgram):
         self.unit = sum(outline.seconds) or 1.0
         #: By the end of each group: seconds, bytes out and bytes in. Another follows the last.
         self.E, self.D, self.Q = (self.variables(self.count + 1) for _ in range(3))
+        self.costs[self.E[-1]] = 1.0
         #: In each group: what is gone and still to leave, and what came early.
         self.P, self.U = (self.variables(self.count) for _ in range(2))
         self._parents()
@@ -129,7 +134,7 @@ class Program(LiveRangeProgram):
             for parent in self.outline.parents[maker]:
                 for at, variable in runs.items():
                     if (parent, at) not in self.used:
-                        self.at_least(total(self.there[parent, at], {variable: -1}))
+                        self.at_least(self.there[parent, at] - Sum.of([variable]))
 
     def fits(self, margin: Mapping[int, int]) -> None:
         """What is held in each phase fits; of a group, in those that use most."""
@@ -140,7 +145,7 @@ class Program(LiveRangeProgram):
         kept = self.levels(self.held)
         for group, (start, settled, stop) in enumerate(self.outline.groups):
             held = self.variable()
-            self.at_least(total({held: 1, kept[group]: -1}, self.moving[group], -1))
+            self.at_least(Sum({held: 1, kept[group]: -1}) - self.moving[group])
             own = sorted({index for at in range(start, stop) for index in touched[at]})
             spans = {
                 index: [
@@ -160,17 +165,17 @@ class Program(LiveRangeProgram):
                 if (key := (frozenset(touched[at]), margin.get(at, 0))) in rows:
                     continue
                 rows.add(key)
-                row = total({}, dict.fromkeys((self.P[group], self.U[group], held), 1.0), -1)
+                row = Sum.of((self.P[group], self.U[group], held), -1.0)
                 for index in own:
                     before, used, after = self.used[index, group]
                     size = self.outline.things[index].nbytes / self.budget
                     if spans[index][0] <= at <= spans[index][-1]:
                         if index in touched[at]:
-                            add(row, {used: 1}, -size)
+                            row[used] -= size
                     elif at > spans[index][-1]:
-                        add(row, after, -size)
+                        row.add(after, -size)
                     elif group not in self.asked[index]:  # else it may be gone once it served
-                        add(row, before, -size)
+                        row.add(before, -size)
                 self.at_least(row, margin.get(at, 0) / self.budget - 1)
 
     def copies(self) -> None:
@@ -193,19 +198,18 @@ class Program(LiveRangeProgram):
         beside_in = link.in_factor * (1 - 1 / link.out_factor)
         beside_out = link.out_factor * (1 - 1 / link.in_factor)
         for group in range(self.count + 1):
-            lasts = {self.E[group]: 1.0}
-            out, back = {self.D[group]: 1.0}, {self.Q[group]: 1.0}
+            lasts, out, back = (Sum.of([each[group]]) for each in (self.E, self.D, self.Q))
             if group:
                 lasts[self.E[group - 1]] = out[self.D[group - 1]] = back[self.Q[group - 1]] = -1.0
                 self.at_least(out)
                 self.at_least(back)
-            self.at_least(total(total(lasts, back, -each_in), out, -each_out * beside_out))
-            self.at_least(total(total(lasts, out, -each_out), back, -each_in * beside_in))
+            self.at_least(lasts.plus(back, -each_in).plus(out, -each_out * beside_out))
+            self.at_least(lasts.plus(out, -each_out).plus(back, -each_in * beside_in))
             start, _, stop = self.outline.groups[group] if group < self.count else (0, 0, 0)
             for maker, runs in self.m.items():
                 if group in runs:
                     lasts[runs[group]] = -self.outline.seconds[maker] / self.unit
-            lasts = total(total(lasts, back, -each_in * link.loss), out, -each_out * link.loss)
+            lasts = lasts.plus(back, -each_in * link.loss).plus(out, -each_out * link.loss)
             self.at_least(lasts, sum(self.outline.seconds[start:stop]) / self.unit)
             if issued and 0 < group < self.count:
                 self.at_least({self.E[group - 1]: 1.0}, issued[start] / self.unit)

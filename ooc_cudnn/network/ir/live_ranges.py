@@ -8,8 +8,9 @@ the first, and is fetched for the second.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.ir.step import Step, Uses
 
 #: Kinds of tensors that are handed in, and those of them that a step changes.
@@ -44,6 +45,22 @@ def is_there(stays: Iterable[LiveRange], phase: int) -> bool:
     return any(stay.first <= phase <= stay.last for stay in stays)
 
 
+def held_by(step: Step, stays: LiveRanges) -> Any:
+    """Bytes that tensors hold in each phase, an array of int64."""
+    extents = [
+        Extent(stay.first, stay.last, step.tensors[base].nbytes)
+        for base, found in stays.items()
+        for stay in found
+    ]
+    return held_bytes(extents, len(step.phases))
+
+
+def given_to(step: Step) -> set[str]:
+    """Names of what is on the host from the start: handed in, or gradients of outputs."""
+    named = {name for name, tensor in step.tensors.items() if tensor.kind in GIVEN}
+    return named | set(step.seeds.values())
+
+
 def results_of(step: Step) -> set[str]:
     """Names of what must be on the host in the end: outputs, gradients, running statistics."""
     names = {*step.outputs, *step.gradients.values()}
@@ -65,8 +82,7 @@ def check_stays(step: Step, stays: LiveRanges) -> None:
         With the tensor whose stays do not fit the step.
     """
     uses, count = step.uses, len(step.phases)
-    results, given = results_of(step), set(step.seeds.values())
-    given |= {name for name, tensor in step.tensors.items() if tensor.kind in GIVEN}
+    results, given = results_of(step), given_to(step)
     for base in stays.keys() | results:
         found, free = stays.get(base, ()), 0
         for stay in found:
@@ -102,10 +118,9 @@ def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result
 
 def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[LiveRange, ...]]:
     """Everything on the device from its first use to its last."""
-    results, found = results_of(step), dict[str, tuple[LiveRange, ...]]()
-    seeds = set(step.seeds.values())
+    results, given = results_of(step), given_to(step)
+    found = dict[str, tuple[LiveRange, ...]]()
     for name, used in uses.items():
-        fetched = step.tensors[name].kind in GIVEN or name in seeds
         leaves = used.written[-1] if name in results and used.written else None
-        found[name] = (LiveRange(used.phases[0], used.phases[-1], fetched, leaves),)
+        found[name] = (LiveRange(used.phases[0], used.phases[-1], name in given, leaves),)
     return found

@@ -9,7 +9,7 @@ streams it: so there is a program for every limit that admits each call by itsel
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,9 +21,9 @@ from ooc_cudnn.engines.choose import slowness_of, with_engines
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
-from ooc_cudnn.memory.extents import Extent, held_bytes, place
+from ooc_cudnn.memory.extents import Extent, place
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRanges, is_there, results_of
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, given_to, held_by, is_there, results_of
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.bindings import Bindings
@@ -156,15 +156,14 @@ def _without_largest(step: Step, stays: LiveRanges, phase: int) -> LiveRanges | 
 
 def _overflow(step: Step, stays: LiveRanges, room_bytes: float) -> int | None:
     """The phase in which most lives at once, if that is more than there is."""
-    held = held_bytes([extent for _, _, extent in _extents(step, stays)], len(step.phases))
+    held = held_by(step, stays)
     worst = int(held.argmax())
     return worst if held[worst] > room_bytes else None
 
 
 def most_held(step: Step, stays: LiveRanges) -> int:
     """The most bytes that tensors hold in one phase, without what its task takes."""
-    extents = [extent for _, _, extent in _extents(step, stays)]
-    return int(held_bytes(extents, len(step.phases)).max())
+    return int(held_by(step, stays).max())
 
 
 def most_touched(step: Step, terms: PlanConstraints) -> int:
@@ -258,7 +257,7 @@ class _Placing:
         extents = _extents(self.step, self.stays)
         offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
         if peak > self.room:
-            raise _TooLittleError(self._worst(extents))
+            raise _TooLittleError(int(held_by(self.step, self.stays).argmax()))
         for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
             self.spans[base, index] = offset, offset + aligned(extent.nbytes)
         held = sorted((*self.spans[base, index], *extent[:2]) for base, index, extent in extents)
@@ -296,8 +295,7 @@ class _Placing:
         program = Program(
             self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
         )
-        given = {name for name, each in self.step.tensors.items() if each.kind in GIVEN}
-        apart = results_of(self.step) | set(self.step.seeds.values()) | given
+        apart = results_of(self.step) | given_to(self.step)
         return Placed(in_pinned_block(program, apart), self.stays)
 
     def working(self) -> np.ndarray[Any, Any]:
@@ -308,10 +306,6 @@ class _Placing:
             with suppress(PlanInfeasibleError):  # then it is for it to stream
                 found[at] = self.plan_of(phase, at, self.room)[1].device_bytes
         return found
-
-    def _worst(self, extents: Iterable[tuple[str, int, Extent]]) -> int:
-        held = held_bytes([extent for _, _, extent in extents], len(self.step.phases))
-        return int(held.argmax())
 
     # Items --------------------------------------------------------------------------------------
 

@@ -1,9 +1,14 @@
 """Where tensors are so that least crosses the link: on the device, or the host, phase by phase.
 
-A whole number program (HiGHS). Of each use of a tensor it decides whether the tensor is on the
-device in that phase, else the phase streams it; of each gap between two uses, whether it stays. It
-comes back for a use where it did not stay, and leaves once for each time that it was written, if it
-did not stay up to its last use. In each phase what is there fits.
+A whole number program. Of each use u of a tensor it decides whether the tensor is on the device in
+that phase (there), else the phase streams it; of each gap g between two uses, whether it stays. It
+comes back for a use where it did not stay, and leaves once for each time w that it was written, if
+it did not stay up to its last use. In each phase that is short of room what is there fits.
+
+    there(u) >= stays(g)                  of the uses before and after a gap
+    leaves(w) + stays(g) >= 1             of the gaps up to the next time that it is written
+    sum of bytes of what is there, or stays <= room
+    minimise the sum of bytes of leaves(w) - stays(g) - there(u) * (sweeps - 1 + STREAMING)
 """
 
 from __future__ import annotations
@@ -14,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.errors import SolverError
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRange, LiveRanges, results_of
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, given_to, held_by, results_of
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.solver.highs import check, highs, tell
+from ooc_cudnn.network.solver.highs import optional_solver
+from ooc_cudnn.network.solver.model import LinearProgram, Sum
 
 #: Smaller tensors, as a share of the room, stay: they take little, and their copies do.
 SMALL = 2**-12
@@ -45,42 +50,31 @@ def least_copied(
     if room_bytes <= 0:  # arrays that are there take all of it: there is nothing to share out
         return dict(stays)
     room = room_bytes - np.minimum(pieces, MOST_FOR_PIECES * room_bytes)
-    held = np.zeros(len(step.phases))
-    for base, (stay,) in stays.items():
-        held[stay.first : stay.last + 1] += aligned(step.tensors[base].nbytes)
+    held = held_by(step, stays)
     program = _Program(step, held > room, room_bytes)
     for base, (stay,) in stays.items():
         nbytes = aligned(step.tensors[base].nbytes)
         if nbytes > SMALL * room_bytes and program.is_short[stay.first : stay.last + 1].any():
             held[stay.first : stay.last + 1] -= nbytes
             program.add(base)
-    try:
+    found = None
+    with optional_solver():
         found = program.solved(room - held) if program.bases else None
-    except SolverError as error:
-        tell(error)
-        found = None
     return dict(stays) if found is None else {**stays, **found}
 
 
-class _Program:
+class _Program(LinearProgram):
     """The variables and rows of the program; bytes are shares of the room."""
 
     def __init__(self, step: Step, is_short: np.ndarray[Any, Any], room_bytes: int) -> None:
+        super().__init__()
         self.step, self.is_short, self.room_bytes = step, is_short, room_bytes
         self.uses, self.results = step.uses, results_of(step)
-        self.given = {*step.seeds.values()}
-        self.given |= {name for name, each in step.tensors.items() if each.kind in GIVEN}
-        self.costs: list[float] = []
-        #: Rows (coefficient of each variable, least sum).
-        self.rows: list[tuple[dict[int, float], float]] = []
+        self.given = given_to(step)
         #: Of each tensor the variables of its uses, and of the gaps between them.
         self.bases: dict[str, tuple[list[int], list[int]]] = {}
         #: Of each phase what a variable holds there.
-        self.held: dict[int, dict[int, float]] = defaultdict(dict)
-
-    def _variable(self, cost: float) -> int:
-        self.costs.append(cost)
-        return len(self.costs) - 1
+        self.held: dict[int, Sum] = defaultdict(Sum)
 
     def add(self, base: str) -> None:
         """Add the decisions on a tensor."""
@@ -89,43 +83,31 @@ class _Program:
         there, gaps = list[int](), list[int]()
         for at in phases:  # each sweep streams it again
             again = self.step.phases[at].call.sweeps - 1
-            there.append(self._variable(-size * (again + STREAMING)))
+            there.append(self.variable(1.0, -size * (again + STREAMING)))
             self.held[at][there[-1]] = size
         for before, after in pairwise(range(len(phases))):
-            gaps.append(self._variable(-size))  # what stays need not come back
-            self.rows += [({there[use]: 1, gaps[-1]: -1}, 0) for use in (before, after)]
+            gaps.append(self.variable(1.0, -size))  # what stays need not come back
+            for use in (before, after):
+                self.at_least({there[use]: 1, gaps[-1]: -1})
             for at in range(phases[before] + 1, phases[after]):
                 self.held[at][gaps[-1]] = size
         writes = [use for use, at in enumerate(phases) if at in self.uses[base].written]
         for write, end in pairwise([*writes, len(phases) - 1]):
             if base in self.results and write == writes[-1]:
                 continue  # it leaves in any case
-            leaves = self._variable(size)
-            self.rows += [({leaves: 1, gap: 1}, 1) for gap in gaps[write:end]]
+            leaves = self.variable(1.0, size)
+            for gap in gaps[write:end]:
+                self.at_least({leaves: 1, gap: 1}, 1)
         self.bases[base] = there, gaps
 
     def solved(self, room: np.ndarray[Any, Any]) -> LiveRanges | None:
         """Stays by the solution for so much room in each phase; None where none was found."""
-        short = [int(at) for at in np.flatnonzero(self.is_short)]
-        rows = [row for row, _ in self.rows] + [self.held[at] for at in short]
-        least = [low for _, low in self.rows] + [-np.inf] * len(short)
-        most = [np.inf] * len(self.rows) + [room[at] / self.room_bytes for at in short]
-        places = [(at, variable) for at, row in enumerate(rows) for variable in row]
-        values = [value for row in rows for value in row.values()]
-        shape = len(rows), len(self.costs)
-        with highs() as (optimize, csr_array):
-            matrix = csr_array((values, tuple(zip(*places, strict=True))), shape)
-            found = optimize.milp(
-                self.costs,
-                constraints=optimize.LinearConstraint(matrix, least, most),
-                integrality=np.ones(len(self.costs)),
-                bounds=optimize.Bounds(0, 1),
-                options={"mip_rel_gap": GAP, "node_limit": MOST_NODES},
-            )
-        check(found)
-        if found.x is None:
+        for at in np.flatnonzero(self.is_short).tolist():
+            self.at_most(self.held[at], room[at] / self.room_bytes)
+        found = self.minimize_whole(GAP, MOST_NODES)
+        if found is None:
             return None
-        chosen = found.x > 0.5
+        chosen = found.values > 0.5
         return {base: tuple(self._stays(base, chosen)) for base in self.bases}
 
     def _stays(self, base: str, chosen: np.ndarray[Any, Any]) -> list[LiveRange]:

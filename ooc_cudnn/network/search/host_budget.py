@@ -13,7 +13,7 @@ from typing import Any
 from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.cost.compute_seconds import priced
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import GIVEN, results_of
+from ooc_cudnn.network.ir.live_ranges import given_to, results_of
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.search.remat_greedy import search
 from ooc_cudnn.network.search.remat_state import RematState
@@ -37,8 +37,7 @@ def least_on_host(step: Step, terms: PlanConstraints) -> int:
 
 def _own(step: Step) -> set[str]:
     """What has memory of its own on the host, where it is not handed in: for it lies there."""
-    given = {base for base in step.uses if step.tensors[base].kind in GIVEN}
-    return given | results_of(step) | set(step.seeds.values())
+    return given_to(step) | results_of(step)
 
 
 def _living(step: Step, without: Set[str]) -> Any:

@@ -1,113 +1,165 @@
-"""Linear programs: variables, rows of sums, and a solution by HiGHS (SciPy's)."""
+"""Linear programs, of real or of whole numbers: variables, sums of them, rows, a solution."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Self
 
 import numpy as np
 
-from ooc_cudnn.errors import SolverError
-from ooc_cudnn.network.solver.highs import FAILED, STOPPED, check, highs, tell
+from ooc_cudnn.network.solver.highs import Rows, Solution, minimize
 
-#: Terms of a sum: the coefficient of each variable, and of `ONE` the constant.
-Sum = dict[int, float]
+#: In sums, in place of a variable: the constant.
 ONE = -1
-#: The dual simplex: the same input gives the same solution, and a bound wherever it stops.
-METHOD = "highs-ds"
+#: Terms of a sum: the coefficient of each variable, and of `ONE` the constant.
+Terms = Mapping[int, float]
 
 
-def add(to: dict[int, float], other: Mapping[int, float], times: float = 1.0) -> None:
-    """Add so many times a sum to another one."""
-    for variable, value in other.items():
-        to[variable] += times * value
+class Sum(defaultdict[int, float]):
+    """A sum of variables, by number, and of a constant.
 
+    Examples
+    --------
+    >>> dict(Sum.of([1, 2]) - Sum.of([2]))
+    {1: 1.0, 2: 0.0}
+    """
 
-def total(one: Mapping[int, float], other: Mapping[int, float], times: float = 1.0) -> Sum:
-    """One sum and so many times another one."""
-    found = defaultdict[int, float](float, one)
-    add(found, other, times)
-    return found
+    def __init__(self, terms: Terms | Iterable[tuple[int, float]] = ()) -> None:
+        super().__init__(float, terms)
 
+    @classmethod
+    def of(cls, variables: Iterable[int], factor: float = 1.0) -> Self:
+        """The sum of some variables, times a factor."""
+        return cls(dict.fromkeys(variables, factor))
 
-def running(sums: Sequence[Mapping[int, float]]) -> list[Sum]:
-    """Each with all before it."""
-    found, total = list[Sum](), defaultdict[int, float](float)
-    for each in sums:
-        add(total, each)
-        found.append(dict(total))
-    return found
+    def add(self, other: Terms, factor: float = 1.0) -> None:
+        """Add another one, times a factor."""
+        for variable, value in other.items():
+            self[variable] += factor * value
+
+    def plus(self, other: Terms, factor: float = 1.0) -> Sum:
+        """The sum of both, the other one times a factor."""
+        made = Sum(self)
+        made.add(other, factor)
+        return made
+
+    def __add__(self, other: Terms) -> Sum:
+        return self.plus(other)
+
+    def __sub__(self, other: Terms) -> Sum:
+        return self.plus(other, -1.0)
 
 
 class LinearProgram:
-    """Variables that are at least 0, and rows of sums of them."""
+    """Variables that are at least 0, what each costs, and rows of sums of them.
+
+    The order of variables and rows decides which of several optima HiGHS returns.
+    """
 
     def __init__(self) -> None:
+        self.costs: list[float] = []
         self.upper: list[float] = []
-        self.low: list[float] = []
-        self._rows: list[tuple[list[int], list[float]]] = []
-        self._equal: set[int] = set()  # the other rows are at least that
+        #: Of each row its terms, and between what their sum lies.
+        self.rows: list[tuple[Terms, float, float]] = []
 
-    def variable(self, upper: float = np.inf) -> int:
-        """Another variable, from 0 to `upper`."""
+    def variable(self, upper: float = np.inf, cost: float = 0.0) -> int:
+        """Add a variable, from 0 to `upper`."""
         self.upper.append(upper)
-        return len(self.upper) - 1
+        self.costs.append(cost)
+        return len(self.costs) - 1
 
     def variables(self, count: int) -> list[int]:
-        """So many variables."""
+        """Add so many variables without an upper end, that cost nothing."""
         return [self.variable() for _ in range(count)]
 
-    def at_least(self, row: Mapping[int, float], least: float = 0.0) -> None:
-        """Another row: the sum is at least so much."""
-        at = [variable for variable in row if variable != ONE and row[variable]]
-        self._rows.append((at, [row[variable] for variable in at]))
-        self.low.append(least - row.get(ONE, 0.0))
+    def at_least(self, row: Terms, least: float = 0.0) -> None:
+        """Add a row: the sum is at least so much."""
+        self._add(row, least, np.inf)
 
-    def levels(self, sums: Sequence[Mapping[int, float]]) -> list[int]:
+    def at_most(self, row: Terms, most: float = 0.0) -> None:
+        """Add a row: the sum is at most so much; none where it cannot be more."""
+        if sum(value * self._most(at) for at, value in row.items() if value > 0) > most:
+            self._add(row, -np.inf, most)
+
+    def exactly(self, row: Terms, value: float = 0.0) -> None:
+        """Add a row: the sum is so much."""
+        self._add(row, value, value)
+
+    def _most(self, variable: int) -> float:
+        return 1.0 if variable == ONE else self.upper[variable]
+
+    def _add(self, row: Terms, low: float, high: float) -> None:
+        constant = row.get(ONE, 0.0)
+        terms = {at: value for at, value in row.items() if value and at != ONE}
+        self.rows.append((terms, low - constant, high - constant))
+
+    def levels(self, sums: Iterable[Terms]) -> list[int]:
         """Variables that are so many sums, which differ little from one to the next."""
-        found, before = list[int](), dict[int, float]()
+        found, before = list[int](), Sum()
         for each in sums:
-            row = total(each, before, -1)
-            before = dict(each)
+            row = Sum(each) - before
+            before = Sum(each)
             if found:
                 row[found[-1]] = 1.0
             found.append(self.variable())
             row[found[-1]] = -1.0
-            self.at_least(row)
-            self._equal.add(len(self.low) - 1)
+            self.exactly(row)
         return found
 
-    def minimised(self, variable: int, most_iterations: int) -> Any | None:
-        """The values of all variables where one is least; None where none was found.
+    def are_met(self, values: Sequence[float]) -> bool:
+        """Whether values of the variables keep to all rows."""
+        return all(
+            low <= sum(factor * values[at] for at, factor in terms.items()) <= high
+            for terms, low, high in self.rows
+        )
 
-        A solver that is missing, fails, or takes too many iterations is said once.
+    def minimize(self, most_iterations: int) -> Solution | None:
+        """Return the values that cost least; None if no values keep to all rows.
+
+        Raises
+        ------
+        SolverError
+            If the solver is not there, fails, or takes too many iterations.
         """
-        try:
-            return self._minimised(variable, most_iterations)
-        except SolverError as error:
-            tell(error)
-            return None
+        return self._minimize(whole=False, maxiter=most_iterations)
 
-    def _minimised(self, variable: int, most_iterations: int) -> Any | None:
-        costs = np.zeros(len(self.upper))
-        costs[variable] = 1.0
-        at = [each for variables, _ in self._rows for each in variables]
-        values = [value for _, found in self._rows for value in found]
-        starts = np.cumsum([0, *(len(variables) for variables, _ in self._rows)])
-        low, equal = np.array(self.low), np.zeros(len(self.low), bool)
-        equal[list(self._equal)] = True
-        with highs() as (optimize, csr_array):
-            matrix = csr_array((values, at, starts), (len(self._rows), len(self.upper)))
-            found = optimize.linprog(
-                costs,
-                A_ub=-matrix[~equal],
-                b_ub=-low[~equal],
-                A_eq=matrix[equal],
-                b_eq=low[equal],
-                bounds=np.column_stack([np.zeros(len(self.upper)), self.upper]),
-                method=METHOD,
-                options={"maxiter": most_iterations},
-            )
-        check(found, STOPPED, FAILED)
-        return found.x if found.status == 0 else None
+    def minimize_whole(
+        self, gap: float, most_nodes: int, most_seconds: float = np.inf
+    ) -> Solution | None:
+        """Return whole values that cost least, within so many nodes; None where none were found.
+
+        All variables are whole, those too that could not be anything else in a solution: where they
+        were not, HiGHS 1.12 presolved a tiny problem to an answer that is not the best.
+
+        Parameters
+        ----------
+        gap : float
+            How far the objective may be from the bound, as a share.
+
+        Raises
+        ------
+        SolverError
+            If the solver is not there, or fails.
+        """
+        limits = {"mip_rel_gap": gap, "node_limit": most_nodes}
+        if most_seconds < np.inf:
+            limits["time_limit"] = most_seconds
+        return self._minimize(whole=True, **limits)
+
+    def _minimize(self, *, whole: bool, **options: float) -> Solution | None:
+        terms = [each for each, _, _ in self.rows]
+        rows = Rows(
+            list(chain.from_iterable(each.values() for each in terms)),
+            list(chain.from_iterable(terms)),
+            np.array([0, *accumulate(map(len, terms))]),
+        )
+        low, high = (np.array([row[side] for row in self.rows]) for side in (1, 2))
+        costs, upper = np.array(self.costs), np.array(self.upper)
+        return minimize(costs, rows, low, high, upper, whole=whole, **options)
+
+
+def running(sums: Iterable[Terms]) -> Iterable[Sum]:
+    """Yield each with all before it."""
+    return accumulate(map(Sum, sums), Sum.plus)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ooc_cudnn.network.search.mo_sos.problem import Problem
-from ooc_cudnn.network.search.mo_sos.rows import Rows, Sum
+from ooc_cudnn.network.solver.model import LinearProgram, Sum
 
 #: What copies cost, as a share of their seconds: of equal schedules that which copies least.
 COPIES_COST = 1e-4
@@ -36,7 +36,7 @@ class Copies:
     def __init__(
         self,
         problem: Problem,
-        rows: Rows,
+        rows: LinearProgram,
         touched: Sequence[Sequence[int]],
         staying: Mapping[tuple[int, int], int],
         sizes: Sequence[int],
@@ -94,10 +94,10 @@ class Copies:
             return
         nbytes = problem.maps[j].nbytes
         for t, end in out.items():
-            variable = rows.variable(COPIES_COST * nbytes / problem.bytes_out)
+            variable = rows.variable(1.0, COPIES_COST * nbytes / problem.bytes_out)
             self.out[t, j], self.out_ends[t, j] = variable, end
         for t, end in back.items():
-            variable = rows.variable(COPIES_COST * nbytes / problem.bytes_in)
+            variable = rows.variable(1.0, COPIES_COST * nbytes / problem.bytes_in)
             self.back[t, j], self.back_ends[t, j] = variable, end
         gone = Sum.of(self.out[t, j] for t in out)
         rows.at_most(gone, 1)  # (6)
@@ -120,7 +120,7 @@ class Copies:
         for t in places[:-1]:
             if next(place for place in touched if place > t) >= start:
                 rows.at_most(leaves - Sum.of([self.staying[t, j]]), 0)
-        held = self.held[start, j] = rows.variable()
+        held = self.held[start, j] = rows.variable(1.0)
         rows.at_least(Sum.of([held]) - leaves + Sum.of([self.staying[places[-1], j]]), 0)
         for stage in range(places[-1] + 1, end + 1):
             self.holding[stage][held] += size

@@ -11,7 +11,7 @@ from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.search.mo_sos.posing import Posed
 from ooc_cudnn.network.search.mo_sos.problem import Choice
 from ooc_cudnn.network.search.mo_sos.program import Program
-from ooc_cudnn.network.search.mo_sos.rows import Solved
+from ooc_cudnn.network.solver.highs import Solution
 
 
 class Copy(NamedTuple):
@@ -44,7 +44,7 @@ class Schedule(NamedTuple):
     bound_seconds: float
 
 
-def schedule_of(program: Program, solved: Solved) -> Schedule:
+def schedule_of(program: Program, solved: Solution) -> Schedule:
     """Read a solution."""
     chosen, copies = [value > 0.5 for value in solved.values], program.copies
     problem = program.problem

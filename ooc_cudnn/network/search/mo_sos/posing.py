@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept, results_of
+from ooc_cudnn.network.ir.live_ranges import held_by, kept, results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import whole
 from ooc_cudnn.network.passes.microbatch import images_of
@@ -62,7 +58,7 @@ class _Posing:
         self.nbytes = [aligned(step.tensors[name].nbytes) for name in managed]
         self.makers = tuple(self._forward_writers(name) for name in managed)
         stays = {n: s for n, s in kept(step, self.uses).items() if n not in {*self.number, *given}}
-        self.fixed = _held(step, stays)
+        self.fixed = held_by(step, stays)
         self.choices = [
             choosing.choices(phase, self._strided_bytes(phase)) for phase in step.phases
         ]
@@ -172,13 +168,3 @@ def _joined(one: Stage, other: Stage) -> Stage:
         (*one.phases, *other.phases),
         (*one.adds_to, *other.adds_to),
     )
-
-
-def _held(step: Step, stays: LiveRanges) -> np.ndarray[Any, Any]:
-    extents = [
-        Extent(stay.first, stay.last, aligned(step.tensors[base].nbytes))
-        for base, found in stays.items()
-        for stay in found
-    ]
-    found: np.ndarray[Any, Any] = held_bytes(extents, len(step.phases))
-    return found

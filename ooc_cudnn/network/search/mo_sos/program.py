@@ -19,9 +19,12 @@ import operator
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from ooc_cudnn.network.search.mo_sos.copies import Copies
 from ooc_cudnn.network.search.mo_sos.problem import Choice, Problem
-from ooc_cudnn.network.search.mo_sos.rows import Rows, Solved, Sum
+from ooc_cudnn.network.solver.highs import Solution
+from ooc_cudnn.network.solver.model import LinearProgram, Sum
 
 #: What is made again in one stage is made of what is there, in so many steps at most.
 DEEP = 8
@@ -36,14 +39,14 @@ class Allowed(NamedTuple):
     algorithms: bool = True
 
 
-class Program:
+class Program(LinearProgram):
     """The program of a problem for a budget of bytes.
+
+    Bytes in its rows are whole units, of which the budget has about `UNITS`: whole numbers add up
+    to exactly what they should.
 
     Attributes
     ----------
-    rows : Rows
-        Their bytes are whole units, of which the budget has about `UNITS`: whole numbers add up to
-        exactly what they should.
     again : list of list of int
         Of each stage the maps that may be made again in it.
     touched : list of list of int
@@ -57,22 +60,22 @@ class Program:
     """
 
     def __init__(self, problem: Problem, budget_bytes: int, allowed: Allowed) -> None:
+        super().__init__()
         self.problem, self.allowed = problem, allowed
         self.unit = max(budget_bytes // UNITS, 1)
         self.budget = budget_bytes // self.unit
-        self.rows = Rows()
         self.again = [
             problem.ancestors(stage.reads, DEEP) if stage.is_backward else []
             for stage in problem.stages
         ]
         self.touched = [self._touched(j) for j in range(len(problem.maps))]
         self.remakes = {
-            (t, k): [self.rows.variable(c.seconds) for c in self.choices(problem.maps[k].choices)]
+            (t, k): [self.variable(1.0, c.seconds) for c in self.choices(problem.maps[k].choices)]
             for t, again in enumerate(self.again)
             for k in again
         }
         self.staying = {
-            (t, j): self.rows.variable()
+            (t, j): self.variable(1.0)
             for j, touched in enumerate(self.touched)
             for t in touched[:-1]
         }
@@ -84,7 +87,7 @@ class Program:
         self.copies: Copies | None = None
         if allowed.offload:
             sizes = [self.size(j) for j in range(len(problem.maps))]
-            self.copies = Copies(problem, self.rows, self.touched, self.staying, sizes)
+            self.copies = Copies(problem, self, self.touched, self.staying, sizes)
             self.held = self.copies.holding
         for j, touched in enumerate(self.touched):
             self._flow(j, touched)
@@ -117,8 +120,8 @@ class Program:
     def _run(self, choices: tuple[Choice, ...]) -> list[int]:
         if len(choices) == 1:
             return []
-        found = [self.rows.variable(choice.seconds) for choice in choices]
-        self.rows.exactly(Sum.of(found), 1)
+        found = [self.variable(1.0, choice.seconds) for choice in choices]
+        self.exactly(Sum.of(found), 1)
         return found
 
     # What is there ------------------------------------------------------------------------------
@@ -147,17 +150,17 @@ class Program:
         for t in touched[1:]:
             there = self.arrives(t, j) + self.remade(t, j)
             children = [k for k in self.again[t] if j in self.problem.maps[k].parents]
-            self.rows.at_most(there, 1)
-            self.rows.at_most(self.stays(t, j) - there, 0)
+            self.at_most(there, 1)
+            self.at_most(self.stays(t, j) - there, 0)
             for k in children:
-                self.rows.at_most(self.remade(t, k) - there, 0)
+                self.at_most(self.remade(t, k) - there, 0)
             if j in self.problem.stages[t].reads:
-                self.rows.at_least(there, 1)
+                self.at_least(there, 1)
             elif (t, j) in self.remakes:  # what nobody asks for is not made
                 asked = self.stays(t, j)
                 for k in children:
                     asked.add(self.remade(t, k))
-                self.rows.at_most(self.remade(t, j) - asked, 0)
+                self.at_most(self.remade(t, j) - asked, 0)
 
     # Memory -------------------------------------------------------------------------------------
 
@@ -168,13 +171,13 @@ class Program:
         passing = [j for j, touched in enumerate(self.touched) if t in touched]
         passing = [j for j in passing if j not in stage.makes and j not in stage.reads]
         own = sum(self.size(j) for j in (*stage.makes, *stage.reads))
-        row = Sum(held.items())
+        row = Sum(held)
         for j in passing:
             row.add(self.stays(t, j), self.size(j))
         self._room(row, self.runs[t], self.choices(stage.choices), fixed + own)
         needs = {j: self._needs(t, j) for j in passing}
         for k in self.again[t]:
-            row, whole = Sum(held.items()), fixed
+            row, whole = Sum(held), fixed
             for j in stage.reads:
                 if j <= k:
                     whole += self.size(j)
@@ -196,10 +199,10 @@ class Program:
             if j not in self.problem.maps[k].parents:
                 continue
             if later:
-                self.needs[j].append(self.rows.variable())
+                self.needs[j].append(self.variable(1.0))
                 need = Sum.of(self.needs[j][-1:])
-                self.rows.at_least(need - later, 0)
-                self.rows.at_least(need - self.remade(t, k), 0)
+                self.at_least(need - later, 0)
+                self.at_least(need - self.remade(t, k), 0)
             else:
                 need = self.remade(t, k)
             found.append((k, need))
@@ -214,28 +217,28 @@ class Program:
             whole += self.units(choices[0].workspace_bytes)
         for variable, choice in zip(variables, choices, strict=len(choices) > 1):
             row[variable] += self.units(choice.workspace_bytes)
-        self.rows.at_most(row, self.budget - whole)
+        self.at_most(row, self.budget - whole)
 
-    def solved(self, gap: float, most_nodes: int, most_seconds: float) -> Solved | None:
-        """`Rows.solved`; at once where everything may stay, by the fastest algorithms.
+    def solved(self, gap: float, most_nodes: int, most_seconds: float) -> Solution | None:
+        """Solve it; at once where everything may stay, by the fastest algorithms.
 
         Within the gap maps leave that need not: what may as well stay does.
         """
-        values = [0.0] * len(self.rows.costs)
+        values = [0.0] * len(self.costs)
         for runs in self.runs:
             for fastest in runs[:1]:
                 values[fastest] = 1.0
         for j in range(len(self.touched)):
             values = self._keeping(values, j)
-        if self.rows.are_met(values):
+        if self.are_met(values):
             return self._priced(values, None)
-        found = self.rows.solved(gap, most_nodes, most_seconds)
+        found = self.minimize_whole(gap, most_nodes, most_seconds)
         if found is None:
             return None
-        values = [float(round(value)) for value in found.values]
+        values = [float(round(value)) for value in found.values.tolist()]
         for j in range(len(self.touched)):
             kept = self._keeping(values, j)
-            if kept != values and self.rows.are_met(kept):
+            if kept != values and self.are_met(kept):
                 values = kept
         return self._priced(values, found.bound)
 
@@ -257,9 +260,9 @@ class Program:
                     made[variable] = 0.0
         return made
 
-    def _priced(self, values: list[float], bound: float | None) -> Solved:
-        seconds = sum(map(operator.mul, values, self.rows.costs))
-        return Solved(values, seconds, seconds if bound is None else bound)
+    def _priced(self, values: list[float], bound: float | None) -> Solution:
+        seconds = sum(map(operator.mul, values, self.costs))
+        return Solution(np.array(values), seconds, seconds if bound is None else bound)
 
     @property
     def constant_seconds(self) -> float:
