@@ -73,7 +73,7 @@ def test_the_table_of_steps_shows_who_is_faster_and_who_takes_less_memory():
     for case in steps.SHORT:
         its = [row for row in rows if row[0].split(", on one ")[0] == steps.TRAINED[case]]
         assert its[0][1].startswith("`ooc_cudnn`")
-        assert its[-1][4] == "1.00 times as long"
+        assert its[-1][4] == "1.00x"
 
 
 def test_what_it_says_of_installing_needs_no_index_to_have_the_package():
