@@ -13,7 +13,7 @@ from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 
 #: What becomes of a tensor: in the words of NETWORKS.md.
-FATES = ("kept", "offloaded", "remade", "streamed", "given")
+FATES = ("kept", "offloaded", "recomputed", "streamed", "given")
 #: How many of the largest tensors and of the longest phases `explain` shows.
 SHOWN = 12
 
