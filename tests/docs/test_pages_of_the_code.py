@@ -26,7 +26,7 @@ FOLDERS = (
     "benchmarks",
 )
 #: Words of the field, of Python and of other libraries in code font.
-WORDS = {"best", "dx", "dy", "g++", "keep", "ls", "n", "offload", "remade", "to"}
+WORDS = {"best", "dx", "dy", "g++", "keep", "ls", "n", "offload", "to"}
 
 
 def quoted(page: Path) -> list[str]:
