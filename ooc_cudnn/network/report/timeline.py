@@ -22,8 +22,8 @@ STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
 #: What memory holds, from the bottom of the picture up.
 CLASSES = (
     "weights",
-    "maps that stay",
-    "maps that leave",
+    "kept maps",
+    "offloaded maps",
     "recomputed maps",
     "gradients",
     "working room",
@@ -131,7 +131,7 @@ def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
         elif REMADE in base:
             name = "recomputed maps"
         else:
-            name = "maps that leave" if len(stays) > 1 else "maps that stay"
+            name = "offloaded maps" if len(stays) > 1 else "kept maps"
         for stay in stays:
             yield CLASSES.index(name), stay.first, stay.last, tensor.nbytes
 
