@@ -129,7 +129,7 @@ def fates(folder: Path = common.RESULTS) -> str:
                 moved = (each.get(f"{fate}_bytes") for fate in ("offloaded", "remade"))
                 row.append(" / ".join("none" if b is None else f"{b / GIB:.1f}" for b in moved))
             rows.append(tuple(row))
-    return markdown(("GiB offloaded / made again", *SAID.values()), rows)
+    return markdown(("GiB offloaded / recomputed", *SAID.values()), rows)
 
 
 def means(folder: Path = common.RESULTS) -> str:

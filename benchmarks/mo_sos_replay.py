@@ -135,12 +135,12 @@ def replayed(name: str, policy: str, ratio: float) -> Replay | None:
     plan = made.plan
     by_fate = {
         fate: sum(each.nbytes for each in plan.fates if each.fate == fate)
-        for fate in ("offloaded", "remade")
+        for fate in ("offloaded", "recomputed")
     }
     return Replay(
         plan.seconds,
         plan.compute_seconds,
         plan.device_bytes + limit - terms.target.room_bytes,
         by_fate["offloaded"],
-        by_fate["remade"],
+        by_fate["recomputed"],
     )

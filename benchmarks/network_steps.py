@@ -30,7 +30,7 @@ from perfmodel import shipped
 NAME, MACHINE, PAGE = "network_steps", "h200", "docs/networks.md"
 IMAGES = ROOT / "docs" / "images" / "networks"
 #: What a tensor may come to, as the table counts it.
-MOVED = ("offloaded", "remade", "streamed")
+MOVED = ("offloaded", "recomputed", "streamed")
 
 
 class Case(NamedTuple):

@@ -164,10 +164,10 @@ class HostOutOfMemoryError(_OutOfMemoryError):
     --------
     >>> error = HostOutOfMemoryError(
     ...     requested_bytes=2**30, available_bytes=2**29, limit_bytes=None, held_bytes=0,
-    ...     purpose="staging slabs",
+    ...     purpose="staging buffers",
     ... )
     >>> print(error)
-    no room for 1.00 GiB of pinned host memory for staging slabs: 512.00 MiB available (no limit \
+    no room for 1.00 GiB of pinned host memory for staging buffers: 512.00 MiB available (no limit \
 set, ooc_cudnn holds 0 B). The machine has no more to give: free memory that other programs or \
 libraries hold, or set host_memory_limit=536870912 or less.
     """

@@ -154,7 +154,7 @@ ROWS = (
     ("the same on one image of 16384 x 16384",
      CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
     ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
-     CHAIN, "32768: times the 16384 time", "{:.2f} times as long"),
+     CHAIN, "32768: times the 16384 time", "{:.2f}x"),
 )  # fmt: skip
 
 

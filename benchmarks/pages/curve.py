@@ -1,5 +1,6 @@
 """README.md's first picture: seconds of ResNet-50's step over the memory that it takes.
 
+The picture has every way that was measured, the table four of them; docs/performance.md has all.
 Of the records of ``python -m benchmarks.networks --case resnet50``; there is none while so few
 limits are measured that they make no curve.
 """
@@ -14,13 +15,15 @@ from benchmarks.pages import canvas, steps
 from benchmarks.pages.blocks import Block, joined, markdown
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.units import format_seconds
+from ooc_cudnn.units import format_bytes, format_seconds
 
 CASE = "resnet50"
 PICTURE = ROOT / "docs" / "images" / "networks" / "curve.png"
 #: Limits of ours that make a curve.
 FEWEST = 4
 MARKERS = "sD^vP*Xd"
+#: Limits of ours that the table shows: about a quarter and an eighth of what PyTorch takes.
+SHOWN = ("limit 16 GiB", "limit 8 GiB")
 #: Where the axes have numbers.
 GIB = (4, 8, 16, 32, 64)
 SECONDS = (0.2, 0.25, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
@@ -35,23 +38,51 @@ def measured(folder: Path = common.RESULTS) -> list[steps.Way]:
 
 
 def section(folder: Path = common.RESULTS) -> str:
-    """Return the picture, what it shows, and a row for each way; empty without a curve."""
+    """Return the picture, what it shows, and four rows; empty without a curve."""
     found = measured(folder)
     if not found:
         return ""
     where = steps.records(folder)[CASE]["environment"]
     image = f"![Seconds over memory]({PICTURE.relative_to(ROOT).as_posix()})"
-    head = ("a training step by", "takes", "memory of the card", "beside PyTorch on the card")
-    rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in found]
+    head = ("a training step by", *steps.HEAD[2:])
+    rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in in_table(found)]
     return joined(
         (
             image if PICTURE.exists() else "",
             ABOUT.format(steps.TRAINED[CASE], where["gpu"]["name"]),
             markdown(head, rows, align="lr"),
+            _beside_table(found),
         )
     )
 
 
+def in_table(found: list[steps.Way]) -> list[steps.Way]:
+    """Two limits of ours, PyTorch's fastest way, and the one of its that takes least memory."""
+    ours = [way for way in found if way.label.endswith(SHOWN)]
+    theirs = [way for way in found if way.contender != OURS]
+    fastest = min(theirs, key=lambda way: way.seconds)
+    smallest = min(theirs, key=lambda way: way.device_bytes or 0)
+    return [*ours, *(way for way in theirs if way in (fastest, smallest))]
+
+
+def _beside_table(found: list[steps.Way]) -> str:
+    """Say what PyTorch takes in core, what the least limit costs, and where all rows are."""
+    core = next(way for way in found if way.contender == "torch_in_core")
+    least = min(
+        (way for way in found if way.contender == OURS), key=lambda way: way.device_bytes or 0
+    )
+    return BESIDE.format(
+        format_seconds(core.seconds),
+        format_bytes(core.device_bytes or 0),
+        least.label.split("limit ")[1],
+        f"{least.ratio or 0:.2f}x",
+    )
+
+
+BESIDE = (
+    "PyTorch with all of it on the card takes {} and {}. Under {}, copies set the time: a step\n"
+    "takes {}. [All rows](docs/performance.md#training-steps-planned-whole) are on another page."
+)
 ABOUT = (
     "*{}, a training step on one {} (TF32, batch norm over the whole batch) with less\n"
     "and less memory: ours as one curve, PyTorch's ways to less memory beside it.*"

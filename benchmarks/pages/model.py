@@ -73,7 +73,7 @@ def _both_ways(model: MachineModel) -> str:
     rows = []
     for pair, slower in model.transfer.slowdowns.items():
         source, target = map(_files, pair.split("/"))
-        times = (f"{each:.2f} times as long" for each in (slower.copy_in, slower.copy_out))
+        times = (f"{each:.2f}x" for each in (slower.copy_in, slower.copy_out))
         rows.append((f"in from {source}, out to {target}", *times))
     return markdown(("both ways at once", "in takes", "out takes"), rows)
 

@@ -119,7 +119,9 @@ def _median(record: Record, name: str) -> float | None:
 
 # Tables ------------------------------------------------------------------------------------------
 
-HEAD = ("a training step of", "by", "takes", "memory of the card", "beside PyTorch on the card")
+#: How seconds compare: 1.00x is as long as PyTorch with all of the same network on the card.
+BESIDE = "time (PyTorch on the card: 1.00x)"
+HEAD = ("a training step of", "by", "takes", "memory of the card", BESIDE)
 
 
 def row(trained: str, way: Way) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ def row(trained: str, way: Way) -> tuple[str, ...]:
         way.label,
         format_seconds(way.seconds),
         NOTHING if way.device_bytes is None else format_bytes(way.device_bytes),
-        NOTHING if way.ratio is None else f"{way.ratio:.2f} times as long",
+        NOTHING if way.ratio is None else f"{way.ratio:.2f}x",
     )
 
 

@@ -1,4 +1,8 @@
-"""Measures a device, and fits the machine model that plans are made with."""
+"""Measures a device, and fits the machine model that plans are made with.
+
+`copies`, `files`, `calls` and `compute` (which `shapes` draws) are what is measured, `run` their
+order; `session` keeps it, `model` fits it, `report` says it, `pictures` draw it.
+"""
 
 from ooc_cudnn.calibration.run import calibrate
 

@@ -61,7 +61,7 @@ def add_network(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--policy", dest="policies", choices=NAMES, action="append",
-        help="who decides what is kept, offloaded and made again (docs/networks.md has each); "
+        help="who decides what is kept, offloaded and recomputed (docs/networks.md has each); "
         "best when left out; with --sweep several may be given, one --policy each",
     )  # fmt: skip
     where = parser.add_mutually_exclusive_group()

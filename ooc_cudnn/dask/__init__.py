@@ -9,6 +9,11 @@ its chunk and the halo around it, and runs as a call of the plain library on its
 if it is larger than the worker's memory limit. Needs the extra ``dask``.
 """
 
+# `functions`, `normalization`, `models` and `networks` are what users call. `lazily` makes the
+# graph of a call's blocks, `chunks` dask's slices of regions, `barriers` what dask reduces
+# between blocks; `work` is what a task does on its worker. `storing` is Zarr, `planning` seconds
+# on a cluster.
+
 from ooc_cudnn.extras import brought_by
 
 with brought_by("dask", "dask", "distributed", "zarr"):

@@ -70,7 +70,7 @@ def check_whole_channels(array: da.Array, name: str, function: str) -> None:
     if array.ndim > 1 and array.numblocks[1] > 1:
         raise ValueError(
             f"{name} is cut along its channels, into {array.chunks[1]}, but {function} needs all "
-            f"channels of a site: {name}.rechunk({{1: -1}}) joins them"
+            f"channels of a position: {name}.rechunk({{1: -1}}) joins them"
         )
 
 

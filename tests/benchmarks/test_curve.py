@@ -30,8 +30,8 @@ def folder(tmp_path):
     alone["environment"]["date"] = "9999"
     alone["measurements"] = {
         f"resnet50: {way}: PyTorch, {what}": value
-        for way in ("checkpoint", "compile")
-        for what, value in (("seconds", {"median": 0.32}), ("peak", 20 * 2**30))
+        for way, gib in (("checkpoint", 20), ("compile", 30))
+        for what, value in (("seconds", {"median": 0.32}), ("peak", gib * 2**30))
     }
     (tmp_path / "networks_resnet50_pytorch.json").write_text(json.dumps(alone))
     return tmp_path
@@ -39,9 +39,16 @@ def folder(tmp_path):
 
 def test_it_has_our_limits_and_each_of_pytorchs_ways_that_was_measured(folder):
     rows = [line for line in curve.section(folder).splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 6 + 3
-    assert sum("ooc_cudnn" in row for row in rows) == 6
-    assert "| PyTorch, checkpoint of each block | 320 ms | 20.00 GiB | 1.33 times" in rows[-2]
+    assert len(curve.drawn(folder)) == 6 + 3
+    assert sum(way == "ooc_cudnn" for way, *_ in curve.drawn(folder)) == 6
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| `ooc_cudnn`, limit 16 GiB",
+        "| `ooc_cudnn`, limit 8 GiB",
+        "| PyTorch, checkpoint of each block",
+        "| PyTorch, all of it on the card",
+    ]
+    assert "| PyTorch, checkpoint of each block | 320 ms | 20.00 GiB | 1.33x |" in rows[2]
+    assert "PyTorch with all of it on the card takes 240 ms and " in curve.section(folder)
     path = folder / "curve.png"
     assert curve.picture(check=True, path=path, folder=folder) == 1
     assert curve.picture(check=False, path=path, folder=folder) == 0

@@ -280,13 +280,13 @@ def test_steps_stand_beside_pytorch_and_what_was_not_measured_is_named(tmp_path)
     wrong = step_record("vgg16", "16GiB", verified=False)
     (tmp_path / "networks_vgg16.json").write_text(json.dumps(wrong))
     ours = "| GoogLeNet, 128 images | `ooc_cudnn`, limit 0.83 GiB | 500 ms | 3.00 GiB |"
-    assert f"{ours} 1.25 times as long |\n" in steps.short(tmp_path)
+    assert f"{ours} 1.25x |\n" in steps.short(tmp_path)
     assert "VGG" not in steps.short(tmp_path)
     assert steps.LEAVING in steps.short(tmp_path)
     table = steps.long(tmp_path)
     assert table.startswith("On one A card, where a row names no other. The gradients of ")
-    assert f"{ours} 1.25 times as long | 0.90 | 2.00 GiB | 7.00 s | - |\n" in table
-    assert "| PyTorch, all of it on the card | 400 ms | 9.00 GiB | 1.00 times as long |" in table
+    assert f"{ours} 1.25x | 0.90 | 2.00 GiB | 7.00 s | - |\n" in table
+    assert "| PyTorch, all of it on the card | 400 ms | 9.00 GiB | 1.00x |" in table
     assert f"| VGG-16, 1024 images | {NOT_MEASURED} |" in table
     assert "| googlenet, 0.83GiB: off by | 0.25 | <= 0.1 | **MISS** |" in table
     assert "no bound" not in table

@@ -11,7 +11,7 @@ def built():
 
 
 def remade_bytes(plan):
-    return sum(each.nbytes for each in plan.fates if each.fate == "remade")
+    return sum(each.nbytes for each in plan.fates if each.fate == "recomputed")
 
 
 def test_what_is_remade_is_counted_once_however_the_batch_is_cut(built):
@@ -20,7 +20,7 @@ def test_what_is_remade_is_counted_once_however_the_batch_is_cut(built):
         net.plan(loss, machine="h200", policy="checkpoint", micro_batches=count) for count in (1, 2)
     )
     assert len(whole.remade) > 0
-    assert set(whole.remade) <= {name for name, fate in whole.fate.items() if fate == "remade"}
+    assert set(whole.remade) <= {name for name, fate in whole.fate.items() if fate == "recomputed"}
     sizes = {name: tensor.nbytes for name, tensor in net.graph.tensors.items()}
     assert remade_bytes(whole) >= sum(sizes.get(name, 0) for name in whole.remade)
     assert remade_bytes(parts) == remade_bytes(whole)

@@ -83,7 +83,7 @@ def test_best_remakes_some_maps_and_lets_others_leave():
         }
     best = plans.pop("best")
     assert best.seconds < 0.95 * min(plan.seconds for plan in plans.values())
-    assert {"remade", "offloaded"} <= set(best.fate.values())
+    assert {"recomputed", "offloaded"} <= set(best.fate.values())
 
 
 def test_bands_of_one_image_are_computed_on_where_they_lie(host_device):

@@ -24,7 +24,7 @@ def test_every_process_finds_the_same_plan():
     assert one == other
     plan = NetworkPlan.from_json(json.loads(one))
     assert plan.taken == "repeat"
-    assert set(plan.fate.values()) == {"kept", "remade", "offloaded"}
+    assert set(plan.fate.values()) == {"kept", "recomputed", "offloaded"}
     assert plan.bound_seconds
 
 
@@ -44,6 +44,6 @@ def test_one_card_makes_again_what_another_offloads():
         limit = int(0.6 * kept.device_bytes)
         found[machine] = bytes_by_fate(net.plan(loss, memory_limit=limit, machine=machine))
     assert found["p100"]["offloaded"] > 2**30
-    assert found["p100"]["remade"] == 0
-    assert found["h200"]["remade"] > 2**30
+    assert found["p100"]["recomputed"] == 0
+    assert found["h200"]["recomputed"] > 2**30
     assert found["h200"]["offloaded"] == 0

@@ -236,7 +236,7 @@ class CudaDevice:
         if self._staging is None:
             self._staging = Staging(
                 lambda nbytes: allocate(
-                    self, nbytes, current().host_memory_limit, purpose="staging slabs"
+                    self, nbytes, current().host_memory_limit, purpose="staging buffers"
                 ),
                 self.use,
             )

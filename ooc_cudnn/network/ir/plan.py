@@ -13,7 +13,7 @@ from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 
 #: What becomes of a tensor: in the words of NETWORKS.md.
-FATES = ("kept", "offloaded", "remade", "streamed", "given")
+FATES = ("kept", "offloaded", "recomputed", "streamed", "given")
 #: How many of the largest tensors and of the longest phases `explain` shows.
 SHOWN = 12
 
@@ -73,11 +73,11 @@ class NetworkPlan:
     micro_batches : int
         Parts of the batch that go through the network one after the other.
     bands : int
-        Bands of rows in which stretches between whole maps are gone through.
+        Tiles of rows in which phases between whole maps are gone through.
     remade : tuple of str
-        Maps that are made again in backward.
+        Maps that are recomputed in backward.
     stays : tuple of (str, tuple of LiveRange)
-        The phases in which each tensor is on the device.
+        Live ranges: the phases in which each tensor is on the device.
     fates : tuple of Fate
     tasks : tuple of TaskFigures
         Every call of the step, in order.
@@ -90,10 +90,10 @@ class NetworkPlan:
     taken : str
         Of the policies that `policy` compared, the one whose plan this is.
     apart : bool
-        Whether concatenations that convolutions alone read are taken apart, and what is made again
+        Whether concatenations that convolutions alone read are split, and what is recomputed
         goes straight into its reader.
     anew : tuple of str
-        Of the maps that are made again those that are made for each of their readers anew.
+        Of the maps that are recomputed those that are made for each of their readers anew.
     gradient_bytes : int
         What gradients on the device take there beside `device_bytes`: those of the call before
         among them, which are kept until the new ones are whole.
@@ -101,11 +101,11 @@ class NetworkPlan:
         What no plan of its kind can beat, where that was asked for; bands of rows are another kind,
         and so are slabs.
     again : tuple of RematEvent
-        Where maps are made again that may be let go and made again once more.
+        Where maps are rematerialized that may be dropped and rematerialized once more.
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
     slabs : int
-        Parts of the batch that the outer phases go through, whose maps are large
+        Slices of the batch that the outer phases go through, whose maps are large
         (`passes/batch_slices.py`).
     gap : float
         Of a plan by an integer program: how far the solution is above what no other can go below,

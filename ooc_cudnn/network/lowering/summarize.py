@@ -113,7 +113,7 @@ def _fates(step: Step, residency: LiveRanges, terms: PlanConstraints) -> Iterato
             continue
         stays = residency.get(name, ())
         if _PART.sub("", name) in again:
-            fate = "remade"
+            fate = "recomputed"
         elif not stays:
             fate = "given" if tensor.kind in GIVEN or name in there else "streamed"
         else:

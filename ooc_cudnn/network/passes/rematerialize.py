@@ -93,7 +93,7 @@ def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step
     wanted = frozenset(names)
     cannot = (wanted | set(anew)) - can_be_remade(step)
     if cannot:
-        raise ValueError(f"{min(cannot)} cannot be remade")
+        raise ValueError(f"{min(cannot)} cannot be recomputed")
     return Remaking(step, wanted | forward_only(step), anew).step() if wanted else step
 
 

@@ -22,9 +22,9 @@ STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
 #: What memory holds, from the bottom of the picture up.
 CLASSES = (
     "weights",
-    "maps that stay",
-    "maps that leave",
-    "remade maps",
+    "kept maps",
+    "offloaded maps",
+    "recomputed maps",
     "gradients",
     "working room",
 )
@@ -33,7 +33,7 @@ CLASSES = (
 class Span(NamedTuple):
     """What one stream does for one task or move, from its first step of it to its last; seconds.
 
-    `what` is "copies", or of computing "forward", "backward" or "remaking".
+    `what` is "copies", or of computing "forward", "backward" or "recomputing".
     """
 
     stream: str
@@ -129,9 +129,9 @@ def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
         elif tensor.kind == "gradient":
             name = "gradients"
         elif REMADE in base:
-            name = "remade maps"
+            name = "recomputed maps"
         else:
-            name = "maps that leave" if len(stays) > 1 else "maps that stay"
+            name = "offloaded maps" if len(stays) > 1 else "kept maps"
         for stay in stays:
             yield CLASSES.index(name), stay.first, stay.last, tensor.nbytes
 
@@ -178,7 +178,7 @@ def _draw_streams(axes: Any, course: Course, scale: float) -> None:
     for span in course.spans:
         bars = drawn.setdefault((span.stream, span.what), [])
         bars.append((span.start * scale, (span.stop - span.start) * scale))
-    colours = dict(zip(("forward", "backward", "copies", "remaking"), COLOURS, strict=False))
+    colours = dict(zip(("forward", "backward", "copies", "recomputing"), COLOURS, strict=False))
     named = set[str]()
     for (stream, what), bars in drawn.items():
         label = what if what not in named else None
@@ -192,7 +192,7 @@ def _draw_streams(axes: Any, course: Course, scale: float) -> None:
 
 def _kind_of(phase: Phase) -> str:
     if any(REMADE in name for name in phase.writes):
-        return "remaking"
+        return "recomputing"
     return "backward" if phase.is_backward else "forward"
 
 

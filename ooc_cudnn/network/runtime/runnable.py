@@ -72,7 +72,7 @@ class Runnable:
             ("8GiB"). The setting's when left out.
         policy : str
             "best" (the fastest of those that fit), "keep", "remake", "checkpoint", "offload",
-            "mixed" (remade, then offloaded), "vdnn_all", "vdnn_conv", "vdnn_dyn", or "mo_sos",
+            "mixed" (recomputed, then offloaded), "vdnn_all", "vdnn_conv", "vdnn_dyn", or "mo_sos",
             "str" or "checkmate". What each does
             is in docs/networks.md.
         machine : MachineModel or str, optional

@@ -233,7 +233,7 @@ def _reads_sites(call: TiledCall) -> bool:
 
 def _of_whole_images(phase: Phase) -> ValueError:
     return ValueError(
-        f"{phase.name} needs whole images, and so cannot be made in blocks of sites: chunk the "
+        f"{phase.name} needs whole images, and so cannot be made tile by tile: chunk the "
         "inputs along images alone"
     )
 

@@ -109,7 +109,7 @@ def tile_of_external(
     regions, taken = {}, []
     for at, (each, spans) in enumerate(zip(call.inputs, made.inputs, strict=True)):
         if each.of_images and _reads_all_sites(spans):
-            raise WholeImagesError(f"{computation.name} reads all sites in every block")
+            raise WholeImagesError(f"{computation.name} reads all positions in every block")
         region = tuple((span.start, span.stop) for span in spans)
         if each.of_images:
             region = _of_images(region, call.images, images)

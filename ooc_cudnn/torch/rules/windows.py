@@ -235,7 +235,9 @@ def mean(
         raise Unlike("a mean over all axes, or in another dtype")
     axes = {self.axes[each] for each in dim}
     if len(self.tensor.shape) < 3 or axes != set(range(2, len(self.tensor.shape))):
-        raise Unlike(f"a mean over axes {list(dim)} of {self.shape}: over all sites there is one")
+        raise Unlike(
+            f"a mean over axes {list(dim)} of {self.shape}: over all positions there is one"
+        )
     made = to.net.global_average(self.tensor, name=to.name("mean"))
     if keepdim:
         return LoweredValue(made, self.axes)

@@ -30,8 +30,8 @@ def test_memory_and_streams_over_a_step(made):
     assert (np.diff(course.begins) >= 0).all()
     assert course.begins[-1] == plan.seconds
     assert course.held.sum(axis=0).max() <= plan.device_bytes
-    assert course.held[CLASSES.index("maps that leave")].any()
-    assert not course.held[CLASSES.index("remade maps")].any()
+    assert course.held[CLASSES.index("offloaded maps")].any()
+    assert not course.held[CLASSES.index("recomputed maps")].any()
     for stream, busy in (("copy_in", plan.copy_in_seconds), ("compute", plan.compute_seconds)):
         spans = [each.stop - each.start for each in course.spans if each.stream == stream]
         assert 0 < busy <= sum(spans) * (1 + 1e-9)

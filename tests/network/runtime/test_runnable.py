@@ -53,7 +53,7 @@ def test_they_are_updated_once_where_forward_runs_again(policy, random):
         limit = "1GiB" if each == "keep" else int(0.7 * full)
         run = net.training_step(loss, memory_limit=limit, policy=each)
         run(**given)
-        remade = {base for base, fate in run.plan.fate.items() if fate == "remade"}
+        remade = {base for base, fate in run.plan.fate.items() if fate == "recomputed"}
         assert bool(remade) == (each != "keep")
         written = [name for phase in run._last.step.phases for name in phase.writes]
         assert [written.count(name) for name in net.running] == [1] * len(net.running)

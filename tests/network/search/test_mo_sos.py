@@ -104,7 +104,7 @@ def test_each_policy_does_what_it_may():
         for policy in POLICIES
     }
     fates = {policy: set(plan.fate.values()) for policy, plan in found.items()}
-    assert "remade" in fates["checkmate"]
+    assert "recomputed" in fates["checkmate"]
     assert "offloaded" not in fates["checkmate"]
     assert "offloaded" in fates["mo_sos"] & fates["str"]
     for policy, plan in found.items():
