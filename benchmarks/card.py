@@ -20,17 +20,11 @@ from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
 
 SCRIPTS = (
-    "copies",
-    "convolution_in_core",
-    "results_pool",
-    "convolution_large",
-    "volume",
     "convolution_link",
     "functions",
     "chain_vgg",
     "kernels",
     "passes",
-    "layouts",
 )
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = (

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import ooc_cudnn
-from benchmarks import common, kernel_trials
+from benchmarks import common
 from benchmarks.kernel_cases import UNWRITTEN, Case, cases, filled, view_of
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
@@ -36,8 +36,6 @@ PUBLIC_CALLS, PUBLIC_BATCHES = 10, 3
 #: where that was too short.
 ISSUE_SECONDS, HOLDS = 4e-5, 4
 COMPILERS = 16
-#: Seconds that other tiles and boxes are tried for.
-TRIAL_SECONDS = 45
 
 Runs = Sequence[Callable[[], Any]]
 
@@ -239,7 +237,7 @@ def compiled(bench: Bench, wanted: Sequence[Case], until: float) -> None:
     del left
 
 
-def measured(report: common.Report, every: Sequence[Case]) -> Bench:
+def measured(report: common.Report, every: Sequence[Case]) -> None:
     """Measure the cases that are asked for, as far as time allows, and print them."""
     import torch
 
@@ -265,15 +263,10 @@ def measured(report: common.Report, every: Sequence[Case]) -> Bench:
                 report.check(f"{case.name}: contents", found)
     bench.judge()
     print(bench.table())
-    return bench
 
 
 def body(report: common.Report) -> None:
-    bench = measured(report, cases(quick=report.quick))
-    if report.arguments.cuda and report.arguments.trials:
-        until = report.begin + report.arguments.seconds + TRIAL_SECONDS
-        found = kernel_trials.run(bench, lambda: until - time.perf_counter())
-        report.measure("trials", found, spoken=f"{len(found)}")
+    measured(report, cases(quick=report.quick))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -281,13 +274,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has a word")
 
 
-def more_options(parser: argparse.ArgumentParser) -> None:
-    options(parser)
-    parser.add_argument("--trials", action=argparse.BooleanOptionalAction, default=True,
-                        help="measure other tiles and boxes, too")  # fmt: skip
-
-
-main = partial(common.run, NAME, body, __doc__, more=more_options)
+main = partial(common.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
     common.main(main)

@@ -164,3 +164,18 @@ def test_the_model_page_quotes_the_constants_of_the_code():
     assert f"{SIZES} of them at most" in text
     assert f"channels of y or of x in steps of {TILE_CHANNELS}" in text
     assert f"windows wider than {WIDE_WINDOW}" in text
+
+
+def test_a_closed_study_stands_on_its_record():
+    """It names the record, says of which day that is, and no script of its name is left."""
+    page = (DOCS / "closed-studies.md").read_text(encoding="utf-8")
+    section = r"<!-- ([\w ]+): begin \(closed: (\w+)\) -->\n(.*?)<!-- \1: end"
+    studies = re.findall(section, page, re.DOTALL)
+    assert len(studies) == page.count("\n## ")
+    for name, record, text in studies:
+        stored = json.loads((common.RESULTS / f"{record}.json").read_text(encoding="utf-8"))
+        assert f"results/{record}.json" in text
+        if "environment" in stored:
+            assert stored["environment"]["date"][:10] in text
+            assert stored["environment"]["commit"][:7] in text
+        assert not (DOCS.parent / "benchmarks" / f"{name.replace(' ', '_')}.py").exists()
