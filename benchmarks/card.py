@@ -29,6 +29,7 @@ SCRIPTS = (
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = (
     "vgg16", "resnet50", "features", "unet_3d", "googlenet", "densenet121", "unet", "unet_3d-128",
+    "vgg16-n32", "vgg16-n64", "vgg16-n128", "vgg16-n256", "vgg16-n512",
 )  # fmt: skip
 
 
@@ -66,9 +67,6 @@ PARTS = {
     "bench-fig10": _suite(300, "fig10-*"),
     "bench-fig14": _suite(540, "fig14-*"),
     "bench-networks": _suite(300, "vgg-conv2-*", "pathology-*", "pageable-*"),
-    "bench-vgg16": _suite(540, *(f"vgg16-n{batch}-*" for batch in (32, 64, 128, 256))),
-    "bench-vgg16-n512": _suite(540, "vgg16-n512-*"),
-    "bench-vgg16-n1024": _suite(590, "vgg16-n1024-*"),
 }
 
 

@@ -1,9 +1,9 @@
 """Whole training steps under a memory limit, against PyTorch on the same card.
 
-VGG-16 and ResNet-50 on batches that do not fit the limit, VGG-16's feature layers on one image, a
-3-D U-Net on one volume; and GoogLeNet, DenseNet-121 and U-Nets under 0.4 of what keeping everything
-takes. Parameters lie on the device, within the limit, and so do gradients; images
-come from pinned memory in each step. PyTorch runs with `cudnn.benchmark`; so do we, by
+VGG-16 (also by batch: the ooc_cuDNN paper's figure 12) and ResNet-50, VGG-16's feature layers on
+one image, a 3-D U-Net on one volume; and GoogLeNet, DenseNet-121 and U-Nets under 0.4 of what
+keeping everything takes. Parameters lie on the device, within the limit, and so do gradients;
+images come from pinned memory in each step. PyTorch runs with `cudnn.benchmark`; so do we, by
 `TrainingStep.tune`, unless `--no-tune` is asked for. Before anything is timed, a small relative of
 each network is compared with PyTorch in float64, under a limit that it does not fit.
 """
@@ -23,7 +23,7 @@ import numpy as np
 import ooc_cudnn
 from benchmarks import chain_vgg, common
 from benchmarks.contenders import torch_networks
-from benchmarks.contenders.torch_network import load_torch, out_of_memory_as, precision
+from benchmarks.contenders.torch_setup import load_torch, out_of_memory_as, precision
 from benchmarks.contenders.torch_ways import WAYS
 from ooc_cudnn import Network, networks
 from ooc_cudnn.bench.contender import Unavailable
@@ -105,10 +105,18 @@ class Case:
 
 
 SMALL: dict[str, Any] = {"dtype": "float64", "classes": 3}
+#: Batches of figure 12 beside the largest.
+VGG16_BATCHES = (32, 64, 128, 256, 512)
+
+
+def _small_vgg16() -> Made:
+    return networks.vgg16(2, 32, width=1 / 16, dropout=0, **SMALL)
+
+
 CASES = {
     "vgg16": Case(
         lambda: networks.vgg16(1024, dropout=0),
-        lambda: networks.vgg16(2, 32, width=1 / 16, dropout=0, **SMALL),
+        _small_vgg16,
         torch_networks.vgg16,
         {"16GiB": 1.05, "8GiB": 1.02},
         "2MiB",
@@ -167,6 +175,18 @@ CASES = {
         {"3.8GiB": 1.1},
         "1MiB",
     ),
+    **{
+        f"vgg16-n{batch}": Case(
+            functools.partial(networks.vgg16, batch, dropout=0),
+            _small_vgg16,
+            torch_networks.vgg16,
+            {"16GiB": None},
+            "2MiB",
+            micro_batches=True,
+            ways=("in core", "checkpoint", "save_on_cpu"),
+        )
+        for batch in VGG16_BATCHES
+    },
 }
 
 
@@ -307,7 +327,7 @@ class Theirs:
     ) -> tuple[float, Timing]:  # fmt: skip
         torch, way = load_torch(cuda=True), WAYS.get(name.rpartition(": ")[2], WAYS["in core"])
         with (
-            precision(torch, tf32=True),
+            precision(torch, tf32=not report.arguments.strict_float32),
             out_of_memory_as(torch, MemoryError),
             way.twin(case.twin) as twin,
         ):
@@ -341,10 +361,11 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
         inputs, device = drawn(net), get_device(report.arguments.device)
         host = held_bytes(device) + available_host_bytes() - HOST_RESERVE_BYTES
         chosen: dict[str, Any] = {"memory_limit": limit, "host_memory_limit": host}
+        chosen["allow_tf32"] = not report.arguments.strict_float32
         if report.arguments.tune:
             # by a machine that is named, plans would not follow what is measured
             chosen["machine"] = None
-        with ooc_cudnn.settings(allow_tf32=True, **chosen):
+        with ooc_cudnn.settings(**chosen):
             place_parameters(net)
             step = net.training_step(loss)
             if report.arguments.tune:
@@ -423,10 +444,13 @@ def body(report: common.Report) -> None:
             )
     if report.arguments.case:
         part = ("pytorch",) * report.arguments.pytorch_alone
+        part += ("strict",) * report.arguments.strict_float32
         report.file = "_".join((NAME, *chosen, *(report.arguments.limit or ()), *part))
+    checked = set[Any]()  # batches of one network have one small relative
     for name in chosen:
-        if not report.arguments.pytorch_alone:
+        if not report.arguments.pytorch_alone and CASES[name].small not in checked:
             check_small(report, name, CASES[name])
+            checked.add(CASES[name].small)
         release_device(report.arguments.device)
         if not report.quick:
             measure(report, name, CASES[name])
@@ -436,6 +460,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="by default all")
     parser.add_argument("--limit", action="append", help="of those of a case; by default all")
     parser.add_argument("--way", action="append", choices=WAYS, help="PyTorch's; by default all")
+    parser.add_argument("--strict-float32", action="store_true", help="of ours and of PyTorch's")
     parser.add_argument("--pytorch-alone", action="store_true", help="time PyTorch's ways alone")
     tune_options(parser)
 

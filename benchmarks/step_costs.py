@@ -14,7 +14,7 @@ from typing import Any
 
 import ooc_cudnn
 from benchmarks import common, networks
-from benchmarks.contenders.torch_network import load_torch
+from benchmarks.contenders.torch_setup import load_torch
 from ooc_cudnn.pipeline.program import COMPUTE
 from ooc_cudnn.pipeline.simulate import simulate_program
 from ooc_cudnn.pipeline.trace import Trace

@@ -32,7 +32,7 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from benchmarks import common, networks, torch_models
-from benchmarks.contenders.torch_network import out_of_memory_as, precision
+from benchmarks.contenders.torch_setup import out_of_memory_as, precision
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, interleave

@@ -11,7 +11,6 @@ from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, claims, markdown
 from benchmarks.pages.records import Records, names
 from benchmarks.pages.words import precision_of
-from ooc_cudnn.devices.base import STREAMS
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {
@@ -22,9 +21,6 @@ AT_LEAST = {
     "double_buffered_cupy": 0.95,
 }
 SIZES_HELD = ("fig14-4gb", "fig14-9gb")
-LARGEST_STEP = "vgg16-n1024"
-#: How far the predicted seconds of that training step may be off.
-PREDICTION_BOUND = 0.15
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,7 @@ class Held:
 
 def held(records: Records) -> list[Held]:
     """Return every claim, in the page's order."""
-    old = records.call_by_call(names(f"{LARGEST_STEP}-"))  # held to nothing any more
-    return [*_against_others(records), *(() if old else _step(records)), _contents(records)]
+    return [*_against_others(records), _contents(records)]
 
 
 def claims_table(records: Records) -> str:
@@ -77,24 +72,6 @@ def _against_others(records: Records) -> Iterator[Held]:
                     f"`{contender}` over the library, `{size}`, {precision_of(case)}",
                     "x", records.ratio(case, contender), ">=", bound, reason,
                 )  # fmt: skip
-
-
-def _step(records: Records) -> Iterator[Held]:
-    for case in names(f"{LARGEST_STEP}-"):
-        what = f"`{LARGEST_STEP}`, {precision_of(case)}"
-        for contender in ("in_core", "torch_in_core"):
-            ratio = records.ratio(case, contender)
-            reason = records.reason(case) or records.reason(case, contender) or ""
-            overhead = None if ratio is None else 1 / ratio - 1
-            yield Held(f"{what}: longer than `{contender}`", "%", overhead, reason=reason)
-        details, reason = records.details(case), records.reason(case) or ""
-        for stage in STREAMS:
-            share = details.get("binding_share", {}).get(stage)
-            words = stage.replace("_", " ")
-            yield Held(f"{what}: share of time that {words} binds", "%", share, reason=reason)
-        ratio = details.get("predicted_over_measured")
-        off = None if ratio is None else abs(ratio - 1)
-        yield Held(f"{what}: prediction off by", "%", off, "<=", PREDICTION_BOUND, reason)
 
 
 def _contents(records: Records) -> Held:

@@ -58,11 +58,12 @@ class Way:
 
 
 def records(folder: Path = common.RESULTS) -> dict[str, Record]:
-    """Return the latest record of each case that was measured at full size, and was right.
+    """Return the latest record of each case that was measured at full size in TF32, and was right.
 
     Limits that it leaves out are those of the record before, if that is of the same card.
     """
-    there = [stored(path.stem, folder) for path in folder.glob(f"{NAME}*.json")]
+    files = (path.stem for path in folder.glob(f"{NAME}*.json"))
+    there = [stored(name, folder) for name in files if not name.endswith("_strict")]
     fit = [each for each in there if each["verified"] and not each["quick"]]
     found: dict[str, Record] = {}
     for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):

@@ -169,7 +169,7 @@ def test_the_model_page_quotes_the_constants_of_the_code():
 def test_a_closed_study_stands_on_its_record():
     """It names the record, says of which day that is, and no script of its name is left."""
     page = (DOCS / "closed-studies.md").read_text(encoding="utf-8")
-    section = r"<!-- ([\w ]+): begin \(closed: (\w+)\) -->\n(.*?)<!-- \1: end"
+    section = r"<!-- ([\w ]+): begin \(closed: ([\w/-]+)\) -->\n(.*?)<!-- \1: end"
     studies = re.findall(section, page, re.DOTALL)
     assert len(studies) == page.count("\n## ")
     for name, record, text in studies:
