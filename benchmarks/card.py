@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 
 SCRIPTS = (
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="PART", choices=PARTS, default=list(PARTS))
     parser.add_argument("--list", action="store_true", help="name the parts, and run none")
-    parser.add_argument("--output", default=os.environ.get("OUT", str(common.RESULTS)))
+    parser.add_argument("--output", default=os.environ.get("OUT", str(script.RESULTS)))
     parser.add_argument("--seconds", type=float, help="at most, for each part; else its own")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
@@ -105,4 +105,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -6,6 +6,7 @@ to pinned memory under a limit of 16 GiB. The largest does not fit the card in a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import common
 from ooc_cudnn import operations
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contents import poison, unwritten
 from ooc_cudnn.bench.placing import release_device
 from ooc_cudnn.bench.timing import Timing, interleave
@@ -105,7 +106,7 @@ class Torch:
         self.torch.cuda.empty_cache()
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     quick = report.quick
     layers = weights(16 if quick else 1)
     shapes = {
@@ -119,12 +120,12 @@ def body(report: common.Report) -> None:
     made = chain([layer and tuple(report.to_device(a) for a in layer) for layer in layers])
     torch = Torch(layers) if report.arguments.cuda else None
     largest = max(int(np.prod(shape)) for shape in shapes.values())
-    data = common.pinned((largest,))
+    data = script.pinned((largest,))
     seconds: dict[str, float] = {}
 
     for name, shape in shapes.items():
         c_y = LAYERS[-2] // (16 if quick else 1)
-        y = common.pinned((shape[0], c_y, shape[2] // 32, shape[3] // 32))
+        y = script.pinned((shape[0], c_y, shape[2] // 32, shape[3] // 32))
         x = data[: int(np.prod(shape))].reshape(shape)
         fill(x)
         poison(y)
@@ -167,7 +168,7 @@ def _in_core(torch: Torch, x: Any, name: str, synchronize: Any) -> tuple[Timing,
     return found, y
 
 
-main = partial(common.run, NAME, body, __doc__)
+main = partial(script.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ooc_cudnn
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, interleave, timed
 from ooc_cudnn.devices import get_device
@@ -198,7 +199,7 @@ def several(call: Callable[[], Any], count: int) -> None:
 
 
 def timings(
-    report: common.Report, problem: Problem, who: Sequence[str]
+    report: script.Report, problem: Problem, who: Sequence[str]
 ) -> tuple[dict[str, Timing], dict[str, Timing]]:
     """Seconds of a call, by way and order; and those of the host alone, one call at a time."""
     kinds = {"ours": problem.ours, "PyTorch": problem.theirs}
@@ -225,14 +226,14 @@ def best(found: dict[str, Timing], who: str) -> float:
     return min(timing.median for way, timing in found.items() if way.startswith(who))
 
 
-def measured(report: common.Report, problem: Problem, seconds: float) -> dict[str, float]:
+def measured(report: script.Report, problem: Problem, seconds: float) -> dict[str, float]:
     """Ours over PyTorch's, before and after tuning for so many seconds; checked."""
     name = problem.name
     settings: dict[str, Any] = {"allow_tf32": problem.precision != "strict"}
     if get_device(report.arguments.device).engines is not None:
         # by a machine that is named, plans would not follow what is measured
         settings["machine"] = None
-    with common.no_stored_engines(), ooc_cudnn.settings(**settings):
+    with script.no_stored_engines(), ooc_cudnn.settings(**settings):
         plain, _ = timings(report, problem, ("ours",))
         begin = time.perf_counter()
         engines = tuned(report, problem, seconds)
@@ -262,7 +263,7 @@ def measured(report: common.Report, problem: Problem, seconds: float) -> dict[st
     return ratios
 
 
-def tuned(report: common.Report, problem: Problem, seconds: float) -> list[dict[str, Any]]:
+def tuned(report: script.Report, problem: Problem, seconds: float) -> list[dict[str, Any]]:
     """The tables of engines of a problem; none on a device without engines.
 
     Of every engine, but for those that are compiled at run time unless that is asked for; at the
@@ -303,7 +304,7 @@ def is_as_exact(theirs: float, ours: float, precision: str) -> bool:
     return theirs <= max(ALIKE * ours, SMALL_ERRORS[precision])
 
 
-def checked(report: common.Report, problem: Problem) -> dict[str, float]:
+def checked(report: script.Report, problem: Problem) -> dict[str, float]:
     """Compare every element of our results with float64, beside PyTorch's; the larger errors."""
     errors, expected = dict[str, float](), problem.reference()
     with problem.torch.no_grad():
@@ -318,7 +319,7 @@ def checked(report: common.Report, problem: Problem) -> dict[str, float]:
     return errors
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     import torch
 
     arguments = report.arguments
@@ -357,7 +358,7 @@ def body(report: common.Report) -> None:
 
 
 def resumed(
-    report: common.Report, file: str, asked: Sequence[Asked]
+    report: script.Report, file: str, asked: Sequence[Asked]
 ) -> dict[Asked, dict[str, float]]:
     """Take over what an earlier file has of what is asked for, and return its ratios."""
     earlier = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -381,7 +382,7 @@ def resumed(
     return found
 
 
-def claims(report: common.Report, ratios: Mapping[Asked, Mapping[str, float]]) -> None:
+def claims(report: script.Report, ratios: Mapping[Asked, Mapping[str, float]]) -> None:
     """Hold means, and the largest ratio, to the bounds of issue 20."""
     by_kind: dict[str, list[float]] = {}
     for (layer, precision, direction), found in ratios.items():
@@ -412,7 +413,7 @@ def in_short(ratios: Mapping[Asked, Mapping[str, float]]) -> str:
         (f"{layer.name} {precision}", *(of.get(each, "") for each in DIRECTIONS))
         for (layer, precision), of in cells.items()
     ]
-    return "\n" + common.table(("ours over PyTorch: heuristics > measured", *DIRECTIONS), rows)
+    return "\n" + script.table(("ours over PyTorch: heuristics > measured", *DIRECTIONS), rows)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -429,7 +430,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
 
 
-main = partial(common.run, NAME, body, __doc__, more=options)
+main = partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

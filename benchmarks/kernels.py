@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,8 +19,8 @@ from functools import partial
 from typing import Any
 
 import ooc_cudnn
-from benchmarks import common
 from benchmarks.kernel_cases import UNWRITTEN, Case, cases, filled, view_of
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
 
@@ -43,7 +44,7 @@ Runs = Sequence[Callable[[], Any]]
 class Clock:
     """Seconds of a call among several in a row, on the device of a report."""
 
-    def __init__(self, report: common.Report) -> None:
+    def __init__(self, report: script.Report) -> None:
         self.device = get_device(report.arguments.device)
         self.cuda, self.synchronize = report.arguments.cuda, report.synchronize
         self.batches = 2 if report.quick else BATCHES
@@ -96,7 +97,7 @@ class Clock:
 class Bench:
     """Measures and checks one case after the other."""
 
-    def __init__(self, report: common.Report, torch: Any) -> None:
+    def __init__(self, report: script.Report, torch: Any) -> None:
         self.report, self.torch, self.clock = report, torch, Clock(report)
         self.place = "cuda" if report.arguments.cuda else "cpu"
         self.rows: dict[str, list[dict[str, Any]]] = {}
@@ -201,7 +202,7 @@ class Bench:
         rows = [row for found in self.rows.values() for row in found]
         rows.sort(key=lambda row: not row["holds"])
         head = ("case", "GB/s", "of copy", "PyTorch/ours", "public us", "bound", "")
-        return common.table(head, [line(row) for row in rows])
+        return script.table(head, [line(row) for row in rows])
 
 
 def holds(row: Mapping[str, Any]) -> bool:
@@ -237,7 +238,7 @@ def compiled(bench: Bench, wanted: Sequence[Case], until: float) -> None:
     del left
 
 
-def measured(report: common.Report, every: Sequence[Case]) -> None:
+def measured(report: script.Report, every: Sequence[Case]) -> None:
     """Measure the cases that are asked for, as far as time allows, and print them."""
     import torch
 
@@ -265,7 +266,7 @@ def measured(report: common.Report, every: Sequence[Case]) -> None:
     print(bench.table())
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     measured(report, cases(quick=report.quick))
 
 
@@ -274,7 +275,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has a word")
 
 
-main = partial(common.run, NAME, body, __doc__, more=options)
+main = partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

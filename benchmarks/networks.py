@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import chain_vgg, common
+from benchmarks import chain_vgg
 from benchmarks.contenders import torch_networks
 from benchmarks.contenders.torch_setup import load_torch, out_of_memory_as, precision
 from benchmarks.contenders.torch_ways import WAYS
 from ooc_cudnn import Network, networks
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, timed
@@ -195,7 +197,7 @@ def drawn(net: Network) -> dict[str, Any]:
     found = {}
     for name in ("images", "labels"):
         tensor = net.graph.tensors[name]
-        array = found[name] = common.pinned(tensor.shape, tensor.dtype)
+        array = found[name] = script.pinned(tensor.shape, tensor.dtype)
         if tensor.dtype == "float32":
             chain_vgg.fill(array)
         elif tensor.is_floating:
@@ -215,7 +217,7 @@ def place_parameters(net: Network) -> dict[str, Any]:
     return kept
 
 
-def check_small(report: common.Report, name: str, case: Case) -> None:
+def check_small(report: script.Report, name: str, case: Case) -> None:
     """Compare the small relative's loss and every gradient with PyTorch's, in float64."""
     net, loss = case.small()
     inputs, weights = drawn(net), {key: net.parameters[key] for key in net.parameters}
@@ -258,7 +260,7 @@ def one_step(step: Any, inputs: Mapping[str, Any]) -> tuple[float, float, Any]:
     return loss, seconds, call
 
 
-def account(report: common.Report, name: str, call: Any, seconds: Timing) -> None:
+def account(report: script.Report, name: str, call: Any, seconds: Timing) -> None:
     """Keep what a step took, beside what its plan said; its peak is to be exact."""
     plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
     names = (
@@ -297,7 +299,7 @@ def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Ti
 class Theirs:
     """What PyTorch took, in core, and what came out; None where it could not run."""
 
-    def __init__(self, report: common.Report, name: str, case: Case) -> None:
+    def __init__(self, report: script.Report, name: str, case: Case) -> None:
         self.seconds: float | None = None
         self.loss: float | None = None
         net, _ = (case.beside or case.make)()
@@ -322,7 +324,7 @@ class Theirs:
         release_device(report.arguments.device)
 
     def _timed(
-        self, report: common.Report, case: Case, weights: Any, inputs: Any, name: str,
+        self, report: script.Report, case: Case, weights: Any, inputs: Any, name: str,
         micro: int | None,
     ) -> tuple[float, Timing]:  # fmt: skip
         torch, way = load_torch(cuda=True), WAYS.get(name.rpartition(": ")[2], WAYS["in core"])
@@ -344,16 +346,16 @@ class Theirs:
         return loss, seconds
 
 
-def measure(report: common.Report, name: str, case: Case) -> None:
+def measure(report: script.Report, name: str, case: Case) -> None:
     """Time PyTorch, and then the library under each of the case's limits."""
     theirs = None if case.against_forward else Theirs(report, name, case)
     if report.arguments.pytorch_alone:
         return
-    with common.no_stored_engines():  # what is measured under one limit serves the next
+    with script.no_stored_engines():  # what is measured under one limit serves the next
         _measure_ours(report, name, case, theirs)
 
 
-def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs | None) -> None:
+def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs | None) -> None:
     for limit in report.arguments.limit or case.bounds:
         bound = case.bounds[limit]
         title = f"{name}, {limit}"
@@ -404,7 +406,7 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
         release_device(report.arguments.device)
 
 
-def tune(report: common.Report, name: str, measure: Callable[..., list[Measured]]) -> None:
+def tune(report: script.Report, name: str, measure: Callable[..., list[Measured]]) -> None:
     """Measure the engines of a step, for so long as is asked for; keep what was found."""
     begin = time.perf_counter()
     try:
@@ -423,10 +425,10 @@ def tune(report: common.Report, name: str, measure: Callable[..., list[Measured]
     report.measure(f"{name}: tuning, with its plans", seconds)
 
 
-def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
+def _forward(report: script.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
     """Seconds of inference up to the last pooling, under the limit of the step, once planned."""
     last = net.graph.tensors["pool5"]
-    out = common.pinned(last.shape)
+    out = script.pinned(last.shape)
     with ooc_cudnn.profile() as recorded:
         for _ in range(4):  # it is planned anew each time, which is not what is asked
             net.forward(last, images=inputs["images"], out=out)
@@ -435,7 +437,7 @@ def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str
     return found.median
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     chosen = report.arguments.case or tuple(CASES)
     for limit in report.arguments.limit or ():
         if any(limit not in CASES[name].bounds for name in chosen):
@@ -474,7 +476,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tune-seconds", type=float, default=60.0, help="for measuring, at most")
 
 
-main = functools.partial(common.run, NAME, body, __doc__, more=options)
+main = functools.partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks import (
-    common,
     mo_sos,
     network_steps,
     paper_model,
@@ -94,4 +93,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.accuracy_records import Measured, Way, measured
 from benchmarks.accuracy_summary import errors
-from benchmarks.common import RESULTS, table
+from ooc_cudnn.bench.record import RESULTS, table
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.plan import Plan

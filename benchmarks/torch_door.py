@@ -18,6 +18,7 @@ import io
 import math
 import os
 import pstats
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,8 +32,9 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from benchmarks import common, networks, torch_models
+from benchmarks import networks, torch_models
 from benchmarks.contenders.torch_setup import out_of_memory_as, precision
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, interleave
@@ -122,7 +124,7 @@ INFER_LIMIT, SMALL_WIDTH = "8GiB", 1 / 8
 # Models, images and steps -------------------------------------------------------------------------
 
 
-def made(case: Case, report: common.Report, *, width: float = 1.0, dtype: Any = None) -> nn.Module:
+def made(case: Case, report: script.Report, *, width: float = 1.0, dtype: Any = None) -> nn.Module:
     """A model of a case, with the same weights each time, where it is to train."""
     torch.manual_seed(0)
     model = case.make(width).to(dtype or torch.float32).to(_place(report))
@@ -131,14 +133,14 @@ def made(case: Case, report: common.Report, *, width: float = 1.0, dtype: Any = 
     return model.to(memory_format=order) if report.arguments.cuda else model
 
 
-def _place(report: common.Report) -> str:
+def _place(report: script.Report) -> str:
     return "cuda" if report.arguments.cuda else "cpu"
 
 
 def drawn(shape: tuple[int, ...], classes: int, *, sites: bool, dtype: str = "float32") -> Any:
     """Images in pinned memory, and a label for each of them, or for each of their sites."""
-    x = torch.from_numpy(common.pinned(shape, dtype))
-    labels = common.pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
+    x = torch.from_numpy(script.pinned(shape, dtype))
+    labels = script.pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
     torch.manual_seed(1)
     for at in range(shape[0]):
         x[at].normal_()
@@ -150,7 +152,7 @@ def drawn(shape: tuple[int, ...], classes: int, *, sites: bool, dtype: str = "fl
 class Step:
     """A step of a model and a loss: gradients anew, the loss as a number."""
 
-    def __init__(self, model: nn.Module, case: Case, report: common.Report, limit: Any) -> None:
+    def __init__(self, model: nn.Module, case: Case, report: script.Report, limit: Any) -> None:
         self.model, self.place = model, _place(report)
         self.limit, self.inside = limit, case.loss_inside and limit is not None
         loss = nn.CrossEntropyLoss()
@@ -186,7 +188,7 @@ class Step:
 class Memory:
     """The most that the card held in a block: by PyTorch's count, and what is the arena's own."""
 
-    def __init__(self, report: common.Report) -> None:
+    def __init__(self, report: script.Report) -> None:
         self.report, self.cuda = report, report.arguments.cuda
 
     def __enter__(self) -> Memory:
@@ -211,7 +213,7 @@ class Memory:
         }
 
 
-def check_small(report: common.Report, name: str, case: Case) -> None:
+def check_small(report: script.Report, name: str, case: Case) -> None:
     """Compare a small relative's loss, gradients and buffers with PyTorch's, in float64."""
     small = made(case, report, width=SMALL_WIDTH, dtype=torch.float64)
     sites = name != "resnet50"
@@ -271,7 +273,7 @@ def issued(step: Callable[[], Any]) -> dict[str, Any]:
     return {"step": time.perf_counter() - begin, **found}
 
 
-def their_step(report: common.Report, name: str, case: Case, x: Any, target: Any) -> Any:
+def their_step(report: script.Report, name: str, case: Case, x: Any, target: Any) -> Any:
     """Seconds and loss of PyTorch in core; None where it does not fit."""
     model = made(case, report, width=_width(report))
     with precision(torch, tf32=True), out_of_memory_as(torch, MemoryError):
@@ -284,7 +286,7 @@ def their_step(report: common.Report, name: str, case: Case, x: Any, target: Any
     return seconds, loss
 
 
-def own_step(report: common.Report, name: str, case: Case, limit: str) -> Timing:
+def own_step(report: script.Report, name: str, case: Case, limit: str) -> Timing:
     """Seconds of the library's own step of the same network, its engines measured before."""
     assert case.own is not None
     net, loss = (
@@ -314,11 +316,11 @@ def _figures(plan: Any) -> dict[str, Any]:
     return {each: getattr(plan, each) for each in names}
 
 
-def _width(report: common.Report) -> float:
+def _width(report: script.Report) -> float:
     return SMALL_WIDTH if report.quick else 1.0
 
 
-def measure(report: common.Report, name: str, case: Case) -> None:
+def measure(report: script.Report, name: str, case: Case) -> None:
     """Time PyTorch, the library's own step, and the model under its limit."""
     shape = case.small_shape if report.quick else case.shape
     classes = min(case.classes, 3) if report.quick else case.classes
@@ -383,7 +385,7 @@ def measure(report: common.Report, name: str, case: Case) -> None:
         report.claim(f"{name}: times the library's own step", ratio, "<=", 1.03)
 
 
-def _release(report: common.Report) -> None:
+def _release(report: script.Report) -> None:
     gc.collect()
     release_device(report.arguments.device)
     if report.arguments.cuda:
@@ -405,7 +407,7 @@ class Nothing(torch.autograd.Function):
         return None, *map(torch.empty_like, ctx.saved_tensors)
 
 
-def overhead(report: common.Report) -> None:
+def overhead(report: script.Report) -> None:
     """A small step of ResNet-50 in core: the door beside the library's own step, and PyTorch.
 
     Beside them a model of the same parameters that computes nothing: gradients to None, the loss,
@@ -502,7 +504,7 @@ class Widened(nn.Module):
         return self.model(x.float() / 255)
 
 
-def infer(report: common.Report) -> None:
+def infer(report: script.Report) -> None:
     """Labels of a whole image: from a file of uint8 to a file of uint8."""
     side = 128 if report.quick else report.arguments.side
     limit = "24MiB" if report.quick else report.arguments.limit or INFER_LIMIT
@@ -510,7 +512,7 @@ def infer(report: common.Report) -> None:
     model = Widened(torch_models.unet(3, _width(report))).eval().to(_place(report))
     if report.arguments.cuda:
         model = model.to(memory_format=torch.channels_last)
-    with tempfile.TemporaryDirectory(dir=common.folder_of(report.arguments)) as folder:
+    with tempfile.TemporaryDirectory(dir=script.folder_of(report.arguments)) as folder:
         shape = (1, 3, side, side)
         path, to = os.path.join(folder, "image.npy"), os.path.join(folder, "labels.npy")
         image = np.lib.format.open_memmap(path, "w+", "uint8", shape)
@@ -554,7 +556,7 @@ def infer(report: common.Report) -> None:
         del image, labels
 
 
-def _check_labels(report: common.Report, model: nn.Module, image: Any, labels: Any) -> None:
+def _check_labels(report: script.Report, model: nn.Module, image: Any, labels: Any) -> None:
     """Compare labels with PyTorch's, of a window whose border no site far inside can see."""
     side, edge = image.shape[-1], 192  # 188 rows are seen from a site of a U-Net of five levels
     window = side if side <= 1024 else 1024
@@ -576,7 +578,7 @@ def _check_labels(report: common.Report, model: nn.Module, image: Any, labels: A
 # The command line ---------------------------------------------------------------------------------
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     chosen = report.arguments.case or (*CASES, OVERHEAD, INFER)
     if report.arguments.case:
         report.file = "_".join((NAME, *chosen))
@@ -587,7 +589,7 @@ def body(report: common.Report) -> None:
         # by a machine that is named, plans would not follow what is measured
         more |= {"host_memory_limit": host}
         more |= {"machine": None} if report.arguments.tune else {}
-    stored = common.no_stored_engines() if report.arguments.tune else nullcontext()
+    stored = script.no_stored_engines() if report.arguments.tune else nullcontext()
     with stored, ooc_cudnn.settings(**more):
         for name in chosen:
             try:
@@ -619,7 +621,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     networks.tune_options(parser)
 
 
-main = functools.partial(common.run, NAME, body, __doc__, more=options)
+main = functools.partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

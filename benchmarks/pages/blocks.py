@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
 
 NOT_MEASURED = "not measured yet"
@@ -64,13 +62,3 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str =
 def joined(parts: Iterable[str]) -> str:
     """Join paragraphs; those without text are left out."""
     return "\n\n".join(part for part in parts if part)
-
-
-def stored(name: str, folder: Path = common.RESULTS) -> Any:
-    """Return a record of `benchmarks/results`."""
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def claims(name: str, folder: Path = common.RESULTS) -> dict[str, float]:
-    """Return the values of a record's claims, by what they are called."""
-    return {each["name"]: float(each["value"]) for each in stored(name, folder)["claims"]}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks import common
-from benchmarks.common import Claim
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, claims, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, markdown
 from benchmarks.pages.records import Records, names
 from benchmarks.pages.words import precision_of
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import claims
+from ooc_cudnn.bench.report import Claim
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {
@@ -114,7 +115,7 @@ def scripts_table() -> str:
     """Every claim with its value; what no record has is not measured yet."""
     rows = []
     for label, name, claim, form in ROWS:
-        there = (common.RESULTS / f"{name}.json").exists()
-        value = claims(name, common.RESULTS).get(claim) if there else None
+        there = (script.RESULTS / f"{name}.json").exists()
+        value = claims(name, script.RESULTS).get(claim) if there else None
         rows.append((label, NOT_MEASURED if value is None else form.format(value), f"`{name}`"))
     return markdown(("what", "measured", "by"), rows)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.pages import blocks, in_core
+from benchmarks.pages import in_core
+from ooc_cudnn.bench import record
 from ooc_cudnn.bench.attempt import PATIENCE_SECONDS
 from ooc_cudnn.bench.environment import ROOT
 from perfmodel import shipped
@@ -41,12 +42,12 @@ class Quote:
         return self.words.format(*self.values())
 
 
-claims = cache(blocks.claims)
+claims = cache(record.claims)
 
 
 @cache
 def simulated() -> dict[str, float | str]:
-    rows = blocks.stored("paper_model")["measurements"]
+    rows = record.stored("paper_model")["measurements"]
     return {name: row["simulated"] for name, row in rows.items()}
 
 
@@ -81,14 +82,14 @@ def _worst_local_search() -> tuple[float]:
 
 
 def _googlenet() -> tuple[float, ...]:
-    found = blocks.stored("vdnn")["checks"]
+    found = record.stored("vdnn")["checks"]
     ways = ("conv (p)", "all (p)")
     return tuple(100 * found[f"googlenet, batch 128: {way}"]["simulated"]["loss"] for way in ways)
 
 
 def _orders() -> tuple[float]:
     """By how many percent the order of memory of each phase alone could make computing faster."""
-    found = blocks.stored("planning_networks")["measurements"]
+    found = record.stored("planning_networks")["measurements"]
     rows = [row for name, row in found.items() if name.endswith(": computing")]
     return (max(100 * (min(row["in one order"].values()) / row["each"] - 1) for row in rows),)
 
@@ -103,7 +104,7 @@ def _exact_on_two() -> tuple[float]:
 
 
 def _slide() -> tuple[float, ...]:
-    return (blocks.stored("dask_scale")["measurements"]["1: seconds"]["median"],)
+    return (record.stored("dask_scale")["measurements"]["1: seconds"]["median"],)
 
 
 def _slide_predicted() -> tuple[float]:
@@ -117,7 +118,7 @@ def _slide_on_two() -> tuple[float, float]:
 
 def _waiting_for_tasks() -> tuple[float, float]:
     """Milliseconds a task in which two workers were in no block, and how many tasks there were."""
-    found = blocks.stored("dask_scale")["measurements"]
+    found = record.stored("dask_scale")["measurements"]
     names = [each for each in found if each[0] == "2" and "transfer" not in each]
     tasks = sum(found[each]["count"] for each in names if "count" in str(found[each]))
     idle = 1 - claims("dask_scale")["2: workers' time in blocks, of all"]
@@ -126,7 +127,7 @@ def _waiting_for_tasks() -> tuple[float, float]:
 
 def _beside_a_block() -> tuple[float, ...]:
     """Milliseconds for each block in which a worker was in none, of one card's and of two."""
-    found, said = blocks.stored("dask_scale")["measurements"], claims("dask_scale")
+    found, said = record.stored("dask_scale")["measurements"], claims("dask_scale")
     shares = ((count, said[f"{count}: workers' time in blocks, of all"]) for count in "12")
     return tuple(1e3 * found[f"{n}: seconds of a block"] * (1 / share - 1) for n, share in shares)
 
@@ -140,13 +141,13 @@ def _door_and_pytorch() -> tuple[float]:
 
 
 def _small_step() -> tuple[float, ...]:
-    found = blocks.stored("torch_door_overhead")["measurements"]
+    found = record.stored("torch_door_overhead")["measurements"]
     ways = ("door", "own", "PyTorch")
     return tuple(1e3 * found[f"overhead: {way}, seconds"]["median"] for way in ways)
 
 
 def _known_call() -> tuple[float, ...]:
-    found = blocks.stored("door_cost")["measurements"]
+    found = record.stored("door_cost")["measurements"]
     dispatch = (1e3 * found[each]["median"] for each in ("dispatch", "dispatch, torch.compile"))
     return (*dispatch, found["capture"]["median"], found["capture, torch.compile"]["median"])
 
@@ -160,19 +161,19 @@ def _volume() -> tuple[float]:
 
 
 def _volume_of_pytorch() -> tuple[float]:
-    found = blocks.stored("torch_door_dynunet-256")["measurements"]
+    found = record.stored("torch_door_dynunet-256")["measurements"]
     return (found["dynunet-256: PyTorch, memory"]["total"] / 2**30,)
 
 
 def _large_volume() -> tuple[float, float]:
-    found = blocks.stored("torch_door_dynunet-512")["measurements"]
+    found = record.stored("torch_door_dynunet-512")["measurements"]
     host = found["dynunet-512: plan"]["host_bytes"] / 2**30
     return found["dynunet-512: seconds"]["median"], host
 
 
 def _few_channels_volume() -> tuple[float, float, float]:
     name = "segresnet-384"
-    found, said = blocks.stored(f"torch_door_{name}")["measurements"], claims(f"torch_door_{name}")
+    found, said = record.stored(f"torch_door_{name}")["measurements"], claims(f"torch_door_{name}")
     whole = found[f"{name}: PyTorch, memory"]["total"]
     predicted = said[f"{name}: predicted / measured"]
     return said[f"{name}: times PyTorch in core"], whole / 2**30, predicted
@@ -180,7 +181,7 @@ def _few_channels_volume() -> tuple[float, float, float]:
 
 def _large_image() -> tuple[float, float, float]:
     """Seconds of a step, the share of them in which the card computed, and GiB on the host."""
-    found = blocks.stored("torch_door_unet-8192")["measurements"]
+    found = record.stored("torch_door_unet-8192")["measurements"]
     halves = found["unet-8192: halves, profiled"]
     share = sum(half["compute"] for half in halves) / sum(half["seconds"] for half in halves)
     host = found["unet-8192: plan"]["host_bytes"] / 2**30
@@ -188,7 +189,7 @@ def _large_image() -> tuple[float, float, float]:
 
 
 def _labels() -> tuple[float, float]:
-    seconds = blocks.stored("torch_door_infer")["measurements"][
+    seconds = record.stored("torch_door_infer")["measurements"][
         "infer: seconds, planned anew each time"
     ]
     share = claims("torch_door_infer")["infer: busiest stream / whole call"]
@@ -196,7 +197,7 @@ def _labels() -> tuple[float, float]:
 
 
 def _in_core() -> list[in_core.Problem]:
-    return list(in_core.problems(blocks.stored(in_core.NAME)))
+    return list(in_core.problems(record.stored(in_core.NAME)))
 
 
 def _worst_door() -> tuple[float]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.devices.base import STREAMS
 
-FOLDER = common.RESULTS / "bench"
+FOLDER = script.RESULTS / "bench"
 #: What of a case must be as it is today for its record to be shown.
 FIXED = ("sizes", "memory_limit", "allow_tf32", "workload")
 

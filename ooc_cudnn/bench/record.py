@@ -1,4 +1,4 @@
-"""How records are written: JSON, with a line for what is read as one thing, a claim or a call.
+"""How records are written, and read: JSON, a line for what is read as one thing, a claim or a call.
 
 And rows of them, laid out in columns for a terminal.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from ooc_cudnn.bench.environment import plain
+from ooc_cudnn.bench.environment import SOURCES, plain
+
+#: Where a checkout keeps the records of its benchmarks.
+RESULTS = SOURCES.parent / "results"
 
 #: Down to this depth whatever is longer than a line is laid open; below, what is very long.
 OPEN_DEPTH, LINE, LONG_LINE = 2, 120, 4000
@@ -40,6 +44,22 @@ def written(value: Any, depth: int = 0) -> str:
         return line
     indent = "\n" + " " * depth
     return f"{line[0]}{indent} {f',{indent} '.join(parts)}{indent}{line[-1]}"
+
+
+def stored(name: str, folder: Path = RESULTS) -> Any:
+    """Return a stored record.
+
+    Raises
+    ------
+    FileNotFoundError
+        If nothing of that name was recorded.
+    """
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def claims(name: str, folder: Path = RESULTS) -> dict[str, float]:
+    """Return the values of a record's claims, by what they are called."""
+    return {each["name"]: float(each["value"]) for each in stored(name, folder)["claims"]}
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -349,7 +349,7 @@ def test_the_best_split_is_found_round_by_round():
 
 
 def test_what_was_measured_is_priced_again(capsys):
-    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
+    record = model_accuracy.script.RESULTS / "model_accuracy_cuda_calls.json"
     calls = list(reprice.repriced(list(measured(record))))
     assert len(calls) > 40
     # Where the link binds, neither trials nor what was learnt of staging since make a difference.
@@ -364,7 +364,7 @@ def test_what_was_measured_is_priced_again(capsys):
 
 
 def test_splits_whose_pieces_take_turns_are_told_apart():
-    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_splits.json"
+    record = model_accuracy.script.RESULTS / "model_accuracy_cuda_splits.json"
 
     def errors_by_kind():
         forget_plans()

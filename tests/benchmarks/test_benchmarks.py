@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.common import Claim
 from benchmarks.pages import readme
 from ooc_cudnn.bench.contents import Images, filters, points, poison, unwritten, verify
+from ooc_cudnn.bench.report import Claim
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
 from tests.support.sampling import number

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks import planning_networks
-from benchmarks.pages.blocks import stored
 from benchmarks.planning_networks import CASES, PLENTY, RATIOS, planned, with_bound
 from ooc_cudnn import networks
+from ooc_cudnn.bench.record import stored
 
 
 def test_a_plan_and_its_bound():

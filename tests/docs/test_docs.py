@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ooc_cudnn
-from benchmarks import common
 from benchmarks.pages import model as model_page
+from ooc_cudnn.bench import script
 from ooc_cudnn.engines import trials
 from ooc_cudnn.pricing.search import SIZES
 from perfmodel.lines import TOO_NOISY, TOO_NOISY_FILES
@@ -128,7 +128,7 @@ def test_the_model_page_quotes_what_is_stored():
 
 
 @pytest.mark.parametrize(
-    "path", sorted(common.RESULTS.glob("model_accuracy_*.json")), ids=lambda path: path.stem
+    "path", sorted(script.RESULTS.glob("model_accuracy_*.json")), ids=lambda path: path.stem
 )
 def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
     """Read once more by other means than those that wrote the page."""
@@ -173,7 +173,7 @@ def test_a_closed_study_stands_on_its_record():
     studies = re.findall(section, page, re.DOTALL)
     assert len(studies) == page.count("\n## ")
     for name, record, text in studies:
-        stored = json.loads((common.RESULTS / f"{record}.json").read_text(encoding="utf-8"))
+        stored = json.loads((script.RESULTS / f"{record}.json").read_text(encoding="utf-8"))
         assert f"results/{record}.json" in text
         if "environment" in stored:
             assert stored["environment"]["date"][:10] in text
