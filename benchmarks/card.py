@@ -22,7 +22,6 @@ from ooc_cudnn.bench.environment import ROOT
 SCRIPTS = (
     "convolution_link",
     "functions",
-    "chain_vgg",
     "kernels",
     "passes",
 )

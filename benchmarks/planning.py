@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy_chains import chain_of
+from benchmarks.accuracy_chains import LAYERS, chain_of
 from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_summary import rounded
-from benchmarks.chain_vgg import LAYERS
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.planning_replay import replay_pace
 from benchmarks.searches import Prices, descended

@@ -85,7 +85,7 @@ def _contents(records: Records) -> Held:
     return Held(name, "", float(right), ">=", float(measured))
 
 
-LINK, FUNCTIONS, CHAIN = "convolution_link", "functions", "chain_vgg"
+LINK, FUNCTIONS = "convolution_link", "functions"
 SHARE = "fraction of the duplex link"
 
 #: (what a row says, result file, claim, how its value is printed)
@@ -101,13 +101,6 @@ ROWS = (
      FUNCTIONS, "convolution_add_activation_backward: limit / measured", "{:.0%}"),
     ("batch normalization in training: share of the link",
      FUNCTIONS, "batch_normalization_forward_training: limit / measured", "{:.0%}"),
-    ("VGG-16's feature layers as one chain from and to pinned memory, n=1024, limit 16 GiB, "
-     "against PyTorch with all of it on the card, copies not counted",
-     CHAIN, "n1024: times the in-core PyTorch time", "{:.2f} of its time"),
-    ("the same on one image of 16384 x 16384",
-     CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
-    ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
-     CHAIN, "32768: times the 16384 time", "{:.2f} times as long"),
 )  # fmt: skip
 
 

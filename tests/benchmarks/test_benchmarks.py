@@ -19,7 +19,6 @@ NAMES = [
     "host_split",
     "functions",
     "functions_in_core",
-    "chain_vgg",
     "planning",
     "engines",
     "kernels",
