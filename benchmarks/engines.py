@@ -16,7 +16,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import ooc_cudnn
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import environment
-from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, interleave, timed
+from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, in_a_row
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.functions.tune.tune import tune
@@ -35,9 +35,8 @@ NAME = "engines"
 PRECISIONS = ("tf32", "strict", "float16", "bfloat16")
 DIRECTIONS = ("forward", "backward_data", "backward_filter")
 ORDERS = ("channels_first", "channels_last")
-#: Calls in a row that are timed at once take about so many seconds, and are so many; and how often
-#: that is. Fewer would show what the host takes for the first of them.
-BATCH_SECONDS, FEWEST_CALLS, MOST_CALLS, REPEATS = 0.02, 4, 24, 5
+#: How often calls in a row are timed.
+REPEATS = 5
 #: Of the seconds of a problem, what measuring its engines may take: of so many in all, by default.
 TUNE_SHARE, SECONDS, QUICK_SECONDS = 0.6, 230.0, 75.0
 #: Bounds of issue 20, on ours over PyTorch's; the last two are of 3x3 windows.
@@ -192,12 +191,6 @@ class Problem:
         return wrong if math.isfinite(wrong) else math.inf
 
 
-def several(call: Callable[[], Any], count: int) -> None:
-    """Make calls in a row; each result goes when the next one is there."""
-    for _ in range(count):
-        _kept = call()
-
-
 def timings(
     report: script.Report, problem: Problem, who: Sequence[str]
 ) -> tuple[dict[str, Timing], dict[str, Timing]]:
@@ -206,20 +199,10 @@ def timings(
     calls = {f"{each}, {order}": partial(kinds[each], order) for order in ORDERS for each in who}
     synchronize = report.synchronize
     with problem.torch.no_grad():
-        counts = {}
-        for way, call in calls.items():
-            call()  # plans, or searches
-            seconds = min(timed(call, synchronize) for _ in range(2))
-            counts[way] = min(max(int(BATCH_SECONDS / seconds), FEWEST_CALLS), MOST_CALLS)
-        ways = {way: partial(several, call, counts[way]) for way, call in calls.items()}
         repeats = 2 if report.quick else REPEATS
-        found = interleave(ways, synchronize, repeats=repeats, warmup=1)
+        found = in_a_row(calls, synchronize, repeats=repeats)
         host = host_seconds_per_call(calls, synchronize, calls=1, batches=repeats)
-    per_call = {
-        way: Timing(tuple(seconds / counts[way] for seconds in timing.samples))
-        for way, timing in found.items()
-    }
-    return per_call, host
+    return found, host
 
 
 def best(found: dict[str, Timing], who: str) -> float:

@@ -21,84 +21,28 @@ from typing import Any
 import ooc_cudnn
 from benchmarks.kernel_cases import UNWRITTEN, Case, cases, filled, view_of
 from ooc_cudnn.bench import script
+from ooc_cudnn.bench.clock import Clock, Runs
 from ooc_cudnn.bench.timing import Timing
-from ooc_cudnn.devices import get_device
 
 NAME = "kernels"
 #: Of numbers that are smaller than this no relative error is asked.
 TINY = 1e-12
 #: Bytes that launches go over before they meet the same again, and sets of tensors at the most.
 BEYOND_CACHE, MOST_SETS = 256 * 10**6, 32
-#: Launches of a batch last so long at least, within these numbers; and batches are so many.
-BATCH_SECONDS, FEWEST, MOST, BATCHES = 1e-3, 4, 40, 9
 #: Calls of the public function, whose host's part counts.
 PUBLIC_CALLS, PUBLIC_BATCHES = 10, 3
-#: The stream is held for so long for each call that the host issues; longer, up to so many times,
-#: where that was too short.
-ISSUE_SECONDS, HOLDS = 4e-5, 4
 COMPILERS = 16
-
-Runs = Sequence[Callable[[], Any]]
-
-
-class Clock:
-    """Seconds of a call among several in a row, on the device of a report."""
-
-    def __init__(self, report: script.Report) -> None:
-        self.device = get_device(report.arguments.device)
-        self.cuda, self.synchronize = report.arguments.cuda, report.synchronize
-        self.batches = 2 if report.quick else BATCHES
-        self.fewest = 1 if report.quick else FEWEST
-
-    def batch(self, runs: Runs, count: int, *, held: bool = True) -> float:
-        """Seconds of each of `count` calls, which take `runs` in turn."""
-        if self.cuda and held:
-            return self._on_card(runs, count)
-        self.synchronize()
-        begin = time.perf_counter()
-        for index in range(count):
-            runs[index % len(runs)]()
-        self.synchronize()
-        return (time.perf_counter() - begin) / count
-
-    def _on_card(self, runs: Runs, count: int) -> float:
-        import cupy
-
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        hold = ISSUE_SECONDS * count
-        for _ in range(HOLDS):
-            self.device.hold(hold, None)
-            since = time.perf_counter()
-            begin.record()
-            for index in range(count):
-                runs[index % len(runs)]()
-            end.record()
-            issued = time.perf_counter() - since
-            end.synchronize()
-            if issued < hold:
-                break
-            hold = 2 * issued  # the card waited for the host
-        return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / count
-
-    def measure(self, ways: Mapping[str, Runs]) -> dict[str, Timing]:
-        """Time several ways in turns."""
-        counts = {}
-        for name, runs in ways.items():
-            self.batch(runs, len(runs))  # plans, compiles, allocates
-            spent = max(self.batch(runs, self.fewest), 1e-7)
-            counts[name] = min(max(round(BATCH_SECONDS / spent), self.fewest), MOST)
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(self.batches):
-            for name, runs in ways.items():
-                found[name].append(self.batch(runs, counts[name]))
-        return {name: Timing(tuple(samples)) for name, samples in found.items()}
 
 
 class Bench:
     """Measures and checks one case after the other."""
 
     def __init__(self, report: script.Report, torch: Any) -> None:
-        self.report, self.torch, self.clock = report, torch, Clock(report)
+        self.report, self.torch, self.clock = (
+            report,
+            torch,
+            Clock(report.arguments.device, quick=report.quick),
+        )
         self.place = "cuda" if report.arguments.cuda else "cpu"
         self.rows: dict[str, list[dict[str, Any]]] = {}
 

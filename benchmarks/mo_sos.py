@@ -16,9 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.mo_sos_replay import UNET, VGG, Replay, keep_all, replayed
-from benchmarks.pages.blocks import Block, markdown
+from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import markdown, stored
 
 NAME = "mo_sos"
 RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4)

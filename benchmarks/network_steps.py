@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import Block, markdown
+from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.lower import PlannedStep

@@ -16,7 +16,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +28,9 @@ from benchmarks.contenders.torch_ways import WAYS
 from ooc_cudnn import Network, networks
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.contents import fill
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
-from ooc_cudnn.bench.timing import Timing, timed
+from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, repeated
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.errors import HostOutOfMemoryError
@@ -45,13 +45,6 @@ TOLERANCE = 1e-8
 LOSS_TOLERANCE = 1e-2
 #: How far predicted seconds may be off.
 PREDICTION = 0.1
-#: A step is repeated for so many seconds at most, and so many times.
-REPEAT_SECONDS = 30.0
-REPEATS = 10
-#: And run so often before: the library records a step that comes to the same arrays again.
-WARM_UP = 6
-#: A step that takes longer has the one sample that is recorded, too.
-LONG_SECONDS = 5.0
 HOST_RESERVE_BYTES = 8 * 2**30
 #: Where PyTorch goes through the batch in parts: as many images as keep the card busy.
 MICRO_BATCH = 128
@@ -192,20 +185,6 @@ CASES = {
 }
 
 
-def fill(x: np.ndarray[Any, Any]) -> None:
-    """Write normal numbers: blocks of one pool, each begun elsewhere in it."""
-    pool = np.random.default_rng(1).standard_normal(2**22 + 4096, dtype=np.float32)
-    flat = x.reshape(-1)
-
-    def block(start: int) -> None:
-        part = flat[start : start + 2**22]
-        offset = start // 2**22 * 37 % 4096
-        part[...] = pool[offset : offset + len(part)]
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(block, range(0, len(flat), 2**22)))
-
-
 def drawn(net: Network) -> dict[str, Any]:
     """Inputs in pinned memory: normal numbers, and labels that are one of two classes."""
     found = {}
@@ -298,16 +277,6 @@ def account(report: script.Report, name: str, call: Any, seconds: Timing) -> Non
             "limit": plan.memory_limit,
         },
     )  # fmt: skip
-
-
-def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
-    """Time what was run before: ten times, or as often as there is time for."""
-    samples = [timed(function, synchronize)]
-    if samples[0] < LONG_SECONDS:
-        samples = [timed(function, synchronize) for _ in range(WARM_UP)][-1:]
-    while len(samples) < REPEATS and sum(samples) + samples[-1] < REPEAT_SECONDS:
-        samples.append(timed(function, synchronize))
-    return Timing(tuple(samples))
 
 
 class Theirs:

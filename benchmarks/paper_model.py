@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import paper_figures
-from benchmarks.pages.blocks import Block, markdown
+from benchmarks.pages.blocks import Block
 from benchmarks.paper_figures import CUDNN_GFLOPS, TABLE_4, Size, Span
 from benchmarks.searches import Prices, exhaustive, local, ordered
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.simulate import simulate

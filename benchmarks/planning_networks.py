@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.pages.blocks import Block, markdown
+from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_seconds import order_seconds

@@ -37,7 +37,7 @@ from benchmarks.contenders.torch_setup import out_of_memory_as, precision
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
-from ooc_cudnn.bench.timing import Timing, interleave
+from ooc_cudnn.bench.timing import Timing, interleave, repeated
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.pipeline.execute import Executor
@@ -280,7 +280,7 @@ def their_step(report: script.Report, name: str, case: Case, x: Any, target: Any
         step = Step(model, case, report, None)
         with Memory(report) as memory:
             loss = step(x, target)
-        seconds = networks.repeated(lambda: step(x, target), report.synchronize)
+        seconds = repeated(lambda: step(x, target), report.synchronize)
     report.measure(f"{name}: PyTorch, seconds", seconds)
     report.measure(f"{name}: PyTorch, memory", memory.figures())
     return seconds, loss
@@ -301,7 +301,7 @@ def own_step(report: script.Report, name: str, case: Case, limit: str) -> Timing
         if report.arguments.tune and not report.quick:
             networks.tune(report, f"{name}: own", functools.partial(step.tune, **inputs))
         step(**inputs)
-        seconds = networks.repeated(lambda: step(**inputs), report.synchronize)
+        seconds = repeated(lambda: step(**inputs), report.synchronize)
         report.measure(f"{name}: own, on the host", issued(lambda: step(**inputs)))
     report.measure(f"{name}: own, plan", _figures(step.plan))
     report.measure(f"{name}: own, seconds", seconds)
@@ -351,7 +351,7 @@ def measure(report: script.Report, name: str, case: Case) -> None:
         step(x, target)
         report.measure(f"{name}: second step", time.perf_counter() - begin)
         with Memory(report) as memory:
-            seconds = networks.repeated(lambda: step(x, target), report.synchronize)
+            seconds = repeated(lambda: step(x, target), report.synchronize)
         report.measure(f"{name}: on the host, seconds", issued(lambda: step(x, target)))
         with ooc_cudnn.profile() as recorded:
             step(x, target)
@@ -536,7 +536,7 @@ def infer(report: script.Report) -> None:
             with Memory(report) as memory, ooc_cudnn.profile() as recorded:
                 run()
             calls = recorded.calls  # a block each
-            seconds = networks.repeated(run, report.synchronize)
+            seconds = repeated(run, report.synchronize)
             report.measure(f"{INFER}: seconds, planned anew each time", seconds)
             whole = sum(call.seconds for call in calls)
             predicted = sum(call.plan.seconds for call in calls)

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks import vdnn_figures as paper
-from benchmarks.pages.blocks import Block, markdown
+from benchmarks.pages.blocks import Block
 from benchmarks.vdnn_figures import CONVENTIONAL, DEEP, GIB, SHALLOW, WAYS, Case, Savings, Way
 from benchmarks.vdnn_machine import baseline_bytes
 from benchmarks.vdnn_networks import network
 from benchmarks.vdnn_replay import Replay, replayed
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import markdown, stored
 
 NAME = "vdnn"
 #: How far a baseline may be from the one that the paper states, and a loss of the static policies

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
 from benchmarks.pages.records import Records, names
 from benchmarks.pages.words import precision_of
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import claims
+from ooc_cudnn.bench.record import claims, markdown
 from ooc_cudnn.bench.report import Claim
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.

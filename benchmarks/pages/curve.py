@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import canvas, steps
-from benchmarks.pages.blocks import Block, joined, markdown
+from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import joined, markdown
 from ooc_cudnn.units import format_seconds
 
 CASE = "resnet50"

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from benchmarks.engines import DIRECTIONS, MOST, PRECISIONS, is_as_exact
 from benchmarks.engines import SETS as LAYERS
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import joined, markdown, stored
 from ooc_cudnn.figures import COLOURS
 
 PAGE = "docs/kernels.md"

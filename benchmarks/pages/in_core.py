@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.engines import MOST
 from benchmarks.functions_in_core import DTYPES, NAME, OF_HOST
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import joined, markdown, stored
 
 PAGE = "docs/kernels.md"
 

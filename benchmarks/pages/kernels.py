@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.kernel_cases import POOLING_SHARE, RELAYOUT_SHARE, SOFTMAX_SHARE
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import joined, markdown, stored
 from ooc_cudnn.figures import COLOURS
 
 NAME, PAGE = "kernels", "docs/kernels.md"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import accuracy_summary, model_accuracy, planning
-from benchmarks.pages.blocks import Block, joined, markdown
+from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import joined, markdown
 from ooc_cudnn.bench.record import stored as record
 from perfmodel import Line, MachineModel, shipped
 

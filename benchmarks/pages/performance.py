@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
 from benchmarks.pages import words
-from benchmarks.pages.blocks import NOTHING, Block, joined, markdown
+from benchmarks.pages.blocks import NOTHING, Block
 from benchmarks.pages.claims import claims_table, scripts_table
 from benchmarks.pages.pictures import shown
 from benchmarks.pages.records import Records, feature_bytes, load, names, stage_seconds
@@ -15,6 +15,7 @@ from benchmarks.pages.words import LABELS, PRECISIONS, Cell, precision_of, secti
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import FIGURE_9
+from ooc_cudnn.bench.record import joined, markdown
 from ooc_cudnn.units import format_seconds
 
 IN_CORE = (OURS, "in_core", "cudnn")

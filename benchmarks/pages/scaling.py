@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.blocks import Block, markdown
+from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.units import format_seconds
 
 NAME = "cluster_scaling"

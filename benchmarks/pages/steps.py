@@ -15,11 +15,11 @@ from typing import Any
 from benchmarks.contenders.torch_ways import WAYS
 from benchmarks.networks import CASES, MICRO_BATCH, NAME
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import joined, markdown, stored
 from ooc_cudnn.units import format_bytes, format_seconds
 
 PICTURE = ROOT / "docs" / "images" / "networks" / "measured.png"

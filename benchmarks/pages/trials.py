@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script, sources
+from ooc_cudnn.bench.record import markdown
 
 Record = Mapping[str, Any]
 #: What was tried, where, how often, and how much of it went wrong.

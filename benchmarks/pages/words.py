@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, joined
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
 from benchmarks.pages.records import Records
 from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.bench.record import joined
 from ooc_cudnn.units import format_seconds
 
 PRECISIONS = {"strict": "strict float32", "tf32": "TF32"}
