@@ -36,6 +36,7 @@ from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.lowering.device_gradients import SETS
 
 NAME = "networks"
@@ -253,16 +254,20 @@ def one_step(step: Any, inputs: Mapping[str, Any]) -> tuple[float, float, Any]:
     return loss, seconds, call
 
 
-def account(report: script.Report, name: str, call: Any, seconds: Timing) -> None:
-    """Keep what a step took, beside what its plan said; its peak is to be exact."""
-    plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
+def figures_of(plan: NetworkPlan) -> dict[str, Any]:
+    """What a record keeps of a step's plan."""
     names = (
         "policy", "micro_batches", "bands", "pieces", "seconds", "compute_seconds",
         "copy_in_seconds", "copy_out_seconds", "bytes_in", "bytes_out", "device_bytes",
         "host_bytes", "memory_limit", "gradient_bytes",
     )  # fmt: skip
-    figures = {each: getattr(plan, each) for each in names}
-    report.measure(f"{name}: plan", figures)
+    return {each: getattr(plan, each) for each in names}
+
+
+def account(report: script.Report, name: str, call: Any, seconds: Timing) -> None:
+    """Keep what a step took, beside what its plan said; its peak is to be exact."""
+    plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
+    report.measure(f"{name}: plan", figures_of(plan))
     busy = {each: call.trace.busy_seconds(each) for each in ("copy_in", "compute", "copy_out")}
     report.measure(f"{name}: streams, profiled", busy)
     report.measure(f"{name}: seconds", seconds)

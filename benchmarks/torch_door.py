@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import cProfile
 import functools
 import gc
-import io
 import math
 import os
-import pstats
 import sys
 import tempfile
 import time
@@ -40,7 +37,6 @@ from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, interleave, repeated
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.pipeline.execute import Executor
 
 NAME = "torch_door"
 #: Of the largest, in float64: sums in another order, through all layers.
@@ -247,32 +243,6 @@ def check_small(report: script.Report, name: str, case: Case) -> None:
     )
 
 
-def issued(step: Callable[[], Any]) -> dict[str, Any]:
-    """Of a step, seconds of each run of a program, and what issuing it took the host of these."""
-    found: dict[str, list[float]] = {"running": [], "issuing": []}
-    watched = {"run": "running", "_issue": "issuing"}
-    before = {name: getattr(Executor, name) for name in watched}
-
-    def watching(name: str) -> Callable[..., Any]:
-        def watch(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            made = before[name](*args, **kwargs)
-            found[watched[name]].append(time.perf_counter() - begin)
-            return made
-
-        return watch
-
-    begin = time.perf_counter()
-    try:
-        for name in watched:
-            setattr(Executor, name, watching(name))
-        step()
-    finally:
-        for name in watched:
-            setattr(Executor, name, before[name])
-    return {"step": time.perf_counter() - begin, **found}
-
-
 def their_step(report: script.Report, name: str, case: Case, x: Any, target: Any) -> Any:
     """Seconds and loss of PyTorch in core; None where it does not fit."""
     model = made(case, report, width=_width(report))
@@ -302,18 +272,9 @@ def own_step(report: script.Report, name: str, case: Case, limit: str) -> Timing
             networks.tune(report, f"{name}: own", functools.partial(step.tune, **inputs))
         step(**inputs)
         seconds = repeated(lambda: step(**inputs), report.synchronize)
-        report.measure(f"{name}: own, on the host", issued(lambda: step(**inputs)))
-    report.measure(f"{name}: own, plan", _figures(step.plan))
+    report.measure(f"{name}: own, plan", networks.figures_of(step.plan))
     report.measure(f"{name}: own, seconds", seconds)
     return seconds
-
-
-def _figures(plan: Any) -> dict[str, Any]:
-    names = (
-        "policy", "pieces", "seconds", "compute_seconds", "copy_in_seconds", "copy_out_seconds",
-        "bytes_in", "bytes_out", "device_bytes", "host_bytes", "memory_limit", "gradient_bytes",
-    )  # fmt: skip
-    return {each: getattr(plan, each) for each in names}
 
 
 def _width(report: script.Report) -> float:
@@ -352,12 +313,11 @@ def measure(report: script.Report, name: str, case: Case) -> None:
         report.measure(f"{name}: second step", time.perf_counter() - begin)
         with Memory(report) as memory:
             seconds = repeated(lambda: step(x, target), report.synchronize)
-        report.measure(f"{name}: on the host, seconds", issued(lambda: step(x, target)))
         with ooc_cudnn.profile() as recorded:
             step(x, target)
     plan = step.plan
     report.measure(f"{name}: seconds", seconds)
-    report.measure(f"{name}: plan", _figures(plan))
+    report.measure(f"{name}: plan", networks.figures_of(plan))
     report.measure(f"{name}: explain", plan.explain().splitlines(), spoken="kept")
     streams = ("copy_in", "compute", "copy_out")
     report.measure(
@@ -468,29 +428,8 @@ def overhead(report: script.Report) -> None:
             )
         ratio = timings["door"].median / timings["PyTorch"].median
         report.claim(f"{OVERHEAD}: door / PyTorch", ratio)
-        for name in ("door", "own"):
-            report.measure(
-                f"{OVERHEAD}: {name}, Python",
-                profiled(ways[name], count),
-                spoken="kept: the functions that take most",
-            )
     error = abs(found / expected - 1)
     report.check(f"{OVERHEAD}: contents", {"ok": error <= LOSS_TOLERANCE, "loss_error": error})
-
-
-def profiled(step: Callable[[], Any], count: int) -> list[str]:
-    """The functions of Python that a step takes most in, as cProfile says, lines of text.
-
-    Those of autograd's threads are not seen by it.
-    """
-    watch = cProfile.Profile()
-    watch.enable()
-    for _ in range(count):
-        step()
-    watch.disable()
-    said = io.StringIO()
-    pstats.Stats(watch, stream=said).strip_dirs().sort_stats("tottime").print_stats(40)
-    return said.getvalue().splitlines()
 
 
 class Widened(nn.Module):
