@@ -11,7 +11,7 @@ from typing import Any
 import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn
 from benchmarks.accuracy_operands import Blocks, Bound
-from benchmarks.common import diagnosis, profiled
+from ooc_cudnn.bench.diagnosis import diagnosis, profiled
 from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, timed
 from ooc_cudnn.devices.base import Device

@@ -10,8 +10,9 @@ from typing import Any
 
 from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_sketches import convolution_flops
-from benchmarks.chain_vgg import LAYERS
 
+#: Output channels of VGG-16's feature layers; 0 is a pooling.
+LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 #: Index of the first one: none is drawn with so high a number.
 FIRST = 10_000
 #: Output channels (0 is a pooling), and the shape of x, on a card.

@@ -16,25 +16,19 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 
 SCRIPTS = (
-    "copies",
-    "convolution_in_core",
-    "results_pool",
-    "convolution_large",
-    "volume",
     "convolution_link",
     "functions",
-    "chain_vgg",
     "kernels",
     "passes",
-    "layouts",
 )
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = (
     "vgg16", "resnet50", "features", "unet_3d", "googlenet", "densenet121", "unet", "unet_3d-128",
+    "vgg16-n32", "vgg16-n64", "vgg16-n128", "vgg16-n256", "vgg16-n512",
 )  # fmt: skip
 
 
@@ -72,9 +66,6 @@ PARTS = {
     "bench-fig10": _suite(300, "fig10-*"),
     "bench-fig14": _suite(540, "fig14-*"),
     "bench-networks": _suite(300, "vgg-conv2-*", "pathology-*", "pageable-*"),
-    "bench-vgg16": _suite(540, *(f"vgg16-n{batch}-*" for batch in (32, 64, 128, 256))),
-    "bench-vgg16-n512": _suite(540, "vgg16-n512-*"),
-    "bench-vgg16-n1024": _suite(590, "vgg16-n1024-*"),
 }
 
 
@@ -82,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="PART", choices=PARTS, default=list(PARTS))
     parser.add_argument("--list", action="store_true", help="name the parts, and run none")
-    parser.add_argument("--output", default=os.environ.get("OUT", str(common.RESULTS)))
+    parser.add_argument("--output", default=os.environ.get("OUT", str(script.RESULTS)))
     parser.add_argument("--seconds", type=float, help="at most, for each part; else its own")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
@@ -113,4 +104,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

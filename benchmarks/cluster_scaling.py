@@ -7,6 +7,7 @@ machine has a store as fast as that one, or all of them share one that is four t
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 import dask.array as da
 
 import ooc_cudnn.dask as ooc
-from benchmarks import common
-from benchmarks.pages.blocks import stored
 from benchmarks.pages.scaling import CARDS, NAME, ONE, OWN
 from examples.slide_cluster import u_net
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import stored
 from perfmodel import shipped
 
 MACHINE = "h100"
@@ -28,7 +29,7 @@ MEMORY_LIMIT = 48 * 2**30
 SHARED = 4
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     side, chunk, width = (512, 256, 2) if report.quick else (SIDE, CHUNK, WIDTH)
     slide = da.zeros((1, 3, side, side), chunks=(1, 3, chunk, chunk), dtype="uint8")
     net, output = u_net(slide.shape, width)
@@ -46,7 +47,7 @@ def body(report: common.Report) -> None:
     report.claim("blocks", (side // chunk) ** 2)
 
 
-def rate(folder: Path = common.RESULTS) -> float:
+def rate(folder: Path = script.RESULTS) -> float:
     """Bytes of a slide that one machine's worker read a second, by the record."""
     found = stored("dask_scale", folder)
     return float(3 * 65536**2 / found["measurements"]["1: reading alone"])
@@ -58,8 +59,8 @@ def _labels(net: Any, output: Any, slide: da.Array) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     """Predict, and write the report."""
-    return common.run(NAME, body, __doc__, argv, needs_card=False)
+    return script.run(NAME, body, __doc__, argv, needs_card=False)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

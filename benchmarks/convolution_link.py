@@ -8,6 +8,7 @@ whole and in pieces; the faster of the two counts.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.limits import Link
@@ -31,7 +32,7 @@ LINK_PIECES = {"link, whole": None, "link, pieces of 32 MiB": 2**25}
 class Case:
     """The operands, and what is done with them again and again."""
 
-    def __init__(self, report: common.Report, x: Any, y: Any) -> None:
+    def __init__(self, report: script.Report, x: Any, y: Any) -> None:
         self.report, self.cuda = report, report.arguments.cuda
         self.limits = ("48kB", "32kB") if report.quick else ("16GiB", "1GiB")
         self.repeats = 2 if report.quick else 7
@@ -83,17 +84,17 @@ class Case:
         return link.median
 
 
-def pinned_cases(report: common.Report, shape: tuple[int, ...]) -> float:
+def pinned_cases(report: script.Report, shape: tuple[int, ...]) -> float:
     """X and Y in pinned memory, under each limit. Returns the link's seconds."""
     begin = time.perf_counter()
-    x, y = common.pinned(shape), common.pinned(shape)
+    x, y = script.pinned(shape), script.pinned(shape)
     report.measure("seconds to allocate pinned x and y", time.perf_counter() - begin)
     case = Case(report, x, y)
     limits = {f"pinned, limit {limit}": limit for limit in case.limits}
     return case.in_turns_with_link("pinned", limits, (0.95, 0.93))
 
 
-def pageable_cases(report: common.Report, shape: tuple[int, ...], link_seconds: float) -> None:
+def pageable_cases(report: script.Report, shape: tuple[int, ...], link_seconds: float) -> None:
     """The same in NumPy arrays, as they are and page-locked in place; the driver's own copies."""
     x, y = np.empty(shape, np.float32), np.empty(shape, np.float32)
     case = Case(report, x, y)
@@ -147,14 +148,14 @@ def one_after_the_other(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], *, cud
     return driver_copies
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     shape = (12, 8, 24, 32) if report.quick else (512, 64, 256, 256)
     link_seconds = pinned_cases(report, shape)
     release_pinned(report.arguments.device)
     pageable_cases(report, shape, link_seconds)
 
 
-main = partial(common.run, NAME, body, __doc__)
+main = partial(script.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,8 @@ from dask.utils import key_split
 from distributed import Client, get_task_stream
 
 import ooc_cudnn.dask as ooc
-from benchmarks import common
 from examples.slide_cluster import tissue, u_net
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.dask.workers import THREADS
 
@@ -46,13 +47,13 @@ def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=THREADS, help="of a worker")
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     asked = report.arguments
     side, chunk, width = asked.side, asked.chunk, asked.width
     counts = asked.cards
     if report.quick:
         side, chunk, width, counts = 512, 256, 2, [2]
-    folder = Path(common.folder_of(asked)) / "dask_scale.zarr"
+    folder = Path(script.folder_of(asked)) / "dask_scale.zarr"
     samples: dict[int, list[float]] = {}
     for count in counts:
         options = {"device": asked.device, "machine": asked.machine, "memory_limit": asked.limit}
@@ -106,7 +107,7 @@ def _labels(net: Any, output: Any, slide: da.Array) -> Any:
     return ooc.forward(net, output, slide=slide)
 
 
-def _write_slide(report: common.Report, folder: Path, side: int, chunk: int) -> None:
+def _write_slide(report: script.Report, folder: Path, side: int, chunk: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     grid = da.core.normalize_chunks((1, 3, chunk, chunk), (1, 3, side, side), dtype="uint8")
     slide = da.map_blocks(tissue, chunks=grid, dtype="uint8", meta=np.empty((0,) * 4, "uint8"))
@@ -126,7 +127,7 @@ def _corners(array: da.Array) -> list[da.Array]:
     return [array.blocks[0, 0, row, column] for row in rows for column in columns]
 
 
-def tell_tasks(report: common.Report, count: int, seconds: float, stream: Any, blocks: int) -> None:
+def tell_tasks(report: script.Report, count: int, seconds: float, stream: Any, blocks: int) -> None:
     """What tasks of each kind took in one run, as dask recorded it."""
     spans: dict[str, list[tuple[float, float]]] = {}
     kinds: dict[str, list[float]] = {}
@@ -177,8 +178,8 @@ def _compared(folder: Path, net: Any, labelled: Any, chunk: int) -> dict[str, An
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, and write the report."""
-    return common.run(NAME, body, __doc__, argv, more=more)
+    return script.run(NAME, body, __doc__, argv, more=more)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

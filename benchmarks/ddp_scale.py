@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing
 
 NAME = "ddp_scale"
@@ -31,7 +31,7 @@ def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=10)
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     asked = report.arguments
     options = {"batch": asked.batch, "image": 224, "limit": asked.limit, "repeats": asked.repeats}
     counts = asked.cards
@@ -49,9 +49,9 @@ def body(report: common.Report) -> None:
         report.claim("two cards, times one", rates[2] / rates[1], ">=", 1.9)
 
 
-def _measured(report: common.Report, name: str, count: int, options: dict[str, Any]) -> float:
+def _measured(report: script.Report, name: str, count: int, options: dict[str, Any]) -> float:
     """Images a second of so many ranks."""
-    path = Path(common.folder_of(report.arguments)) / "ddp_rank.json"
+    path = Path(script.folder_of(report.arguments)) / "ddp_rank.json"
     path.unlink(missing_ok=True)
     more = [part for key, value in options.items() for part in (f"--{key}", *str(value).split())]
     subprocess.run(
@@ -76,8 +76,8 @@ def _measured(report: common.Report, name: str, count: int, options: dict[str, A
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, and write the report."""
-    return common.run(NAME, body, __doc__, argv, more=more)
+    return script.run(NAME, body, __doc__, argv, more=more)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

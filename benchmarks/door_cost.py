@@ -8,6 +8,7 @@ returns at once: what is left is Python, Dynamo's guards, and what guards do not
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +20,8 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from benchmarks import common, torch_models
+from benchmarks import torch_models
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.precision import strict_float32
@@ -48,7 +50,7 @@ def handed_on(self: ReadyModel, tensors: Sequence[Any], out: Any = None) -> list
     return [tensors[0]] * len(self.graph.outputs)
 
 
-def known_calls(report: common.Report, model: nn.Module, x: torch.Tensor) -> dict[str, Timing]:
+def known_calls(report: script.Report, model: nn.Module, x: torch.Tensor) -> dict[str, Timing]:
     """Seconds of a call that is known."""
     compiled = torch.compile(copy.deepcopy(model), backend=nothing, fullgraph=True)
     limited = ooc.limit(copy.deepcopy(model), LIMIT)
@@ -59,7 +61,7 @@ def known_calls(report: common.Report, model: nn.Module, x: torch.Tensor) -> dic
         )
 
 
-def captures(report: common.Report, model: nn.Module, x: torch.Tensor) -> dict[str, Timing]:
+def captures(report: script.Report, model: nn.Module, x: torch.Tensor) -> dict[str, Timing]:
     """Seconds of a first call, without planning."""
     samples: dict[str, list[float]] = {"capture": [], "capture, torch.compile": []}
     with mock.patch.object(ReadyModel, "__call__", handed_on):
@@ -85,7 +87,7 @@ def contents(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     return {"ok": error <= TOLERANCE, "error": error}
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     torch.manual_seed(0)
     place = "cuda" if report.arguments.cuda else "cpu"
     small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
@@ -105,7 +107,7 @@ def body(report: common.Report) -> None:
         report.write()
 
 
-main = partial(common.run, NAME, body, __doc__, needs_card=False)
+main = partial(script.run, NAME, body, __doc__, needs_card=False)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

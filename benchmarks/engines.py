@@ -14,16 +14,17 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ooc_cudnn
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import environment
-from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, interleave, timed
+from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, in_a_row
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.functions.tune.tune import tune
@@ -34,9 +35,8 @@ NAME = "engines"
 PRECISIONS = ("tf32", "strict", "float16", "bfloat16")
 DIRECTIONS = ("forward", "backward_data", "backward_filter")
 ORDERS = ("channels_first", "channels_last")
-#: Calls in a row that are timed at once take about so many seconds, and are so many; and how often
-#: that is. Fewer would show what the host takes for the first of them.
-BATCH_SECONDS, FEWEST_CALLS, MOST_CALLS, REPEATS = 0.02, 4, 24, 5
+#: How often calls in a row are timed.
+REPEATS = 5
 #: Of the seconds of a problem, what measuring its engines may take: of so many in all, by default.
 TUNE_SHARE, SECONDS, QUICK_SECONDS = 0.6, 230.0, 75.0
 #: Bounds of issue 20, on ours over PyTorch's; the last two are of 3x3 windows.
@@ -191,48 +191,32 @@ class Problem:
         return wrong if math.isfinite(wrong) else math.inf
 
 
-def several(call: Callable[[], Any], count: int) -> None:
-    """Make calls in a row; each result goes when the next one is there."""
-    for _ in range(count):
-        _kept = call()
-
-
 def timings(
-    report: common.Report, problem: Problem, who: Sequence[str]
+    report: script.Report, problem: Problem, who: Sequence[str]
 ) -> tuple[dict[str, Timing], dict[str, Timing]]:
     """Seconds of a call, by way and order; and those of the host alone, one call at a time."""
     kinds = {"ours": problem.ours, "PyTorch": problem.theirs}
     calls = {f"{each}, {order}": partial(kinds[each], order) for order in ORDERS for each in who}
     synchronize = report.synchronize
     with problem.torch.no_grad():
-        counts = {}
-        for way, call in calls.items():
-            call()  # plans, or searches
-            seconds = min(timed(call, synchronize) for _ in range(2))
-            counts[way] = min(max(int(BATCH_SECONDS / seconds), FEWEST_CALLS), MOST_CALLS)
-        ways = {way: partial(several, call, counts[way]) for way, call in calls.items()}
         repeats = 2 if report.quick else REPEATS
-        found = interleave(ways, synchronize, repeats=repeats, warmup=1)
+        found = in_a_row(calls, synchronize, repeats=repeats)
         host = host_seconds_per_call(calls, synchronize, calls=1, batches=repeats)
-    per_call = {
-        way: Timing(tuple(seconds / counts[way] for seconds in timing.samples))
-        for way, timing in found.items()
-    }
-    return per_call, host
+    return found, host
 
 
 def best(found: dict[str, Timing], who: str) -> float:
     return min(timing.median for way, timing in found.items() if way.startswith(who))
 
 
-def measured(report: common.Report, problem: Problem, seconds: float) -> dict[str, float]:
+def measured(report: script.Report, problem: Problem, seconds: float) -> dict[str, float]:
     """Ours over PyTorch's, before and after tuning for so many seconds; checked."""
     name = problem.name
     settings: dict[str, Any] = {"allow_tf32": problem.precision != "strict"}
     if get_device(report.arguments.device).engines is not None:
         # by a machine that is named, plans would not follow what is measured
         settings["machine"] = None
-    with common.no_stored_engines(), ooc_cudnn.settings(**settings):
+    with script.no_stored_engines(), ooc_cudnn.settings(**settings):
         plain, _ = timings(report, problem, ("ours",))
         begin = time.perf_counter()
         engines = tuned(report, problem, seconds)
@@ -262,7 +246,7 @@ def measured(report: common.Report, problem: Problem, seconds: float) -> dict[st
     return ratios
 
 
-def tuned(report: common.Report, problem: Problem, seconds: float) -> list[dict[str, Any]]:
+def tuned(report: script.Report, problem: Problem, seconds: float) -> list[dict[str, Any]]:
     """The tables of engines of a problem; none on a device without engines.
 
     Of every engine, but for those that are compiled at run time unless that is asked for; at the
@@ -303,7 +287,7 @@ def is_as_exact(theirs: float, ours: float, precision: str) -> bool:
     return theirs <= max(ALIKE * ours, SMALL_ERRORS[precision])
 
 
-def checked(report: common.Report, problem: Problem) -> dict[str, float]:
+def checked(report: script.Report, problem: Problem) -> dict[str, float]:
     """Compare every element of our results with float64, beside PyTorch's; the larger errors."""
     errors, expected = dict[str, float](), problem.reference()
     with problem.torch.no_grad():
@@ -318,7 +302,7 @@ def checked(report: common.Report, problem: Problem) -> dict[str, float]:
     return errors
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     import torch
 
     arguments = report.arguments
@@ -357,7 +341,7 @@ def body(report: common.Report) -> None:
 
 
 def resumed(
-    report: common.Report, file: str, asked: Sequence[Asked]
+    report: script.Report, file: str, asked: Sequence[Asked]
 ) -> dict[Asked, dict[str, float]]:
     """Take over what an earlier file has of what is asked for, and return its ratios."""
     earlier = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -381,7 +365,7 @@ def resumed(
     return found
 
 
-def claims(report: common.Report, ratios: Mapping[Asked, Mapping[str, float]]) -> None:
+def claims(report: script.Report, ratios: Mapping[Asked, Mapping[str, float]]) -> None:
     """Hold means, and the largest ratio, to the bounds of issue 20."""
     by_kind: dict[str, list[float]] = {}
     for (layer, precision, direction), found in ratios.items():
@@ -412,7 +396,7 @@ def in_short(ratios: Mapping[Asked, Mapping[str, float]]) -> str:
         (f"{layer.name} {precision}", *(of.get(each, "") for each in DIRECTIONS))
         for (layer, precision), of in cells.items()
     ]
-    return "\n" + common.table(("ours over PyTorch: heuristics > measured", *DIRECTIONS), rows)
+    return "\n" + script.table(("ours over PyTorch: heuristics > measured", *DIRECTIONS), rows)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -429,7 +413,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
 
 
-main = partial(common.run, NAME, body, __doc__, more=options)
+main = partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -9,6 +9,7 @@ of its plan by themselves, on data that the device already holds.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import common
 from ooc_cudnn import operations
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contents import Images, filters, unwritten
+from ooc_cudnn.bench.diagnosis import profiled
 from ooc_cudnn.bench.limits import Link
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
@@ -50,10 +52,10 @@ class Operands:
     `x`, `y` and `dy` hold random numbers; `out` takes every result.
     """
 
-    def __init__(self, report: common.Report) -> None:
+    def __init__(self, report: script.Report) -> None:
         self.shape = (6, 8, 24, 32) if report.quick else (512, 64, 256, 256)
         begin = time.perf_counter()
-        self.x, self.y, self.dy, self.out = (common.pinned(self.shape) for _ in range(4))
+        self.x, self.y, self.dy, self.out = (script.pinned(self.shape) for _ in range(4))
         report.measure("seconds to allocate the pinned operands", time.perf_counter() - begin)
         for seed, array in enumerate((self.x, self.y, self.dy)):
             Images.of(self.shape, seed).fill(array)
@@ -153,7 +155,7 @@ def normalisation(on: Operands) -> Iterator[Case]:
 class Bench:
     """Measures one function after the other."""
 
-    def __init__(self, report: common.Report, limit: Any) -> None:
+    def __init__(self, report: script.Report, limit: Any) -> None:
         self.report, self.limit = report, limit
         self.device = get_device(report.arguments.device)
         self.synchronize = report.synchronize
@@ -172,7 +174,7 @@ class Bench:
         times = interleave(
             {"link": copies, "call": case.call}, self.synchronize, repeats=self.repeats, warmup=0
         )
-        with without_link(self.device), common.profiled() as calls:
+        with without_link(self.device), profiled() as calls:
             case.call()
         # A trace without copies: gaps between launches are the host's, not the device's.
         core_seconds = min(calls[0].trace.busy_seconds("compute"), calls[0].seconds)
@@ -246,7 +248,7 @@ def without_link(device: Any) -> Iterator[None]:
             delattr(device, name)
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     on = Operands(report)
     bench = Bench(report, on.limit)
     with ooc_cudnn.settings(memory_limit=on.limit, allow_tf32=True):
@@ -263,7 +265,7 @@ def body(report: common.Report) -> None:
                      math.exp(sum(map(math.log, ratios)) / len(ratios)))  # fmt: skip
 
 
-main = partial(common.run, NAME, body, __doc__)
+main = partial(script.run, NAME, body, __doc__)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

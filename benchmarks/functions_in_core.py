@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import ooc_cudnn
-from benchmarks import common
 from benchmarks.engines import MEAN, MOST, ORDERS, best, timings
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing
 
 NAME = "functions_in_core"
@@ -308,7 +309,7 @@ def _normalization(torch: Any, problem: Make) -> Iterator[Problem]:
         yield made
 
 
-def measured(report: common.Report, problem: Problem) -> tuple[float, bool]:
+def measured(report: script.Report, problem: Problem) -> tuple[float, bool]:
     """Ours over PyTorch's, checked; and whether the host binds ours."""
     in_place = problem.name.endswith("add_tensor")
     errors = {"ours": 0.0, "PyTorch": math.inf}
@@ -348,7 +349,7 @@ def _us(found: dict[str, Timing], who: str) -> str:
     return f"{1e6 * best(found, who):.0f}"
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     import torch
 
     place = "cuda" if report.arguments.cuda else "cpu"
@@ -381,7 +382,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all of it")
 
 
-main = partial(common.run, NAME, body, __doc__, more=options)
+main = partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -6,19 +6,20 @@ limits.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.timing import interleave, paired_ratio
 
 NAME = "host_split"
 
 
-def splitting(report: common.Report) -> None:
+def splitting(report: script.Report) -> None:
     quick = report.quick
     shape = (4, 8, 24, 32) if quick else (8, 64, 128, 128)
     limits = ("128kB", "96kB") if quick else ("64MiB", "16MiB", "4MiB")
@@ -53,13 +54,13 @@ def splitting(report: common.Report) -> None:
             )
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     if report.arguments.device != "host":
         raise SystemExit("host_split measures the host device: --device host")
     splitting(report)
 
 
-main = partial(common.run, NAME, body, __doc__, first=("--device", "host"), needs_card=False)
+main = partial(script.run, NAME, body, __doc__, first=("--device", "host"), needs_card=False)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,88 +19,30 @@ from functools import partial
 from typing import Any
 
 import ooc_cudnn
-from benchmarks import common, kernel_trials
 from benchmarks.kernel_cases import UNWRITTEN, Case, cases, filled, view_of
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.clock import Clock, Runs
 from ooc_cudnn.bench.timing import Timing
-from ooc_cudnn.devices import get_device
 
 NAME = "kernels"
 #: Of numbers that are smaller than this no relative error is asked.
 TINY = 1e-12
 #: Bytes that launches go over before they meet the same again, and sets of tensors at the most.
 BEYOND_CACHE, MOST_SETS = 256 * 10**6, 32
-#: Launches of a batch last so long at least, within these numbers; and batches are so many.
-BATCH_SECONDS, FEWEST, MOST, BATCHES = 1e-3, 4, 40, 9
 #: Calls of the public function, whose host's part counts.
 PUBLIC_CALLS, PUBLIC_BATCHES = 10, 3
-#: The stream is held for so long for each call that the host issues; longer, up to so many times,
-#: where that was too short.
-ISSUE_SECONDS, HOLDS = 4e-5, 4
 COMPILERS = 16
-#: Seconds that other tiles and boxes are tried for.
-TRIAL_SECONDS = 45
-
-Runs = Sequence[Callable[[], Any]]
-
-
-class Clock:
-    """Seconds of a call among several in a row, on the device of a report."""
-
-    def __init__(self, report: common.Report) -> None:
-        self.device = get_device(report.arguments.device)
-        self.cuda, self.synchronize = report.arguments.cuda, report.synchronize
-        self.batches = 2 if report.quick else BATCHES
-        self.fewest = 1 if report.quick else FEWEST
-
-    def batch(self, runs: Runs, count: int, *, held: bool = True) -> float:
-        """Seconds of each of `count` calls, which take `runs` in turn."""
-        if self.cuda and held:
-            return self._on_card(runs, count)
-        self.synchronize()
-        begin = time.perf_counter()
-        for index in range(count):
-            runs[index % len(runs)]()
-        self.synchronize()
-        return (time.perf_counter() - begin) / count
-
-    def _on_card(self, runs: Runs, count: int) -> float:
-        import cupy
-
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        hold = ISSUE_SECONDS * count
-        for _ in range(HOLDS):
-            self.device.hold(hold, None)
-            since = time.perf_counter()
-            begin.record()
-            for index in range(count):
-                runs[index % len(runs)]()
-            end.record()
-            issued = time.perf_counter() - since
-            end.synchronize()
-            if issued < hold:
-                break
-            hold = 2 * issued  # the card waited for the host
-        return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / count
-
-    def measure(self, ways: Mapping[str, Runs]) -> dict[str, Timing]:
-        """Time several ways in turns."""
-        counts = {}
-        for name, runs in ways.items():
-            self.batch(runs, len(runs))  # plans, compiles, allocates
-            spent = max(self.batch(runs, self.fewest), 1e-7)
-            counts[name] = min(max(round(BATCH_SECONDS / spent), self.fewest), MOST)
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(self.batches):
-            for name, runs in ways.items():
-                found[name].append(self.batch(runs, counts[name]))
-        return {name: Timing(tuple(samples)) for name, samples in found.items()}
 
 
 class Bench:
     """Measures and checks one case after the other."""
 
-    def __init__(self, report: common.Report, torch: Any) -> None:
-        self.report, self.torch, self.clock = report, torch, Clock(report)
+    def __init__(self, report: script.Report, torch: Any) -> None:
+        self.report, self.torch, self.clock = (
+            report,
+            torch,
+            Clock(report.arguments.device, quick=report.quick),
+        )
         self.place = "cuda" if report.arguments.cuda else "cpu"
         self.rows: dict[str, list[dict[str, Any]]] = {}
 
@@ -203,7 +146,7 @@ class Bench:
         rows = [row for found in self.rows.values() for row in found]
         rows.sort(key=lambda row: not row["holds"])
         head = ("case", "GB/s", "of copy", "PyTorch/ours", "public us", "bound", "")
-        return common.table(head, [line(row) for row in rows])
+        return script.table(head, [line(row) for row in rows])
 
 
 def holds(row: Mapping[str, Any]) -> bool:
@@ -239,7 +182,7 @@ def compiled(bench: Bench, wanted: Sequence[Case], until: float) -> None:
     del left
 
 
-def measured(report: common.Report, every: Sequence[Case]) -> Bench:
+def measured(report: script.Report, every: Sequence[Case]) -> None:
     """Measure the cases that are asked for, as far as time allows, and print them."""
     import torch
 
@@ -265,15 +208,10 @@ def measured(report: common.Report, every: Sequence[Case]) -> Bench:
                 report.check(f"{case.name}: contents", found)
     bench.judge()
     print(bench.table())
-    return bench
 
 
-def body(report: common.Report) -> None:
-    bench = measured(report, cases(quick=report.quick))
-    if report.arguments.cuda and report.arguments.trials:
-        until = report.begin + report.arguments.seconds + TRIAL_SECONDS
-        found = kernel_trials.run(bench, lambda: until - time.perf_counter())
-        report.measure("trials", found, spoken=f"{len(found)}")
+def body(report: script.Report) -> None:
+    measured(report, cases(quick=report.quick))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -281,13 +219,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has a word")
 
 
-def more_options(parser: argparse.ArgumentParser) -> None:
-    options(parser)
-    parser.add_argument("--trials", action=argparse.BooleanOptionalAction, default=True,
-                        help="measure other tiles and boxes, too")  # fmt: skip
-
-
-main = partial(common.run, NAME, body, __doc__, more=more_options)
+main = partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

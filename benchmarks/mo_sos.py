@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks import common
 from benchmarks.mo_sos_replay import UNET, VGG, Replay, keep_all, replayed
-from benchmarks.pages.blocks import Block, markdown, stored
+from benchmarks.pages.blocks import Block
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import markdown, stored
 
 NAME = "mo_sos"
 RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -70,7 +71,7 @@ def less(found: Mapping[str, Found], baseline: str) -> list[float]:
     return [1 - ours.seconds / other.seconds for ours, other in pairs if ours and other]
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     if report.arguments.quick:
         report.measure(f"{VGG}: keep all", {"bytes": keep_all(VGG)})
         return
@@ -101,7 +102,7 @@ def body(report: common.Report) -> None:
         report.claim(f"mo_sos below {baseline}, mean", mean, ">=", stated)
 
 
-def table(folder: Path = common.RESULTS) -> str:
+def table(folder: Path = script.RESULTS) -> str:
     """Return seconds of every policy at every ratio, and how much less those of `mo_sos` are."""
     found = stored(NAME, folder)["measurements"]
     rows = []
@@ -117,7 +118,7 @@ def table(folder: Path = common.RESULTS) -> str:
     return markdown(("", *SAID.values(), *below), rows)
 
 
-def fates(folder: Path = common.RESULTS) -> str:
+def fates(folder: Path = script.RESULTS) -> str:
     """Return what every policy offloads and makes again."""
     found = stored(NAME, folder)["measurements"]
     rows = []
@@ -132,7 +133,7 @@ def fates(folder: Path = common.RESULTS) -> str:
     return markdown(("GiB offloaded / recomputed", *SAID.values()), rows)
 
 
-def means(folder: Path = common.RESULTS) -> str:
+def means(folder: Path = script.RESULTS) -> str:
     """Return the claims: both means, and the worst of `best` beside `mo_sos`."""
     claims = stored(NAME, folder)["claims"]
     return markdown(
@@ -161,7 +162,7 @@ BLOCKS = (
 
 def main(argv: list[str] | None = None) -> int:
     first = ("--strict",)
-    return min(common.run(NAME, body, __doc__, argv, first=first, needs_card=False, more=more), 1)
+    return min(script.run(NAME, body, __doc__, argv, first=first, needs_card=False, more=more), 1)
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -172,4 +173,4 @@ def more(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

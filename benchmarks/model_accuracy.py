@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -24,7 +25,6 @@ from typing import Any
 from unittest import mock
 
 import ooc_cudnn
-from benchmarks import common
 from benchmarks.accuracy_calls import DISTURBED, measure_again, measure_call, spoken_call
 from benchmarks.accuracy_chains import FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, draw
@@ -47,6 +47,7 @@ from benchmarks.accuracy_summary import (
     summary,
     worst,
 )
+from ooc_cudnn.bench import script
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_for
 
@@ -61,7 +62,7 @@ WRITE_EVERY = 10
 CACHE = "XDG_CACHE_HOME"
 
 
-def calls(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
+def calls(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
     """Measure calls until all are or the time is up."""
     arguments = report.arguments
     found = report.measurements["calls"] = list[dict[str, Any]]()
@@ -104,7 +105,7 @@ def todo(arguments: argparse.Namespace) -> Iterator[Drawn]:
 
 
 def attempt(
-    report: common.Report, drawn: Drawn, measure: Callable[[], dict[str, Any] | None]
+    report: script.Report, drawn: Drawn, measure: Callable[[], dict[str, Any] | None]
 ) -> dict[str, Any] | None:
     """Measure; keep what fails, since the others are still worth their time on the card."""
     try:
@@ -124,7 +125,7 @@ def attempt(
         return None
 
 
-def splits(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
+def splits(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
     """Measure every split of problems as they are drawn, until there are enough of them."""
     arguments = report.arguments
     scale = problem_scale(arguments.scale)
@@ -147,7 +148,7 @@ def splits(report: common.Report, blocks: Blocks) -> list[dict[str, Any]]:
     return found
 
 
-def judge_splits(report: common.Report, found: list[dict[str, Any]]) -> None:
+def judge_splits(report: script.Report, found: list[dict[str, Any]]) -> None:
     whole = report.arguments.only is None
     report.claim("problems of splits measured", len(found), ">=", LEAST_PROBLEMS if whole else 0)
     if found:
@@ -159,7 +160,7 @@ def judge_splits(report: common.Report, found: list[dict[str, Any]]) -> None:
         report.claim("chosen split over best, as predicted, worst", searched["max"])
 
 
-def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
+def judge_calls(report: script.Report, found: list[dict[str, Any]]) -> None:
     median, p90 = BOUNDS["cuda" if report.arguments.cuda else "host"]
     whole = report.arguments.only is None
     report.claim("calls measured", len(found), ">=", LEAST_CALLS if whole else 1)
@@ -184,22 +185,22 @@ def judge_calls(report: common.Report, found: list[dict[str, Any]]) -> None:
         report.check(f"{call['description']}: contents", call["contents"])
 
 
-def show(report: common.Report, found: list[dict[str, Any]]) -> None:
+def show(report: script.Report, found: list[dict[str, Any]]) -> None:
     if not found:
         return
     said = report.measurements["summary"]
     for group in ("by_function", "by_binding_stage", "by_placement", "by_dtype"):
         print(f"\n{group.replace('_', ' ')}")
-        print(common.table(HEAD, rows(said[group])))
+        print(script.table(HEAD, rows(said[group])))
     print("\nstages, busy seconds: the replay's over those measured")
-    print(common.table(HEAD, rows(said["by_stage_of_replay"])))
+    print(script.table(HEAD, rows(said["by_stage_of_replay"])))
     print("\nworst")
     for call in worst(found):
         print(f"{call['description']}\n    {spoken_call(call)}")
 
 
 @contextmanager
-def modelled(report: common.Report) -> Iterator[None]:
+def modelled(report: script.Report) -> Iterator[None]:
     """Have calls planned as users' are: by a calibration of this device, or by a named model.
 
     A model that is fitted now is saved in a cache directory of its own. The setting `machine` stays
@@ -211,7 +212,7 @@ def modelled(report: common.Report) -> Iterator[None]:
     machine = None if calibrating or arguments.machine == "saved" else arguments.machine
     with (
         tempfile.TemporaryDirectory(
-            prefix="ooc_cudnn_cache_", dir=common.folder_of(arguments)
+            prefix="ooc_cudnn_cache_", dir=script.folder_of(arguments)
         ) as cache,
         ooc_cudnn.settings(device=arguments.device, machine=machine, progress=False, verify=0),
         mock.patch.dict(os.environ, {CACHE: os.path.abspath(cache)} if calibrating else {}),
@@ -226,7 +227,7 @@ def modelled(report: common.Report) -> Iterator[None]:
         yield
 
 
-def judged(report: common.Report) -> int:
+def judged(report: script.Report) -> int:
     """Write the file, print the claims; 1 where one is missed."""
     failed = report.measurements.get("failed", [])
     report.claim("measurements that failed", len(failed), "<=", 0)
@@ -255,10 +256,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = common.parse(__doc__, argv, needs_card=False, more=options)
+    arguments = script.parse(__doc__, argv, needs_card=False, more=options)
     kind = "cuda" if arguments.cuda else "host"
     arguments.scale = arguments.scale or ("tiny" if arguments.quick else kind)
-    report = common.Report(NAME, arguments)
+    report = script.Report(NAME, arguments)
     report.file = f"{NAME}_{kind}" + ("" if arguments.part == "both" else f"_{arguments.part}")
     drawn = {
         name: getattr(arguments, name) for name in ("seed", "calls", "problems", "only", "scale")
@@ -266,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     report.measure("drawn with", drawn)
     with (
         modelled(report),
-        tempfile.TemporaryDirectory(prefix="ooc_cudnn_", dir=common.folder_of(arguments)) as folder,
+        tempfile.TemporaryDirectory(prefix="ooc_cudnn_", dir=script.folder_of(arguments)) as folder,
     ):
         blocks = Blocks(arguments.device, SCALES[arguments.scale], Path(folder))
         report.say("memory is allocated")
@@ -281,4 +282,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

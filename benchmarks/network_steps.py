@@ -6,17 +6,19 @@ virtual clock.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import common
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import Block, markdown, stored
+from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.lower import PlannedStep
@@ -100,7 +102,7 @@ def course_from(drawn: Mapping[str, Any]) -> Course:
     return Course(drawn["title"], spans, begins, held, drawn["limit_bytes"], drawn["peak_bytes"])
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     for case in (SMALL,) if report.quick else CASES:
         for policy in QUICK:
             made = planned(case, policy)
@@ -116,7 +118,7 @@ def body(report: common.Report) -> None:
 # The page ----------------------------------------------------------------------------------------
 
 
-def table(folder: Path = common.RESULTS) -> str:
+def table(folder: Path = script.RESULTS) -> str:
     """Every policy of both networks, as simulated."""
     rows = []
     for name, row in stored(NAME, folder)["checks"].items():
@@ -131,7 +133,7 @@ def table(folder: Path = common.RESULTS) -> str:
     return markdown(head, rows, align="lllr")
 
 
-def explained(folder: Path = common.RESULTS) -> str:
+def explained(folder: Path = script.RESULTS) -> str:
     """What `NetworkPlan.explain` said of the first case."""
     lines = stored(NAME, folder)["measurements"][EXPLAINED]
     return "\n".join(("```text", *lines, "```"))
@@ -140,7 +142,7 @@ def explained(folder: Path = common.RESULTS) -> str:
 BLOCKS = (Block(PAGE, "explain", explained), Block(PAGE, "policies", table))
 
 
-def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULTS) -> int:
+def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULTS) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
     kept = stored(NAME, folder)["measurements"]
 
@@ -153,8 +155,8 @@ def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULT
 
 
 def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv, needs_card=False)
+    return script.run(NAME, body, __doc__, argv, needs_card=False)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -1,9 +1,9 @@
 """Whole training steps under a memory limit, against PyTorch on the same card.
 
-VGG-16 and ResNet-50 on batches that do not fit the limit, VGG-16's feature layers on one image, a
-3-D U-Net on one volume; and GoogLeNet, DenseNet-121 and U-Nets under 0.4 of what keeping everything
-takes. Parameters lie on the device, within the limit, and so do gradients; images
-come from pinned memory in each step. PyTorch runs with `cudnn.benchmark`; so do we, by
+VGG-16 (also by batch: the ooc_cuDNN paper's figure 12) and ResNet-50, VGG-16's feature layers on
+one image, a 3-D U-Net on one volume; and GoogLeNet, DenseNet-121 and U-Nets under 0.4 of what
+keeping everything takes. Parameters lie on the device, within the limit, and so do gradients;
+images come from pinned memory in each step. PyTorch runs with `cudnn.benchmark`; so do we, by
 `TrainingStep.tune`, unless `--no-tune` is asked for. Before anything is timed, a small relative of
 each network is compared with PyTorch in float64, under a limit that it does not fit.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,19 +22,21 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import chain_vgg, common
 from benchmarks.contenders import torch_networks
-from benchmarks.contenders.torch_network import load_torch, out_of_memory_as, precision
+from benchmarks.contenders.torch_setup import load_torch, out_of_memory_as, precision
 from benchmarks.contenders.torch_ways import WAYS
 from ooc_cudnn import Network, networks
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.contents import fill
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
-from ooc_cudnn.bench.timing import Timing, timed
+from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, repeated
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.lowering.device_gradients import SETS
 
 NAME = "networks"
@@ -43,13 +46,6 @@ TOLERANCE = 1e-8
 LOSS_TOLERANCE = 1e-2
 #: How far predicted seconds may be off.
 PREDICTION = 0.1
-#: A step is repeated for so many seconds at most, and so many times.
-REPEAT_SECONDS = 30.0
-REPEATS = 10
-#: And run so often before: the library records a step that comes to the same arrays again.
-WARM_UP = 6
-#: A step that takes longer has the one sample that is recorded, too.
-LONG_SECONDS = 5.0
 HOST_RESERVE_BYTES = 8 * 2**30
 #: Where PyTorch goes through the batch in parts: as many images as keep the card busy.
 MICRO_BATCH = 128
@@ -105,10 +101,18 @@ class Case:
 
 
 SMALL: dict[str, Any] = {"dtype": "float64", "classes": 3}
+#: Batches of figure 12 beside the largest.
+VGG16_BATCHES = (32, 64, 128, 256, 512)
+
+
+def _small_vgg16() -> Made:
+    return networks.vgg16(2, 32, width=1 / 16, dropout=0, **SMALL)
+
+
 CASES = {
     "vgg16": Case(
         lambda: networks.vgg16(1024, dropout=0),
-        lambda: networks.vgg16(2, 32, width=1 / 16, dropout=0, **SMALL),
+        _small_vgg16,
         torch_networks.vgg16,
         {"16GiB": 1.05, "8GiB": 1.02},
         "2MiB",
@@ -167,6 +171,18 @@ CASES = {
         {"3.8GiB": 1.1},
         "1MiB",
     ),
+    **{
+        f"vgg16-n{batch}": Case(
+            functools.partial(networks.vgg16, batch, dropout=0),
+            _small_vgg16,
+            torch_networks.vgg16,
+            {"16GiB": None},
+            "2MiB",
+            micro_batches=True,
+            ways=("in core", "checkpoint", "save_on_cpu"),
+        )
+        for batch in VGG16_BATCHES
+    },
 }
 
 
@@ -175,9 +191,9 @@ def drawn(net: Network) -> dict[str, Any]:
     found = {}
     for name in ("images", "labels"):
         tensor = net.graph.tensors[name]
-        array = found[name] = common.pinned(tensor.shape, tensor.dtype)
+        array = found[name] = script.pinned(tensor.shape, tensor.dtype)
         if tensor.dtype == "float32":
-            chain_vgg.fill(array)
+            fill(array)
         elif tensor.is_floating:
             array[...] = np.random.default_rng(1).standard_normal(tensor.shape)
         else:
@@ -195,7 +211,7 @@ def place_parameters(net: Network) -> dict[str, Any]:
     return kept
 
 
-def check_small(report: common.Report, name: str, case: Case) -> None:
+def check_small(report: script.Report, name: str, case: Case) -> None:
     """Compare the small relative's loss and every gradient with PyTorch's, in float64."""
     net, loss = case.small()
     inputs, weights = drawn(net), {key: net.parameters[key] for key in net.parameters}
@@ -238,16 +254,20 @@ def one_step(step: Any, inputs: Mapping[str, Any]) -> tuple[float, float, Any]:
     return loss, seconds, call
 
 
-def account(report: common.Report, name: str, call: Any, seconds: Timing) -> None:
-    """Keep what a step took, beside what its plan said; its peak is to be exact."""
-    plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
+def figures_of(plan: NetworkPlan) -> dict[str, Any]:
+    """What a record keeps of a step's plan."""
     names = (
         "policy", "micro_batches", "bands", "pieces", "seconds", "compute_seconds",
         "copy_in_seconds", "copy_out_seconds", "bytes_in", "bytes_out", "device_bytes",
         "host_bytes", "memory_limit", "gradient_bytes",
     )  # fmt: skip
-    figures = {each: getattr(plan, each) for each in names}
-    report.measure(f"{name}: plan", figures)
+    return {each: getattr(plan, each) for each in names}
+
+
+def account(report: script.Report, name: str, call: Any, seconds: Timing) -> None:
+    """Keep what a step took, beside what its plan said; its peak is to be exact."""
+    plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
+    report.measure(f"{name}: plan", figures_of(plan))
     busy = {each: call.trace.busy_seconds(each) for each in ("copy_in", "compute", "copy_out")}
     report.measure(f"{name}: streams, profiled", busy)
     report.measure(f"{name}: seconds", seconds)
@@ -264,20 +284,10 @@ def account(report: common.Report, name: str, call: Any, seconds: Timing) -> Non
     )  # fmt: skip
 
 
-def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
-    """Time what was run before: ten times, or as often as there is time for."""
-    samples = [timed(function, synchronize)]
-    if samples[0] < LONG_SECONDS:
-        samples = [timed(function, synchronize) for _ in range(WARM_UP)][-1:]
-    while len(samples) < REPEATS and sum(samples) + samples[-1] < REPEAT_SECONDS:
-        samples.append(timed(function, synchronize))
-    return Timing(tuple(samples))
-
-
 class Theirs:
     """What PyTorch took, in core, and what came out; None where it could not run."""
 
-    def __init__(self, report: common.Report, name: str, case: Case) -> None:
+    def __init__(self, report: script.Report, name: str, case: Case) -> None:
         self.seconds: float | None = None
         self.loss: float | None = None
         net, _ = (case.beside or case.make)()
@@ -302,12 +312,12 @@ class Theirs:
         release_device(report.arguments.device)
 
     def _timed(
-        self, report: common.Report, case: Case, weights: Any, inputs: Any, name: str,
+        self, report: script.Report, case: Case, weights: Any, inputs: Any, name: str,
         micro: int | None,
     ) -> tuple[float, Timing]:  # fmt: skip
         torch, way = load_torch(cuda=True), WAYS.get(name.rpartition(": ")[2], WAYS["in core"])
         with (
-            precision(torch, tf32=True),
+            precision(torch, tf32=not report.arguments.strict_float32),
             out_of_memory_as(torch, MemoryError),
             way.twin(case.twin) as twin,
         ):
@@ -324,16 +334,16 @@ class Theirs:
         return loss, seconds
 
 
-def measure(report: common.Report, name: str, case: Case) -> None:
+def measure(report: script.Report, name: str, case: Case) -> None:
     """Time PyTorch, and then the library under each of the case's limits."""
     theirs = None if case.against_forward else Theirs(report, name, case)
     if report.arguments.pytorch_alone:
         return
-    with common.no_stored_engines():  # what is measured under one limit serves the next
+    with script.no_stored_engines():  # what is measured under one limit serves the next
         _measure_ours(report, name, case, theirs)
 
 
-def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs | None) -> None:
+def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs | None) -> None:
     for limit in report.arguments.limit or case.bounds:
         bound = case.bounds[limit]
         title = f"{name}, {limit}"
@@ -341,10 +351,11 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
         inputs, device = drawn(net), get_device(report.arguments.device)
         host = held_bytes(device) + available_host_bytes() - HOST_RESERVE_BYTES
         chosen: dict[str, Any] = {"memory_limit": limit, "host_memory_limit": host}
+        chosen["allow_tf32"] = not report.arguments.strict_float32
         if report.arguments.tune:
             # by a machine that is named, plans would not follow what is measured
             chosen["machine"] = None
-        with ooc_cudnn.settings(allow_tf32=True, **chosen):
+        with ooc_cudnn.settings(**chosen):
             place_parameters(net)
             step = net.training_step(loss)
             if report.arguments.tune:
@@ -383,7 +394,7 @@ def _measure_ours(report: common.Report, name: str, case: Case, theirs: Theirs |
         release_device(report.arguments.device)
 
 
-def tune(report: common.Report, name: str, measure: Callable[..., list[Measured]]) -> None:
+def tune(report: script.Report, name: str, measure: Callable[..., list[Measured]]) -> None:
     """Measure the engines of a step, for so long as is asked for; keep what was found."""
     begin = time.perf_counter()
     try:
@@ -402,10 +413,10 @@ def tune(report: common.Report, name: str, measure: Callable[..., list[Measured]
     report.measure(f"{name}: tuning, with its plans", seconds)
 
 
-def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
+def _forward(report: script.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
     """Seconds of inference up to the last pooling, under the limit of the step, once planned."""
     last = net.graph.tensors["pool5"]
-    out = common.pinned(last.shape)
+    out = script.pinned(last.shape)
     with ooc_cudnn.profile() as recorded:
         for _ in range(4):  # it is planned anew each time, which is not what is asked
             net.forward(last, images=inputs["images"], out=out)
@@ -414,7 +425,7 @@ def _forward(report: common.Report, name: str, net: Network, inputs: Mapping[str
     return found.median
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     chosen = report.arguments.case or tuple(CASES)
     for limit in report.arguments.limit or ():
         if any(limit not in CASES[name].bounds for name in chosen):
@@ -423,10 +434,13 @@ def body(report: common.Report) -> None:
             )
     if report.arguments.case:
         part = ("pytorch",) * report.arguments.pytorch_alone
+        part += ("strict",) * report.arguments.strict_float32
         report.file = "_".join((NAME, *chosen, *(report.arguments.limit or ()), *part))
+    checked = set[Any]()  # batches of one network have one small relative
     for name in chosen:
-        if not report.arguments.pytorch_alone:
+        if not report.arguments.pytorch_alone and CASES[name].small not in checked:
             check_small(report, name, CASES[name])
+            checked.add(CASES[name].small)
         release_device(report.arguments.device)
         if not report.quick:
             measure(report, name, CASES[name])
@@ -436,6 +450,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="by default all")
     parser.add_argument("--limit", action="append", help="of those of a case; by default all")
     parser.add_argument("--way", action="append", choices=WAYS, help="PyTorch's; by default all")
+    parser.add_argument("--strict-float32", action="store_true", help="of ours and of PyTorch's")
     parser.add_argument("--pytorch-alone", action="store_true", help="time PyTorch's ways alone")
     tune_options(parser)
 
@@ -449,7 +464,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tune-seconds", type=float, default=60.0, help="for measuring, at most")
 
 
-main = functools.partial(common.run, NAME, body, __doc__, more=options)
+main = functools.partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

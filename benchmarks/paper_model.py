@@ -9,14 +9,17 @@ exits with 1. `python -m benchmarks.regenerate` puts the results into docs/paper
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import common, paper_figures
-from benchmarks.pages.blocks import Block, markdown, stored
+from benchmarks import paper_figures
+from benchmarks.pages.blocks import Block
 from benchmarks.paper_figures import CUDNN_GFLOPS, TABLE_4, Size, Span
 from benchmarks.searches import Prices, exhaustive, local, ordered
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.simulate import simulate
@@ -144,7 +147,7 @@ def searched(size: Size, starts: int = 15) -> Searched:
 
 
 def compare(
-    report: common.Report, name: str, simulated: float, paper: float | None, unit: str
+    report: script.Report, name: str, simulated: float, paper: float | None, unit: str
 ) -> None:
     """Keep a figure; where the paper has one, hold it to it."""
     report.measure(name, {"simulated": simulated, "paper": paper, "unit": unit})
@@ -152,7 +155,7 @@ def compare(
         report.claim(f"{name}: |simulated / paper - 1|", abs(simulated / paper - 1), "<=", WITHIN)
 
 
-def gflops(report: common.Report, name: str, size: Size, *, features_on_host: bool) -> float:
+def gflops(report: script.Report, name: str, size: Size, *, features_on_host: bool) -> float:
     """Replay a convolution; check that it beats neither the link, nor cuDNN, nor its limit."""
     call = convolution(size, features_on_host=features_on_host)
     host = [spec for _, spec in call.plan.operands if spec.placement != "device"]
@@ -173,7 +176,7 @@ def gflops(report: common.Report, name: str, size: Size, *, features_on_host: bo
     return size.flops / call.seconds / 1e9
 
 
-def table_4(report: common.Report, sizes: dict[Size, float]) -> None:
+def table_4(report: script.Report, sizes: dict[Size, float]) -> None:
     """GFLOPS with the features on the host, and what the searches find there."""
     for size, paper in sizes.items():
         found = gflops(report, f"Table 4: {size}", size, features_on_host=True)
@@ -188,7 +191,7 @@ def table_4(report: common.Report, sizes: dict[Size, float]) -> None:
         report.measure(f"local search, gap to the best: {size}", row)
 
 
-def figure_9(report: common.Report, side: int) -> None:
+def figure_9(report: script.Report, side: int) -> None:
     """GFLOPS over the numbers of channels, in core and beyond the card's memory."""
     beyond, rates = [], []
     for channels in paper_figures.CHANNELS:
@@ -209,14 +212,14 @@ def figure_9(report: common.Report, side: int) -> None:
         compare(report, title, share, paper_figures.SHARE_BEYOND_MEMORY, "%")
 
 
-def fusing(report: common.Report, sizes: tuple[Size, ...], held: Size) -> None:
+def fusing(report: script.Report, sizes: tuple[Size, ...], held: Size) -> None:
     """The fused function over the three functions; one size is held to the paper's figure."""
     for size in sizes:
         paper = paper_figures.FUSED_OVER_UNFUSED if size == held else None
         compare(report, f"fused / three functions: {size}", fused_ratio(size), paper, "%")
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     shrunk = 16 if report.arguments.quick else 1
     sizes = {size.shrunk(shrunk): figure for size, figure in TABLE_4.items()}
     table_4(report, sizes)
@@ -238,7 +241,7 @@ def shown(value: float | str | None, unit: str) -> str:
     return f"{value * 100:.1f} %" if unit == "%" else f"{value:.0f} {unit}"
 
 
-def table(folder: Path = common.RESULTS) -> str:
+def table(folder: Path = script.RESULTS) -> str:
     """Return the table of everything that was compared, in its order."""
     rows = []
     for name, row in stored(NAME, folder)["measurements"].items():
@@ -252,8 +255,8 @@ BLOCKS = (Block("docs/paper.md", "table", table),)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return min(common.run(NAME, body, __doc__, argv, first=("--strict",), needs_card=False), 1)
+    return min(script.run(NAME, body, __doc__, argv, first=("--strict",), needs_card=False), 1)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

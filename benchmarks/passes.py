@@ -6,19 +6,21 @@ there. Each operand counts once, as in the comment of the kernel.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
-from benchmarks import common, kernels
+from benchmarks import kernels
 from benchmarks.pass_cases import cases
+from ooc_cudnn.bench import script
 
 NAME = "passes"
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     kernels.measured(report, cases(quick=report.quick))
 
 
-main = partial(common.run, NAME, body, __doc__, more=kernels.options)
+main = partial(script.run, NAME, body, __doc__, more=kernels.options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -13,6 +13,7 @@ run by run.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -22,14 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import common
-from benchmarks.accuracy_chains import chain_of
+from benchmarks.accuracy_chains import LAYERS, chain_of
 from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_summary import rounded
-from benchmarks.chain_vgg import LAYERS
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.planning_replay import replay_pace
 from benchmarks.searches import Prices, descended
+from ooc_cudnn.bench import script
 from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.pricing.planner import Planner
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
@@ -59,7 +59,7 @@ def timed(call: Callable[[], Any]) -> float:
     return time.process_time() - begin
 
 
-def functions_planned(report: common.Report) -> None:
+def functions_planned(report: script.Report) -> None:
     """First plans of calls, under limits that admit one."""
     spent: dict[str, list[float]] = {}
     for index in range(5 if report.quick else TIMED):
@@ -86,7 +86,7 @@ def functions_planned(report: common.Report) -> None:
                 report.claim(f"a first plan of {name}, {label}", found_ms, *held, unit="ms")
 
 
-def chains_planned(report: common.Report) -> None:
+def chains_planned(report: script.Report) -> None:
     """Whole plans of chains of different extents, with and without memory to keep them whole."""
     for name, count, limit in (
         ("a chain of twenty operations", 8, 2**34),
@@ -102,7 +102,7 @@ def chains_planned(report: common.Report) -> None:
         report.claim(f"planning {name}", 1e3 * median, unit="ms")
 
 
-def quality(report: common.Report) -> None:
+def quality(report: script.Report) -> None:
     first, count = report.arguments.first, report.arguments.count
     indices = range(len(problems()))[first:][: 3 if report.quick else count]
     found = list[dict[str, Any]]()
@@ -169,7 +169,7 @@ def best_seconds(request: Request, found: Split, seed: int) -> float:
     return best
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     # first what is timed: the rest leaves hundreds of thousands of objects behind
     if not report.arguments.first:
         replay_pace(report)
@@ -185,8 +185,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument("--jobs", type=int, default=1, help="so many side by side")
 
     first = ("--device", "host", "--strict")
-    return min(common.run(NAME, body, __doc__, argv, first=first, needs_card=False, more=more), 1)
+    return min(script.run(NAME, body, __doc__, argv, first=first, needs_card=False, more=more), 1)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

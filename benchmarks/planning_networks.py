@@ -6,13 +6,15 @@ shares of the memory that keeping everything takes, and replayed on a virtual cl
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import common
-from benchmarks.pages.blocks import Block, markdown, stored
+from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
@@ -65,7 +67,7 @@ def with_bound(plan: NetworkPlan, step: Step) -> NetworkPlan:
     return bounded(plan, step, terms)
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     for case in SMALL if report.quick else CASES:
         net, loss = getattr(networks, case.network)(batch=case.batch)
         step = net.training_phases(loss)
@@ -109,7 +111,7 @@ def body(report: common.Report) -> None:
 # The page ----------------------------------------------------------------------------------------
 
 
-def table(folder: Path = common.RESULTS) -> str:
+def table(folder: Path = script.RESULTS) -> str:
     """Every network under every share of the memory that keeping everything takes."""
     rows, plenty = [], {}
     for name, row in stored(NAME, folder)["checks"].items():
@@ -136,8 +138,8 @@ BLOCKS = (Block(PAGE, "plans", table),)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv, needs_card=False)
+    return script.run(NAME, body, __doc__, argv, needs_card=False)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy_chains import LAYERS
 from benchmarks.accuracy_draw import (
     GIB,
     MIB,
@@ -29,7 +30,6 @@ from benchmarks.accuracy_draw import (
 )
 from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_sketches import SKETCHES, Shape, Shapes, windowed
-from benchmarks.chain_vgg import LAYERS
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.plan import Planned
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks import common
+from ooc_cudnn.bench import script
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
@@ -23,7 +23,7 @@ PLACEMENTS = ("pinned", "pageable")
 MOST_MICROSECONDS, TIMES = 10.0, 5
 
 
-def replay_pace(report: common.Report) -> None:
+def replay_pace(report: script.Report) -> None:
     slowest = 0.0
     for placement in PLACEMENTS:
         for images, parts in CALLS:

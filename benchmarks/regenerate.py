@@ -2,7 +2,7 @@
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
-`host_split`, `model_accuracy`, `planning`, `planning_networks`, `longer_searches`, `trades`,
+`host_split`, `model_accuracy`, `planning`, `planning_networks`, `trades`,
 `paper_model`, `vdnn`, `mo_sos`, `network_steps` and `cluster_scaling` do.
 """
 
@@ -15,8 +15,6 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks import (
-    common,
-    longer_searches,
     mo_sos,
     network_steps,
     paper_model,
@@ -29,7 +27,6 @@ from benchmarks.pages import (
     engines,
     in_core,
     kernels,
-    layouts,
     model,
     model_pictures,
     performance,
@@ -52,12 +49,10 @@ BLOCKS = (
     *mo_sos.BLOCKS,
     *network_steps.BLOCKS,
     *planning_networks.BLOCKS,
-    *longer_searches.BLOCKS,
     *performance.BLOCKS,
     *kernels.BLOCKS,
     *engines.BLOCKS,
     *in_core.BLOCKS,
-    *layouts.BLOCKS,
     *trials.BLOCKS,
     *scaling.BLOCKS,
 )
@@ -77,7 +72,6 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "pictures of trades": trades.pictures,
     "picture of kernels": kernels.picture,
     "picture of engines": engines.picture,
-    "picture of layouts": layouts.picture,
     "picture of training steps": steps.picture,
     "picture of the curve": curve.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
@@ -99,4 +93,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -3,13 +3,7 @@
 `model_accuracy` keeps of every call, and of every split of its problems, how it ran, its seconds
 and the machine model. Here each is priced again, in the very split that ran, by the closed form and
 by the replay, so that a change of the model is judged by all measurements there are:
-
-    python -m benchmarks.reprice [RECORDS]
-    python -m benchmarks.reprice --without all --json benchmarks/results/terms.json
-
-The second says what each term of the model is there for: errors with and without it, how many plans
-are others without it, and what those take more, as the whole model has it. Trials do not count:
-they would need the device.
+`python -m benchmarks.reprice [RECORDS]`.
 """
 
 from __future__ import annotations
@@ -19,15 +13,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from benchmarks.accuracy_records import Measured, Way, measured
-from benchmarks.accuracy_summary import errors, rounded
-from benchmarks.accuracy_terms import dropped, terms_of
-from benchmarks.common import RESULTS, table
-from ooc_cudnn.bench.record import written
+from benchmarks.accuracy_summary import errors
+from ooc_cudnn.bench.record import RESULTS, table
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pricing.plan import Plan
@@ -90,73 +80,6 @@ def off(ratios: Sequence[float]) -> dict[str, float]:
     return {name: found[name] for name in ("median", "p90")}
 
 
-def without(term: str, calls: Sequence[Measured]) -> dict[str, Any]:
-    """What a term does: by kind of call errors without it, and plans.
-
-    Returns
-    -------
-    dict
-        By kind: median and p90 of the errors without it, how many plans are others, and by what
-        share the whole model's seconds of those are more: the mean over all plans, and the most.
-    """
-    ratios: dict[str, list[float]] = {}
-    worse: dict[str, list[float]] = {}
-    for call in calls:
-        whole = call.planned
-        if whole is None or term not in terms_of(call.machine):
-            continue
-        with dropped(term, call.machine) as machine:
-            planned = call.planned_by(machine)
-            if planned is None:
-                continue
-            for run in call.runs:
-                found = priced(planned[0], run.way)
-                ratios.setdefault(kind_of(call, found), []).append(found.seconds / run.seconds)
-        ways = [Way(p.split, p.order, p.rings, p.layout) for p in (whole[1], planned[1])]
-        chosen, instead = (priced(whole[0], way) for way in ways)
-        loss = instead.seconds / chosen.seconds - 1.0 if ways[0] != ways[1] else np.nan
-        worse.setdefault(kind_of(call, chosen), []).append(loss)
-    return {
-        kind: off(found)
-        | {
-            "plans": len(losses := worse.get(kind, [])),
-            "other plans": int(np.count_nonzero(~np.isnan(losses))),
-            "mean loss": float(np.mean(np.nan_to_num(losses or [0.0]))),
-            "worst loss": float(np.max(np.nan_to_num(losses or [0.0]))),
-        }
-        for kind, found in ratios.items()
-    }
-
-
-def judged_whole(calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
-    """Errors of the whole model, by kind of call."""
-    by_kind: dict[str, list[float]] = {}
-    for each in repriced(calls):
-        by_kind.setdefault(each.kind, []).append(each.closed_form)
-    return {kind: off(found) for kind, found in by_kind.items()}
-
-
-def judge_terms(names: Sequence[str], calls: Sequence[Measured], path: Path | None) -> None:
-    whole = judged_whole(calls)
-    found: dict[str, Any] = {"whole model": whole}
-    for name in names:
-        found[name] = without(name, calls)
-        rows = [
-            (
-                kind,
-                *(f"{of[key]:.4f}" for of in (whole[kind], held) for key in ("median", "p90")),
-                f"{held['other plans']} of {held['plans']}",
-                *(f"{held[key]:.2%}" for key in ("mean loss", "worst loss")),
-            )
-            for kind, held in found[name].items()
-        ]
-        head = ("kind", "median", "p90", "median without", "p90 without", "other plans",
-                "mean loss", "worst loss")  # fmt: skip
-        print(f"\n{name}\n{table(head, rows)}", flush=True)
-    if path is not None:
-        path.write_text(written(rounded(found)) + "\n", encoding="utf-8")
-
-
 def show(calls: Sequence[Measured], most: int) -> None:
     """Print errors of both predictors, and the calls that are furthest off."""
     found = list(repriced(calls))
@@ -184,19 +107,10 @@ BY = ("closed_form", "replay")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("records", nargs="*", type=Path, help="written by model_accuracy")
-    parser.add_argument("--without", metavar="TERM", help="a term of the model, or 'all'")
-    parser.add_argument("--json", type=Path, help="file to keep what terms do in")
     parser.add_argument("--worst", type=int, default=10, help="calls to name (%(default)s)")
     arguments = parser.parse_args(argv)
     paths = arguments.records or [RESULTS / f"{name}.json" for name in RECORDS]
-    calls = [call for path in paths for call in measured(path)]
-    if arguments.without is None:
-        show(calls, arguments.worst)
-        return 0
-    names = [arguments.without]
-    if names == ["all"]:
-        names = list(dict.fromkeys(term for call in calls for term in terms_of(call.machine)))
-    judge_terms(names, calls, arguments.json)
+    show([call for path in paths for call in measured(path)], arguments.worst)
     return 0
 
 

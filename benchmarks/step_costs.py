@@ -8,13 +8,16 @@ PyTorch's profiler sees them (CUPTI): those of a recorded step, too.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import ooc_cudnn
-from benchmarks import common, networks
-from benchmarks.contenders.torch_network import load_torch
+from benchmarks import networks
+from benchmarks.contenders.torch_setup import load_torch
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.timing import repeated
 from ooc_cudnn.pipeline.program import COMPUTE
 from ooc_cudnn.pipeline.simulate import simulate_program
 from ooc_cudnn.pipeline.trace import Trace
@@ -25,7 +28,7 @@ SHOWN = 16
 QUICK, QUICK_LIMIT = "vgg16", "16MiB"
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     asked = report.arguments
     case = networks.CASES[QUICK if report.quick else asked.case]
     net, loss = case.small() if report.quick else case.make()
@@ -39,7 +42,7 @@ def body(report: common.Report) -> None:
         if asked.tune_seconds:
             step.tune(seconds=asked.tune_seconds, **inputs)
         step(**inputs)
-        seconds = networks.repeated(partial(step, **inputs), report.synchronize)
+        seconds = repeated(partial(step, **inputs), report.synchronize)
         _, _, call = networks.one_step(step, inputs)
         report.measure("seconds", seconds, spoken=str(seconds))
         report.claim("predicted / measured", step.plan.seconds / seconds.median)
@@ -95,7 +98,7 @@ def _tasks_in_short(found: Mapping[str, tuple[float, float]]) -> str:
         for name, (seconds, said) in list(found.items())[:SHOWN]
     ]
     sums = (f"{1e3 * sum(row[at] for row in found.values()):.2f}" for at in (0, 1))
-    return "\n" + common.table(("task, ms", "measured", "predicted"), [*rows, ("all", *sums)])
+    return "\n" + script.table(("task, ms", "measured", "predicted"), [*rows, ("all", *sums)])
 
 
 def _in_short(found: Mapping[str, tuple[int, float]]) -> str:
@@ -103,7 +106,7 @@ def _in_short(found: Mapping[str, tuple[int, float]]) -> str:
         (name[:80], f"{count}", f"{1e3 * seconds:.2f}")
         for name, (count, seconds) in list(found.items())[:SHOWN]
     ]
-    return "\n" + common.table(("kernel", "launches", "ms"), rows)
+    return "\n" + script.table(("kernel", "launches", "ms"), rows)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +115,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tune-seconds", type=float, default=0.0, help="for measuring, at most")
 
 
-main = partial(common.run, NAME, body, __doc__, more=options)
+main = partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import cProfile
 import functools
 import gc
-import io
 import math
 import os
-import pstats
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,14 +29,14 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from benchmarks import common, networks, torch_models
-from benchmarks.contenders.torch_network import out_of_memory_as, precision
+from benchmarks import networks, torch_models
+from benchmarks.contenders.torch_setup import out_of_memory_as, precision
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
-from ooc_cudnn.bench.timing import Timing, interleave
+from ooc_cudnn.bench.timing import Timing, interleave, repeated
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.pipeline.execute import Executor
 
 NAME = "torch_door"
 #: Of the largest, in float64: sums in another order, through all layers.
@@ -122,7 +120,7 @@ INFER_LIMIT, SMALL_WIDTH = "8GiB", 1 / 8
 # Models, images and steps -------------------------------------------------------------------------
 
 
-def made(case: Case, report: common.Report, *, width: float = 1.0, dtype: Any = None) -> nn.Module:
+def made(case: Case, report: script.Report, *, width: float = 1.0, dtype: Any = None) -> nn.Module:
     """A model of a case, with the same weights each time, where it is to train."""
     torch.manual_seed(0)
     model = case.make(width).to(dtype or torch.float32).to(_place(report))
@@ -131,14 +129,14 @@ def made(case: Case, report: common.Report, *, width: float = 1.0, dtype: Any = 
     return model.to(memory_format=order) if report.arguments.cuda else model
 
 
-def _place(report: common.Report) -> str:
+def _place(report: script.Report) -> str:
     return "cuda" if report.arguments.cuda else "cpu"
 
 
 def drawn(shape: tuple[int, ...], classes: int, *, sites: bool, dtype: str = "float32") -> Any:
     """Images in pinned memory, and a label for each of them, or for each of their sites."""
-    x = torch.from_numpy(common.pinned(shape, dtype))
-    labels = common.pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
+    x = torch.from_numpy(script.pinned(shape, dtype))
+    labels = script.pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
     torch.manual_seed(1)
     for at in range(shape[0]):
         x[at].normal_()
@@ -150,7 +148,7 @@ def drawn(shape: tuple[int, ...], classes: int, *, sites: bool, dtype: str = "fl
 class Step:
     """A step of a model and a loss: gradients anew, the loss as a number."""
 
-    def __init__(self, model: nn.Module, case: Case, report: common.Report, limit: Any) -> None:
+    def __init__(self, model: nn.Module, case: Case, report: script.Report, limit: Any) -> None:
         self.model, self.place = model, _place(report)
         self.limit, self.inside = limit, case.loss_inside and limit is not None
         loss = nn.CrossEntropyLoss()
@@ -186,7 +184,7 @@ class Step:
 class Memory:
     """The most that the card held in a block: by PyTorch's count, and what is the arena's own."""
 
-    def __init__(self, report: common.Report) -> None:
+    def __init__(self, report: script.Report) -> None:
         self.report, self.cuda = report, report.arguments.cuda
 
     def __enter__(self) -> Memory:
@@ -211,7 +209,7 @@ class Memory:
         }
 
 
-def check_small(report: common.Report, name: str, case: Case) -> None:
+def check_small(report: script.Report, name: str, case: Case) -> None:
     """Compare a small relative's loss, gradients and buffers with PyTorch's, in float64."""
     small = made(case, report, width=SMALL_WIDTH, dtype=torch.float64)
     sites = name != "resnet50"
@@ -245,46 +243,20 @@ def check_small(report: common.Report, name: str, case: Case) -> None:
     )
 
 
-def issued(step: Callable[[], Any]) -> dict[str, Any]:
-    """Of a step, seconds of each run of a program, and what issuing it took the host of these."""
-    found: dict[str, list[float]] = {"running": [], "issuing": []}
-    watched = {"run": "running", "_issue": "issuing"}
-    before = {name: getattr(Executor, name) for name in watched}
-
-    def watching(name: str) -> Callable[..., Any]:
-        def watch(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            made = before[name](*args, **kwargs)
-            found[watched[name]].append(time.perf_counter() - begin)
-            return made
-
-        return watch
-
-    begin = time.perf_counter()
-    try:
-        for name in watched:
-            setattr(Executor, name, watching(name))
-        step()
-    finally:
-        for name in watched:
-            setattr(Executor, name, before[name])
-    return {"step": time.perf_counter() - begin, **found}
-
-
-def their_step(report: common.Report, name: str, case: Case, x: Any, target: Any) -> Any:
+def their_step(report: script.Report, name: str, case: Case, x: Any, target: Any) -> Any:
     """Seconds and loss of PyTorch in core; None where it does not fit."""
     model = made(case, report, width=_width(report))
     with precision(torch, tf32=True), out_of_memory_as(torch, MemoryError):
         step = Step(model, case, report, None)
         with Memory(report) as memory:
             loss = step(x, target)
-        seconds = networks.repeated(lambda: step(x, target), report.synchronize)
+        seconds = repeated(lambda: step(x, target), report.synchronize)
     report.measure(f"{name}: PyTorch, seconds", seconds)
     report.measure(f"{name}: PyTorch, memory", memory.figures())
     return seconds, loss
 
 
-def own_step(report: common.Report, name: str, case: Case, limit: str) -> Timing:
+def own_step(report: script.Report, name: str, case: Case, limit: str) -> Timing:
     """Seconds of the library's own step of the same network, its engines measured before."""
     assert case.own is not None
     net, loss = (
@@ -299,26 +271,17 @@ def own_step(report: common.Report, name: str, case: Case, limit: str) -> Timing
         if report.arguments.tune and not report.quick:
             networks.tune(report, f"{name}: own", functools.partial(step.tune, **inputs))
         step(**inputs)
-        seconds = networks.repeated(lambda: step(**inputs), report.synchronize)
-        report.measure(f"{name}: own, on the host", issued(lambda: step(**inputs)))
-    report.measure(f"{name}: own, plan", _figures(step.plan))
+        seconds = repeated(lambda: step(**inputs), report.synchronize)
+    report.measure(f"{name}: own, plan", networks.figures_of(step.plan))
     report.measure(f"{name}: own, seconds", seconds)
     return seconds
 
 
-def _figures(plan: Any) -> dict[str, Any]:
-    names = (
-        "policy", "pieces", "seconds", "compute_seconds", "copy_in_seconds", "copy_out_seconds",
-        "bytes_in", "bytes_out", "device_bytes", "host_bytes", "memory_limit", "gradient_bytes",
-    )  # fmt: skip
-    return {each: getattr(plan, each) for each in names}
-
-
-def _width(report: common.Report) -> float:
+def _width(report: script.Report) -> float:
     return SMALL_WIDTH if report.quick else 1.0
 
 
-def measure(report: common.Report, name: str, case: Case) -> None:
+def measure(report: script.Report, name: str, case: Case) -> None:
     """Time PyTorch, the library's own step, and the model under its limit."""
     shape = case.small_shape if report.quick else case.shape
     classes = min(case.classes, 3) if report.quick else case.classes
@@ -349,13 +312,12 @@ def measure(report: common.Report, name: str, case: Case) -> None:
         step(x, target)
         report.measure(f"{name}: second step", time.perf_counter() - begin)
         with Memory(report) as memory:
-            seconds = networks.repeated(lambda: step(x, target), report.synchronize)
-        report.measure(f"{name}: on the host, seconds", issued(lambda: step(x, target)))
+            seconds = repeated(lambda: step(x, target), report.synchronize)
         with ooc_cudnn.profile() as recorded:
             step(x, target)
     plan = step.plan
     report.measure(f"{name}: seconds", seconds)
-    report.measure(f"{name}: plan", _figures(plan))
+    report.measure(f"{name}: plan", networks.figures_of(plan))
     report.measure(f"{name}: explain", plan.explain().splitlines(), spoken="kept")
     streams = ("copy_in", "compute", "copy_out")
     report.measure(
@@ -383,7 +345,7 @@ def measure(report: common.Report, name: str, case: Case) -> None:
         report.claim(f"{name}: times the library's own step", ratio, "<=", 1.03)
 
 
-def _release(report: common.Report) -> None:
+def _release(report: script.Report) -> None:
     gc.collect()
     release_device(report.arguments.device)
     if report.arguments.cuda:
@@ -405,7 +367,7 @@ class Nothing(torch.autograd.Function):
         return None, *map(torch.empty_like, ctx.saved_tensors)
 
 
-def overhead(report: common.Report) -> None:
+def overhead(report: script.Report) -> None:
     """A small step of ResNet-50 in core: the door beside the library's own step, and PyTorch.
 
     Beside them a model of the same parameters that computes nothing: gradients to None, the loss,
@@ -466,29 +428,8 @@ def overhead(report: common.Report) -> None:
             )
         ratio = timings["door"].median / timings["PyTorch"].median
         report.claim(f"{OVERHEAD}: door / PyTorch", ratio)
-        for name in ("door", "own"):
-            report.measure(
-                f"{OVERHEAD}: {name}, Python",
-                profiled(ways[name], count),
-                spoken="kept: the functions that take most",
-            )
     error = abs(found / expected - 1)
     report.check(f"{OVERHEAD}: contents", {"ok": error <= LOSS_TOLERANCE, "loss_error": error})
-
-
-def profiled(step: Callable[[], Any], count: int) -> list[str]:
-    """The functions of Python that a step takes most in, as cProfile says, lines of text.
-
-    Those of autograd's threads are not seen by it.
-    """
-    watch = cProfile.Profile()
-    watch.enable()
-    for _ in range(count):
-        step()
-    watch.disable()
-    said = io.StringIO()
-    pstats.Stats(watch, stream=said).strip_dirs().sort_stats("tottime").print_stats(40)
-    return said.getvalue().splitlines()
 
 
 class Widened(nn.Module):
@@ -502,7 +443,7 @@ class Widened(nn.Module):
         return self.model(x.float() / 255)
 
 
-def infer(report: common.Report) -> None:
+def infer(report: script.Report) -> None:
     """Labels of a whole image: from a file of uint8 to a file of uint8."""
     side = 128 if report.quick else report.arguments.side
     limit = "24MiB" if report.quick else report.arguments.limit or INFER_LIMIT
@@ -510,7 +451,7 @@ def infer(report: common.Report) -> None:
     model = Widened(torch_models.unet(3, _width(report))).eval().to(_place(report))
     if report.arguments.cuda:
         model = model.to(memory_format=torch.channels_last)
-    with tempfile.TemporaryDirectory(dir=common.folder_of(report.arguments)) as folder:
+    with tempfile.TemporaryDirectory(dir=script.folder_of(report.arguments)) as folder:
         shape = (1, 3, side, side)
         path, to = os.path.join(folder, "image.npy"), os.path.join(folder, "labels.npy")
         image = np.lib.format.open_memmap(path, "w+", "uint8", shape)
@@ -534,7 +475,7 @@ def infer(report: common.Report) -> None:
             with Memory(report) as memory, ooc_cudnn.profile() as recorded:
                 run()
             calls = recorded.calls  # a block each
-            seconds = networks.repeated(run, report.synchronize)
+            seconds = repeated(run, report.synchronize)
             report.measure(f"{INFER}: seconds, planned anew each time", seconds)
             whole = sum(call.seconds for call in calls)
             predicted = sum(call.plan.seconds for call in calls)
@@ -554,7 +495,7 @@ def infer(report: common.Report) -> None:
         del image, labels
 
 
-def _check_labels(report: common.Report, model: nn.Module, image: Any, labels: Any) -> None:
+def _check_labels(report: script.Report, model: nn.Module, image: Any, labels: Any) -> None:
     """Compare labels with PyTorch's, of a window whose border no site far inside can see."""
     side, edge = image.shape[-1], 192  # 188 rows are seen from a site of a U-Net of five levels
     window = side if side <= 1024 else 1024
@@ -576,7 +517,7 @@ def _check_labels(report: common.Report, model: nn.Module, image: Any, labels: A
 # The command line ---------------------------------------------------------------------------------
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     chosen = report.arguments.case or (*CASES, OVERHEAD, INFER)
     if report.arguments.case:
         report.file = "_".join((NAME, *chosen))
@@ -587,7 +528,7 @@ def body(report: common.Report) -> None:
         # by a machine that is named, plans would not follow what is measured
         more |= {"host_memory_limit": host}
         more |= {"machine": None} if report.arguments.tune else {}
-    stored = common.no_stored_engines() if report.arguments.tune else nullcontext()
+    stored = script.no_stored_engines() if report.arguments.tune else nullcontext()
     with stored, ooc_cudnn.settings(**more):
         for name in chosen:
             try:
@@ -619,7 +560,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     networks.tune_options(parser)
 
 
-main = functools.partial(common.run, NAME, body, __doc__, more=options)
+main = functools.partial(script.run, NAME, body, __doc__, more=options)
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

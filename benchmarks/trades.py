@@ -6,16 +6,17 @@ replayed on a virtual clock, as `ooc-cudnn network NAME --sweep` does.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import stored
 from benchmarks.planning_networks import CASES as PLANNED
 from benchmarks.planning_networks import MACHINE, SMALL, Case
 from ooc_cudnn import networks
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import stored
 from ooc_cudnn.network.tradeoff.curve import SHARES, Trade, trade_of
 from ooc_cudnn.network.tradeoff.plot import figure_of
 
@@ -26,7 +27,7 @@ DRAWN = (Case("resnet50", 256), Case("unet", 1))
 CASES = (*DRAWN, *(case for case in PLANNED if case.network not in {c.network for c in DRAWN}))
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     for case in SMALL if report.quick else CASES:
         net, loss = getattr(networks, case.network)(batch=case.batch)
         limits = SHARES[::3] if report.quick else SHARES
@@ -52,7 +53,7 @@ def best_is_fastest(trade: Trade) -> bool:
 # The pictures ------------------------------------------------------------------------------------
 
 
-def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULTS) -> int:
+def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULTS) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
     kept = stored(NAME, folder)["measurements"]
 
@@ -66,8 +67,8 @@ def pictures(*, check: bool, images: Path = IMAGES, folder: Path = common.RESULT
 
 
 def main(argv: list[str] | None = None) -> int:
-    return common.run(NAME, body, __doc__, argv, needs_card=False)
+    return script.run(NAME, body, __doc__, argv, needs_card=False)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

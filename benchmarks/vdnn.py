@@ -9,16 +9,18 @@ same policy takes where backward reads a bit of each ReLU and a byte of each max
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import common
 from benchmarks import vdnn_figures as paper
-from benchmarks.pages.blocks import Block, markdown, stored
+from benchmarks.pages.blocks import Block
 from benchmarks.vdnn_figures import CONVENTIONAL, DEEP, GIB, SHALLOW, WAYS, Case, Savings, Way
 from benchmarks.vdnn_machine import baseline_bytes
 from benchmarks.vdnn_networks import network
 from benchmarks.vdnn_replay import Replay, replayed
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import markdown, stored
 
 NAME = "vdnn"
 #: How far a baseline may be from the one that the paper states, and a loss of the static policies
@@ -51,7 +53,7 @@ def losses(cases: Iterable[Case], way: Way) -> tuple[list[float], list[float]]:
 
 
 def measure(
-    report: common.Report,
+    report: script.Report,
     name: str,
     unit: str,
     simulated: float,
@@ -64,7 +66,7 @@ def measure(
     report.measure(name, row)
 
 
-def baselines(report: common.Report, cases: Iterable[Case]) -> None:
+def baselines(report: script.Report, cases: Iterable[Case]) -> None:
     """Torch's memory of each network, which savings are shares of."""
     for case in cases:
         found, stated = baseline_bytes(network(case)) / GIB, case.baseline_gib
@@ -75,7 +77,7 @@ def baselines(report: common.Report, cases: Iterable[Case]) -> None:
             report.claim(f"{name}: |simulated / paper - 1|", off, "<=", BASELINE_WITHIN)
 
 
-def policies(report: common.Report, way: Way) -> None:
+def policies(report: script.Report, way: Way) -> None:
     """Mean savings over the conventional networks, losses over all ten."""
     found = [both(case, way) for case in CONVENTIONAL]
     stated = paper.SAVINGS.get(way)
@@ -101,7 +103,7 @@ def policies(report: common.Report, way: Way) -> None:
         report.claim(f"{way}: performance lost, worst", max(as_then), "<=", DYN_AT_MOST)
 
 
-def single(report: common.Report) -> None:
+def single(report: script.Report) -> None:
     """What the paper says of single networks."""
     vgg_128, vgg_256 = CONVENTIONAL[4:]
     then, ours = both(vgg_128, paper.ALL_M)
@@ -129,7 +131,7 @@ def single(report: common.Report) -> None:
         report.claim(f"dyn, {case}: peak of the card", then.peak_bytes / card, "<=", 1.0)
 
 
-def networks(report: common.Report, cases: Iterable[Case]) -> None:
+def networks(report: script.Report, cases: Iterable[Case]) -> None:
     """Every policy of every network: what the paper shows in figures only."""
     for case in cases:
         for way in WAYS:
@@ -144,7 +146,7 @@ def networks(report: common.Report, cases: Iterable[Case]) -> None:
             report.check(f"{case}: {way}", {"ok": pair[0].seconds > 0, **row})
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     if report.arguments.quick:
         baselines(report, CONVENTIONAL[:1])
         networks(report, CONVENTIONAL[:1])
@@ -169,7 +171,7 @@ def shown(value: float | None, unit: str) -> str:
     return f"{round(value * 100)} %" if unit == "%" else f"{value:.1f} {unit}"
 
 
-def table(folder: Path = common.RESULTS) -> str:
+def table(folder: Path = script.RESULTS) -> str:
     """Return the table of everything that was compared, in its order."""
     rows = [
         (name, *(shown(row[which], row["unit"]) for which in ("paper", "simulated", "ours")))
@@ -178,7 +180,7 @@ def table(folder: Path = common.RESULTS) -> str:
     return markdown(("", "paper", "simulated", "saving little"), rows)
 
 
-def each_network(folder: Path = common.RESULTS) -> str:
+def each_network(folder: Path = script.RESULTS) -> str:
     """Return the table of every policy of every network, as simulated."""
     rows = []
     for name, row in stored(NAME, folder)["checks"].items():
@@ -197,8 +199,8 @@ BLOCKS = (Block("docs/vdnn.md", "table", table), Block("docs/vdnn.md", "networks
 
 
 def main(argv: list[str] | None = None) -> int:
-    return min(common.run(NAME, body, __doc__, argv, first=("--strict",), needs_card=False), 1)
+    return min(script.run(NAME, body, __doc__, argv, first=("--strict",), needs_card=False), 1)
 
 
 if __name__ == "__main__":
-    common.main(main)
+    sys.exit(main())

@@ -16,8 +16,8 @@ NARROW_BYTES, GAP_BYTES = (2**12, 2**15), 2**16
 """Narrow rows of pinned memory that lie apart take longer (a line's "rows"): by as much less the
 wider they are than the first of these, and by nothing from the second one on; still
 narrower ones by a share of it, and so do those with a smaller gap from one to the next. Measured on
-an H200, both ways (`benchmarks.copies`): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4 to
-18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
+an H200, both ways (docs/closed-studies.md): 0.02 us for a row of 1 KiB, 0.03 to 0.1 for those of 4
+to 18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`model_accuracy`)."""
 
 
 class Rows(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 STAGED_BYTES = 2**22
 """What one thread stages of a copy before it starts, at most: several stage the rest beside it.
 (Of twelve pieces and ways on an H200, parts twice as large were faster in one, of large pieces both
-ways, and half as large ones in two, of small pieces: `benchmarks.copies`.)"""
+ways, and half as large ones in two, of small pieces: docs/closed-studies.md.)"""
 
 AT_ONCE_BYTES = 2**16
 """What is smaller is staged on the caller's time: it is copied before another thread is awake."""

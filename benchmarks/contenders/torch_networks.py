@@ -58,16 +58,19 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def vgg16_features(t: Tensors, x: Any) -> Any:
-    for group, count in enumerate((2, 2, 3, 3, 3), 1):
+def vgg16_features(t: Tensors, x: Any, through: Callable[..., Any] = called) -> Any:
+    def group(x: Any, number: int, count: int) -> Any:
         for at in range(1, count + 1):
-            x = t.convolution_relu(x, f"conv{group}_{at}", padding=1)
-        x = t.functional.max_pool2d(x, 2)
+            x = t.convolution_relu(x, f"conv{number}_{at}", padding=1)
+        return t.functional.max_pool2d(x, 2)
+
+    for number, count in enumerate((2, 2, 3, 3, 3), 1):
+        x = through(group, x, number, count)
     return x
 
 
-def vgg16(t: Tensors, images: Any, labels: Any) -> Any:
-    x = vgg16_features(t, images)
+def vgg16(t: Tensors, images: Any, labels: Any, through: Callable[..., Any] = called) -> Any:
+    x = vgg16_features(t, images, through)
     for name in ("fc6", "fc7"):
         x = t.functional.relu(t.linear(x, name), inplace=True)
     return t.functional.cross_entropy(t.linear(x, "logits"), labels)

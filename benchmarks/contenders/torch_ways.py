@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.contenders.torch_networks import Tensors, Twin
-from benchmarks.contenders.torch_training import HOST_RESERVE_BYTES, pinned_bytes
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.units import format_bytes
 
+#: Host memory that must stay free: a machine whose memory PyTorch pins to the last GiB is killed.
+HOST_RESERVE_BYTES = 16 * 2**30
 #: Of what is saved for backward, the share that a compiled step may keep (1: all of it).
 BUDGETS = (0.5, 0.2)
 #: Images of a batch whose saved tensors tell those of a whole one.
@@ -84,6 +85,17 @@ def _check_room(t: Tensors, twin: Any, inputs: tuple[Any, ...]) -> None:
             f"would pin {format_bytes(needed)} of host memory for saved tensors; "
             f"{format_bytes(free)} are free, of which {format_bytes(HOST_RESERVE_BYTES)} must stay"
         )
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """Return what PyTorch's pinned memory takes for a tensor: the next power of two.
+
+    Examples
+    --------
+    >>> pinned_bytes(1000), pinned_bytes(1024), pinned_bytes(1025), pinned_bytes(0)
+    (1024, 1024, 2048, 0)
+    """
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 @contextlib.contextmanager

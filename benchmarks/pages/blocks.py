@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks import common
 from ooc_cudnn.bench.environment import ROOT
 
 NOT_MEASURED = "not measured yet"
@@ -43,34 +41,3 @@ class Block(NamedTuple):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(begin + now + end, begin + made + end), encoding="utf-8")
         return 0
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "lr") -> str:
-    """Lay out a table; `align` has "l" or "r" for each column, its last letter for all others.
-
-    Examples
-    --------
-    >>> print(markdown(("case", "ms"), [("a", "12")]))
-    | case | ms |
-    |---|---:|
-    | a | 12 |
-    """
-    kinds = align.ljust(len(head), align[-1])[: len(head)]
-    rule = "|".join({"l": "---", "r": "---:"}[kind] for kind in kinds)
-    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
-
-
-def joined(parts: Iterable[str]) -> str:
-    """Join paragraphs; those without text are left out."""
-    return "\n\n".join(part for part in parts if part)
-
-
-def stored(name: str, folder: Path = common.RESULTS) -> Any:
-    """Return a record of `benchmarks/results`."""
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def claims(name: str, folder: Path = common.RESULTS) -> dict[str, float]:
-    """Return the values of a record's claims, by what they are called."""
-    return {each["name"]: float(each["value"]) for each in stored(name, folder)["claims"]}

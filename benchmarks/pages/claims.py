@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks import common
-from benchmarks.common import Claim
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, claims, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
 from benchmarks.pages.records import Records, names
 from benchmarks.pages.words import precision_of
-from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import claims, markdown
+from ooc_cudnn.bench.report import Claim
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {
@@ -22,9 +22,6 @@ AT_LEAST = {
     "double_buffered_cupy": 0.95,
 }
 SIZES_HELD = ("fig14-4gb", "fig14-9gb")
-LARGEST_STEP = "vgg16-n1024"
-#: How far the predicted seconds of that training step may be off.
-PREDICTION_BOUND = 0.15
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,7 @@ class Held:
 
 def held(records: Records) -> list[Held]:
     """Return every claim, in the page's order."""
-    old = records.call_by_call(names(f"{LARGEST_STEP}-"))  # held to nothing any more
-    return [*_against_others(records), *(() if old else _step(records)), _contents(records)]
+    return [*_against_others(records), _contents(records)]
 
 
 def claims_table(records: Records) -> str:
@@ -79,24 +75,6 @@ def _against_others(records: Records) -> Iterator[Held]:
                 )  # fmt: skip
 
 
-def _step(records: Records) -> Iterator[Held]:
-    for case in names(f"{LARGEST_STEP}-"):
-        what = f"`{LARGEST_STEP}`, {precision_of(case)}"
-        for contender in ("in_core", "torch_in_core"):
-            ratio = records.ratio(case, contender)
-            reason = records.reason(case) or records.reason(case, contender) or ""
-            overhead = None if ratio is None else 1 / ratio - 1
-            yield Held(f"{what}: longer than `{contender}`", "%", overhead, reason=reason)
-        details, reason = records.details(case), records.reason(case) or ""
-        for stage in STREAMS:
-            share = details.get("binding_share", {}).get(stage)
-            words = stage.replace("_", " ")
-            yield Held(f"{what}: share of time that {words} binds", "%", share, reason=reason)
-        ratio = details.get("predicted_over_measured")
-        off = None if ratio is None else abs(ratio - 1)
-        yield Held(f"{what}: prediction off by", "%", off, "<=", PREDICTION_BOUND, reason)
-
-
 def _contents(records: Records) -> Held:
     """Count cases whose results were checked on the host and are right."""
     right = sum(bool(record["verified"]) for record in records.found.values())
@@ -107,16 +85,8 @@ def _contents(records: Records) -> Held:
     return Held(name, "", float(right), ">=", float(measured))
 
 
-LINK, LARGE, CORE, FUNCTIONS, CHAIN, POOL, VOLUME = (
-    "convolution_link",
-    "convolution_large",
-    "convolution_in_core",
-    "functions",
-    "chain_vgg",
-    "results_pool",
-    "volume",
-)
-SHARE, TIMES = "fraction of the duplex link", "times faster than"
+LINK, FUNCTIONS = "convolution_link", "functions"
+SHARE = "fraction of the duplex link"
 
 #: (what a row says, result file, claim, how its value is printed)
 ROWS = (
@@ -127,34 +97,10 @@ ROWS = (
     ("pageable arrays that `pin()` has locked", LINK, f"page-locked by pin(): {SHARE}", "{:.0%}"),
     ("the driver's own copies of pageable arrays, in one after out, nothing computed",
      LINK, f"driver's pageable copies: {SHARE}", "{:.0%}"),
-    ("one image of 64 x 4096 x 8192 in strict float32, on the device, against one cuDNN call",
-     LARGE, f"device: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
-    ("the same from and to pinned memory",
-     LARGE, f"pinned: {TIMES} the unsplit cuDNN call", "{:.0f} times as fast"),
-    ("everything small and on the device: what the host takes beside cuDNN's own call",
-     CORE, "1x64x32x32 convolution_forward: host overhead", "{:.0f} us"),
-    ("the same, fused with bias and ReLU", CORE, "1x64x32x32 fused: host overhead", "{:.0f} us"),
-    ("64 images of 128 channels of 112 x 112 on the device, with `out=`, waiting for each call: "
-     "what it takes beside cuDNN's own",
-     POOL, "64x128x112x112, one by one, with out: beside cuDNN's own", "{:.0f} us"),
-    ("the same without `out=`",
-     POOL, "64x128x112x112, one by one, without out: beside cuDNN's own", "{:.0f} us"),
-    ("the same without `out=`, without waiting",
-     POOL, "64x128x112x112, back to back, without out: beside cuDNN's own", "{:.0f} us"),
-    ("a volume of 32 channels of 48 x 1024 x 1024, 3 x 3 x 3, limit 512 MiB: cut along the axis "
-     "that the planner chooses, against the first",
-     VOLUME, "times faster along the chosen axis", "{:.1f} times as fast"),
     ("all three gradients of convolution, bias and ReLU in one call: share of the link",
      FUNCTIONS, "convolution_add_activation_backward: limit / measured", "{:.0%}"),
     ("batch normalization in training: share of the link",
      FUNCTIONS, "batch_normalization_forward_training: limit / measured", "{:.0%}"),
-    ("VGG-16's feature layers as one chain from and to pinned memory, n=1024, limit 16 GiB, "
-     "against PyTorch with all of it on the card, copies not counted",
-     CHAIN, "n1024: times the in-core PyTorch time", "{:.2f} of its time"),
-    ("the same on one image of 16384 x 16384",
-     CHAIN, "16384: times the in-core PyTorch time", "{:.2f} of its time"),
-    ("the same on 32768 x 32768, four times as many pixels, against our 16384 x 16384",
-     CHAIN, "32768: times the 16384 time", "{:.2f}x"),
 )  # fmt: skip
 
 
@@ -162,7 +108,7 @@ def scripts_table() -> str:
     """Every claim with its value; what no record has is not measured yet."""
     rows = []
     for label, name, claim, form in ROWS:
-        there = (common.RESULTS / f"{name}.json").exists()
-        value = claims(name, common.RESULTS).get(claim) if there else None
+        there = (script.RESULTS / f"{name}.json").exists()
+        value = claims(name, script.RESULTS).get(claim) if there else None
         rows.append((label, NOT_MEASURED if value is None else form.format(value), f"`{name}`"))
     return markdown(("what", "measured", "by"), rows)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
 from benchmarks.pages import canvas, steps
-from benchmarks.pages.blocks import Block, joined, markdown
+from benchmarks.pages.blocks import Block
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import joined, markdown
 from ooc_cudnn.units import format_bytes, format_seconds
 
 CASE = "resnet50"
@@ -29,7 +30,7 @@ GIB = (4, 8, 16, 32, 64)
 SECONDS = (0.2, 0.25, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 
-def measured(folder: Path = common.RESULTS) -> list[steps.Way]:
+def measured(folder: Path = script.RESULTS) -> list[steps.Way]:
     """Return every way to a step whose memory is known; nothing where there is no curve."""
     record = steps.records(folder).get(CASE)
     found = [] if record is None else list(steps.ways(CASE, record))
@@ -37,7 +38,7 @@ def measured(folder: Path = common.RESULTS) -> list[steps.Way]:
     return found if len(ours) >= FEWEST else []
 
 
-def section(folder: Path = common.RESULTS) -> str:
+def section(folder: Path = script.RESULTS) -> str:
     """Return the picture, what it shows, and four rows; empty without a curve."""
     found = measured(folder)
     if not found:
@@ -89,7 +90,7 @@ ABOUT = (
 )
 
 
-def drawn(folder: Path = common.RESULTS) -> list[list[Any]]:
+def drawn(folder: Path = script.RESULTS) -> list[list[Any]]:
     """Return what the picture shows: contender, label, seconds and bytes of each way."""
     return [
         [way.contender, way.label.replace("`", ""), way.seconds, way.device_bytes]
@@ -125,7 +126,7 @@ def draw(values: list[list[Any]], path: Path) -> None:
     canvas.save(figure, path, values)
 
 
-def picture(*, check: bool, path: Path = PICTURE, folder: Path = common.RESULTS) -> int:
+def picture(*, check: bool, path: Path = PICTURE, folder: Path = script.RESULTS) -> int:
     """Draw it where it is out of date, or say so; 1 where it was named."""
     return canvas.redrawn(path, drawn(folder), draw, check=check)
 

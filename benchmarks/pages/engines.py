@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import common
 from benchmarks.engines import DIRECTIONS, MOST, PRECISIONS, is_as_exact
 from benchmarks.engines import SETS as LAYERS
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import joined, markdown, stored
 from ooc_cudnn.figures import COLOURS
 
 PAGE = "docs/kernels.md"
@@ -52,7 +53,7 @@ def _least(ways: Mapping[str, Any], who: str) -> float:
     return min(timing["median"] for timing in _of(ways, who))
 
 
-def records(folder: Path = common.RESULTS) -> dict[str, Mapping[str, Any]]:
+def records(folder: Path = script.RESULTS) -> dict[str, Mapping[str, Any]]:
     """The sets that were measured."""
     there = (key for key in SETS if (folder / f"engines_{key}.json").exists())
     return {key: stored(f"engines_{key}", folder) for key in there}
@@ -65,7 +66,7 @@ def _cell(problem: Problem | None) -> str:
     return f"**{text}**" if problem.ratio > MOST else text
 
 
-def figures(folder: Path = common.RESULTS) -> str:
+def figures(folder: Path = script.RESULTS) -> str:
     """A table for each set: a line for each layer and precision, a column for each direction."""
     found = records(folder)
     if not found:
@@ -161,7 +162,7 @@ def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
     canvas.save(figure, path, drawn)
 
 
-def picture(*, check: bool, image: Path = IMAGE, folder: Path = common.RESULTS) -> int:
+def picture(*, check: bool, image: Path = IMAGE, folder: Path = script.RESULTS) -> int:
     """Draw it if it is out of date, or say so; 1 where it was said."""
     found = records(folder)
     return canvas.redrawn(image, shown(found) if found else None, draw, check=check)

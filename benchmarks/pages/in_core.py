@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import common
 from benchmarks.engines import MOST
 from benchmarks.functions_in_core import DTYPES, NAME, OF_HOST
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import joined, markdown, stored
 
 PAGE = "docs/kernels.md"
 
@@ -88,7 +89,7 @@ def _row(name: str, of: Sequence[Problem]) -> tuple[str, ...]:
     )
 
 
-def figures(folder: Path = common.RESULTS) -> str:
+def figures(folder: Path = script.RESULTS) -> str:
     """A line for each function, and one for all of them."""
     if not (folder / f"{NAME}.json").exists():
         return f"These functions were {NOT_MEASURED}: `python -m benchmarks.{NAME}` does it."

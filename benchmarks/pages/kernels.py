@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
 from benchmarks.kernel_cases import POOLING_SHARE, RELAYOUT_SHARE, SOFTMAX_SHARE
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import joined, markdown, stored
 from ooc_cudnn.figures import COLOURS
 
 NAME, PAGE = "kernels", "docs/kernels.md"
@@ -27,7 +28,7 @@ GROUPS = {
 }
 
 
-def record(folder: Path = common.RESULTS, name: str = NAME) -> Mapping[str, Any] | None:
+def record(folder: Path = script.RESULTS, name: str = NAME) -> Mapping[str, Any] | None:
     """What was measured; None if nothing was."""
     return stored(name, folder) if (folder / f"{name}.json").exists() else None
 
@@ -70,7 +71,7 @@ def _short(row: Row) -> str:
     return own if "public" not in row else f"{own}; called: {1e6 * row['public']:.0f} us"
 
 
-def figures(folder: Path = common.RESULTS) -> str:
+def figures(folder: Path = script.RESULTS) -> str:
     found = record(folder)
     if found is None:
         return f"The kernels were {NOT_MEASURED}: `python -m benchmarks.kernels` does it."
@@ -97,7 +98,7 @@ PASSES = "passes"
 COLUMNS = tuple(itertools.product(("NCHW", "NHWC"), ("float32", "float16")))
 
 
-def passes(folder: Path = common.RESULTS) -> str:
+def passes(folder: Path = script.RESULTS) -> str:
     """A line for each case of `benchmarks.passes`, under its kernel."""
     found = record(folder, PASSES)
     if found is None:
@@ -134,7 +135,7 @@ KERNELS = {
 REACHED = re.compile(r"^// .* of a copy's speed on an .*$", re.MULTILINE)
 
 
-def reached(kernel: str, folder: Path = common.RESULTS) -> str:
+def reached(kernel: str, folder: Path = script.RESULTS) -> str:
     """What the comment of a kernel says it reaches; of `KERNELS` where they are held to a share."""
     found = stored(NAME if kernel in KERNELS else PASSES, folder)
     if kernel in KERNELS:
@@ -152,7 +153,7 @@ def reached(kernel: str, folder: Path = common.RESULTS) -> str:
 
 
 def comments(
-    *, check: bool, sources: Path = ROOT / "kernels", folder: Path = common.RESULTS
+    *, check: bool, sources: Path = ROOT / "kernels", folder: Path = script.RESULTS
 ) -> int:
     """Write into the kernels' comments what they reach, or say which are out of date: 1 then."""
     found = record(folder, PASSES)
@@ -210,7 +211,7 @@ def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
     canvas.save(figure, path, drawn)
 
 
-def picture(*, check: bool, image: Path = IMAGE, folder: Path = common.RESULTS) -> int:
+def picture(*, check: bool, image: Path = IMAGE, folder: Path = script.RESULTS) -> int:
     """Draw it if it is out of date, or say so; 1 where it was said."""
     found = record(folder)
     return canvas.redrawn(image, found and shown(found), draw, check=check)

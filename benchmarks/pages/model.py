@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accuracy_summary, common, model_accuracy, planning
-from benchmarks.pages.blocks import Block, joined, markdown
-from benchmarks.pages.blocks import stored as record
+from benchmarks import accuracy_summary, model_accuracy, planning
+from benchmarks.pages.blocks import Block
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import joined, markdown
+from ooc_cudnn.bench.record import stored as record
 from perfmodel import Line, MachineModel, shipped
 
 #: Said of a call where the figures of `accuracy_summary` are grouped.
@@ -183,7 +185,7 @@ def _claim_row(
 # Accuracy ----------------------------------------------------------------------------------------
 
 
-def stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
+def stored(folder: Path = script.RESULTS) -> list[Mapping[str, Any]]:
     """Return what `model_accuracy` stored, on cards first; quick runs tell nothing."""
     paths = sorted(folder.glob(f"{model_accuracy.NAME}_*.json"))
     results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
@@ -193,7 +195,7 @@ def stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
     )
 
 
-def calls_stored(folder: Path = common.RESULTS) -> list[Mapping[str, Any]]:
+def calls_stored(folder: Path = script.RESULTS) -> list[Mapping[str, Any]]:
     return [result for result in stored(folder) if result["measurements"].get("calls")]
 
 

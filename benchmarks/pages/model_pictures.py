@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import common
 from benchmarks.accuracy_summary import BOUNDS
 from benchmarks.pages import canvas
 from benchmarks.pages.canvas import is_current, stamp
 from benchmarks.pages.model import calls_stored, machine_of
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration.pictures import draw_calibration
 from ooc_cudnn.figures import COLOURS
@@ -73,7 +73,7 @@ def generate(
     *,
     check: bool,
     machine: str = "h200",
-    results: Path = common.RESULTS,
+    results: Path = script.RESULTS,
     output: Path = IMAGES,
 ) -> int:
     """Draw both, or say which is not of what is stored; 1 where one is not.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY, VGG16_BATCHES
+from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
 from benchmarks.pages import words
-from benchmarks.pages.blocks import NOTHING, Block, joined, markdown
+from benchmarks.pages.blocks import NOTHING, Block
 from benchmarks.pages.claims import claims_table, scripts_table
 from benchmarks.pages.pictures import shown
 from benchmarks.pages.records import Records, feature_bytes, load, names, stage_seconds
@@ -15,15 +15,12 @@ from benchmarks.pages.words import LABELS, PRECISIONS, Cell, precision_of, secti
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import FIGURE_9
-from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.bench.record import joined, markdown
 from ooc_cudnn.units import format_seconds
 
 IN_CORE = (OURS, "in_core", "cudnn")
 OTHERS = (*UNIFIED_MEMORY, *LOOPS, "serial", "torch_in_core")
 OTHERS_OF_NETWORKS = ("in_core", *LOOPS, "torch_in_core")
-OTHER_STEPS = ("in_core", "torch_in_core", "torch_save_on_cpu", "torch_checkpoint",
-               "torch_micro_batches")  # fmt: skip
-STEPS = [f"vgg16-n{batch}-{precision}" for precision in PRECISIONS for batch in VGG16_BATCHES]
 
 
 def by_case(
@@ -130,83 +127,6 @@ def networks(records: Records) -> str:
     return section(records, cases, (OURS, "copy_limit", *OTHERS_OF_NETWORKS), (table,))
 
 
-def _batch(case: str) -> str:
-    return f"{CASES[case].sizes['batch']}, {precision_of(case)}"
-
-
-def figure_12(records: Records) -> str:
-    """Seconds of a step by batch, and the other ways over them."""
-    columns = {"`ooc_cudnn`": words.seconds()}
-    columns |= {f"`{other}`": words.times(other) for other in OTHER_STEPS}
-    table = by_case(records, STEPS, "batch", columns, _batch)
-    return section(records, names("vgg16-"), (OURS, *OTHER_STEPS), (*_way(records), table))
-
-
-def _old(records: Records) -> list[str]:
-    """The batches whose steps were planned call by call; with the precision where not all were."""
-    measured = [case for case in STEPS if records.details(case)]
-    named: list[str] = []
-    for batch in VGG16_BATCHES:
-        of = [case for case in measured if CASES[case].sizes["batch"] == batch]
-        old = [case for case in of if records.call_by_call([case])]
-        each = [f"{batch} in {precision_of(case)}" for case in old]
-        named += [f"{batch}"] if old and old == of else each
-    return named
-
-
-def _all_old(records: Records) -> bool:
-    return all(records.call_by_call([case]) for case in STEPS if records.details(case))
-
-
-def _way(records: Records) -> tuple[str, ...]:
-    """What must be known of records that are older than networks."""
-    if not records.call_by_call(STEPS):
-        return ()
-    of = "" if _all_old(records) else f" of batches of {' and '.join(_old(records))}"
-    return (f"The library's figures here{of} {CALL_BY_CALL}",)
-
-
-CALL_BY_CALL = (
-    "are of the old way: function after function, each planned by itself, with every map in one "
-    "place. A [network](networks.md) plans the step whole, and is [measured "
-    "above](#training-steps-planned-whole). `python -m benchmarks.contenders --case 'vgg16-*'` "
-    "measures these cases that way, too."
-)
-#: What a step moves over the link, function by function, and where it is planned whole.
-MOVES = "maps that do not fit are copied out once and back for every function that reads them"
-MOVES_WHOLE = "its images, maps that leave and come back, gradients of what is not on the card"
-
-
-def figure_13(records: Records) -> str:
-    """What the streams of a step were busy with, which binds, and what was predicted."""
-    head = ("batch", "moved in", "moved out", "copy in", "compute", "copy out", "binds: in",
-            "compute", "out", "predicted / measured")  # fmt: skip
-    rows = [(_batch(case), *_step(records.details(case))) for case in STEPS]
-    moves = MOVES if records.call_by_call(STEPS) else MOVES_WHOLE
-    if moves == MOVES and not _all_old(records):
-        moves += f"; where it is planned whole, {MOVES_WHOLE}"
-    about = (
-        f"What a step moves over the link: {moves}. Seconds for which each stream was at work, "
-        "summed over the calls of one recorded step; the share of the calls' time in calls that "
-        "each stage binds; and the predicted seconds of the step over the measured ones."
-    )
-    parts = (*_way(records), about, markdown(head, rows))
-    return section(records, names("vgg16-"), (), parts)
-
-
-def _step(details: Mapping[str, Any]) -> list[str]:
-    if not details:
-        return [NOTHING] * 9
-    busy, share = details["stage_seconds"], details["binding_share"]
-    ratio = details.get("predicted_over_measured")
-    return [
-        *(f"{details[way] / 1e9:.1f} GB" for way in ("bytes_in", "bytes_out")),
-        *(f"{busy[stage]:.3f} s" for stage in STREAMS),
-        *(f"{share[stage]:.0%}" for stage in STREAMS),
-        NOTHING if ratio is None else f"{ratio:.3f}",
-    ]
-
-
 RATIOS = (
     "`2.00 x` is twice as long as the library; a share of raw copies is how much of the speed of "
     "copying the same bytes both ways at once, computing nothing, the library reaches; `-` did not "
@@ -238,12 +158,6 @@ def page(records: Records) -> str:
             figure_10(records),
             "### Layers of real networks",
             networks(records),
-            "### VGG-16's training step (figure 12)",
-            words.image("fig12", "Seconds of a training step by batch", drawn),
-            figure_12(records),
-            "### Its layers and stages (figure 13)",
-            words.image("fig13", "What the streams were busy with in each layer", drawn),
-            figure_13(records),
             "### Other measurements",
             "By the scripts in [benchmarks](../benchmarks), on one NVIDIA H200. n=512, 64 "
             "channels, 256 x 256 and 3 x 3 filters where nothing else is said. The *duplex link* "

@@ -7,12 +7,12 @@ file, so that a stale picture is found without drawing it again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY, VGG16_BATCHES
+from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
 from benchmarks.pages import canvas, records
 from benchmarks.pages.records import Records, feature_bytes, names, stage_seconds
 from benchmarks.pages.words import LABELS, PRECISIONS
@@ -26,12 +26,9 @@ from ooc_cudnn.units import format_seconds
 IMAGES = ROOT / "docs" / "images" / "bench"
 Drawn = dict[str, Any]
 
-LINES_OF_12 = (OURS, "in_core", "torch_in_core", "torch_save_on_cpu", "torch_checkpoint",
-               "torch_micro_batches")  # fmt: skip
 LINES_OF_14 = (OURS, *UNIFIED_MEMORY, *LOOPS, "torch_in_core", "copy_limit")
 BARS_OF_SUMMARY = (OURS, *LOOPS[1:], "torch_in_core", *reversed(UNIFIED_MEMORY), "naive_loop")
 SUMMARY_CASE = "fig14-4gb-tf32"
-DIRECTIONS = ("forward", "backward")
 
 
 # Lines over sizes, a panel for each precision ----------------------------------------------------
@@ -114,19 +111,6 @@ def draw_figure_9(drawn: Drawn, path: Path) -> None:
         drawn, path, across="channels, one image of 1024 x 1024", up="GFLOPS", height=3.8,
         style=lambda contender: "-" if contender == OURS else "--", more=papers,
     )  # fmt: skip
-
-
-def figure_12(records: Records) -> Drawn:
-    return lines(
-        LINES_OF_12,
-        lambda precision: ((batch, f"vgg16-n{batch}-{precision}") for batch in VGG16_BATCHES),
-        records.seconds,
-    )
-
-
-draw_figure_12 = partial(
-    draw_lines, across="batch, 224 x 224", up="seconds of a training step", columns=3
-)
 
 
 def figure_14(records: Records) -> Drawn:
@@ -217,56 +201,6 @@ def draw_figure_10(drawn: Drawn, path: Path) -> None:
     canvas.save(figure, path, drawn)
 
 
-def figure_13(records: Records) -> Drawn:
-    """Of the largest batch measured in each precision: stages of each layer and direction."""
-    found = {}
-    for precision in PRECISIONS:
-        for batch in reversed(VGG16_BATCHES):
-            calls = records.details(f"vgg16-n{batch}-{precision}").get("calls")
-            if calls:
-                found[precision] = {"batch": batch, "layers": by_layer(calls)}
-                break
-    return found
-
-
-def by_layer(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Sum up calls by direction and layer: seconds of each stage, and ``seconds`` of the calls."""
-    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in DIRECTIONS}
-    layers = list(dict.fromkeys(call["layer"] for call in calls))
-    for direction in DIRECTIONS:
-        for layer in layers:
-            its = [c for c in calls if (c["layer"], c["direction"]) == (layer, direction)]
-            if its:
-                found[direction][layer] = {
-                    "seconds": sum(call["seconds"] for call in its),
-                    **{name: sum(call["stage_seconds"][name] for call in its) for name in STREAMS},
-                }
-    return found
-
-
-def draw_figure_13(drawn: Drawn, path: Path) -> None:
-    """The stages of every layer on top of each other, and the calls' own seconds."""
-    figure, axes = canvas.panels(max(len(drawn), 1), 2, width=10, height=3.2 * max(len(drawn), 1))
-    for row, (precision, found) in zip(axes, drawn.items(), strict=True):
-        for panel, direction in zip(row, DIRECTIONS, strict=True):
-            layers = found["layers"][direction]
-            below = [0.0] * len(layers)
-            for stage in STREAMS:
-                busy = [layer[stage] * 1e3 for layer in layers.values()]
-                panel.bar(range(len(layers)), busy, 0.8, bottom=below, **canvas.of_stage(stage))
-                below = [start + more for start, more in zip(below, busy, strict=True)]
-            whole = [layer["seconds"] * 1e3 for layer in layers.values()]
-            panel.plot(whole, color="#333333", marker="_", markersize=9, linestyle="",
-                       label="the calls, overlapped")  # fmt: skip
-            panel.set_xticks(range(len(layers)), list(layers), fontsize=7, rotation=90)
-            panel.set_title(
-                f"{direction}, {PRECISIONS[precision]}, n={found['batch']}", fontsize=9, loc="left"
-            )
-        row[0].set_ylabel("ms")
-    canvas.legend(axes[0][0])
-    canvas.save(figure, path, drawn)
-
-
 def summary(records: Records) -> Drawn:
     """Seconds of every way for 4.3 GB, if the library's are there."""
     if records.seconds(SUMMARY_CASE) is None:
@@ -306,8 +240,6 @@ PICTURES: dict[str, tuple[Callable[[Records], Drawn], Callable[[Drawn, Path], No
     "fig9": (figure_9, draw_figure_9),
     "table4": (table_4, draw_table_4),
     "fig10": (figure_10, draw_figure_10),
-    "fig12": (figure_12, draw_figure_12),
-    "fig13": (figure_13, draw_figure_13),
     "fig14": (figure_14, draw_figure_14),
     "summary": (summary, draw_summary),
 }

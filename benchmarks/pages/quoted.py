@@ -7,6 +7,7 @@ which are filled in from the results, or in those of a `STATED` entry, which say
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.pages import blocks, in_core
+from benchmarks.pages import in_core
+from ooc_cudnn.bench import record
 from ooc_cudnn.bench.attempt import PATIENCE_SECONDS
 from ooc_cudnn.bench.environment import ROOT
 from perfmodel import shipped
@@ -41,12 +43,12 @@ class Quote:
         return self.words.format(*self.values())
 
 
-claims = cache(blocks.claims)
+claims = cache(record.claims)
 
 
 @cache
 def simulated() -> dict[str, float | str]:
-    rows = blocks.stored("paper_model")["measurements"]
+    rows = record.stored("paper_model")["measurements"]
     return {name: row["simulated"] for name, row in rows.items()}
 
 
@@ -81,14 +83,14 @@ def _worst_local_search() -> tuple[float]:
 
 
 def _googlenet() -> tuple[float, ...]:
-    found = blocks.stored("vdnn")["checks"]
+    found = record.stored("vdnn")["checks"]
     ways = ("conv (p)", "all (p)")
     return tuple(100 * found[f"googlenet, batch 128: {way}"]["simulated"]["loss"] for way in ways)
 
 
 def _orders() -> tuple[float]:
     """By how many percent the order of memory of each phase alone could make computing faster."""
-    found = blocks.stored("planning_networks")["measurements"]
+    found = record.stored("planning_networks")["measurements"]
     rows = [row for name, row in found.items() if name.endswith(": computing")]
     return (max(100 * (min(row["in one order"].values()) / row["each"] - 1) for row in rows),)
 
@@ -103,7 +105,7 @@ def _exact_on_two() -> tuple[float]:
 
 
 def _slide() -> tuple[float, ...]:
-    return (blocks.stored("dask_scale")["measurements"]["1: seconds"]["median"],)
+    return (record.stored("dask_scale")["measurements"]["1: seconds"]["median"],)
 
 
 def _slide_predicted() -> tuple[float]:
@@ -117,7 +119,7 @@ def _slide_on_two() -> tuple[float, float]:
 
 def _waiting_for_tasks() -> tuple[float, float]:
     """Milliseconds a task in which two workers were in no block, and how many tasks there were."""
-    found = blocks.stored("dask_scale")["measurements"]
+    found = record.stored("dask_scale")["measurements"]
     names = [each for each in found if each[0] == "2" and "transfer" not in each]
     tasks = sum(found[each]["count"] for each in names if "count" in str(found[each]))
     idle = 1 - claims("dask_scale")["2: workers' time in blocks, of all"]
@@ -126,7 +128,7 @@ def _waiting_for_tasks() -> tuple[float, float]:
 
 def _beside_a_block() -> tuple[float, ...]:
     """Milliseconds for each block in which a worker was in none, of one card's and of two."""
-    found, said = blocks.stored("dask_scale")["measurements"], claims("dask_scale")
+    found, said = record.stored("dask_scale")["measurements"], claims("dask_scale")
     shares = ((count, said[f"{count}: workers' time in blocks, of all"]) for count in "12")
     return tuple(1e3 * found[f"{n}: seconds of a block"] * (1 / share - 1) for n, share in shares)
 
@@ -140,13 +142,13 @@ def _door_and_pytorch() -> tuple[float]:
 
 
 def _small_step() -> tuple[float, ...]:
-    found = blocks.stored("torch_door_overhead")["measurements"]
+    found = record.stored("torch_door_overhead")["measurements"]
     ways = ("door", "own", "PyTorch")
     return tuple(1e3 * found[f"overhead: {way}, seconds"]["median"] for way in ways)
 
 
 def _known_call() -> tuple[float, ...]:
-    found = blocks.stored("door_cost")["measurements"]
+    found = record.stored("door_cost")["measurements"]
     dispatch = (1e3 * found[each]["median"] for each in ("dispatch", "dispatch, torch.compile"))
     return (*dispatch, found["capture"]["median"], found["capture, torch.compile"]["median"])
 
@@ -160,19 +162,19 @@ def _volume() -> tuple[float]:
 
 
 def _volume_of_pytorch() -> tuple[float]:
-    found = blocks.stored("torch_door_dynunet-256")["measurements"]
+    found = record.stored("torch_door_dynunet-256")["measurements"]
     return (found["dynunet-256: PyTorch, memory"]["total"] / 2**30,)
 
 
 def _large_volume() -> tuple[float, float]:
-    found = blocks.stored("torch_door_dynunet-512")["measurements"]
+    found = record.stored("torch_door_dynunet-512")["measurements"]
     host = found["dynunet-512: plan"]["host_bytes"] / 2**30
     return found["dynunet-512: seconds"]["median"], host
 
 
 def _few_channels_volume() -> tuple[float, float, float]:
     name = "segresnet-384"
-    found, said = blocks.stored(f"torch_door_{name}")["measurements"], claims(f"torch_door_{name}")
+    found, said = record.stored(f"torch_door_{name}")["measurements"], claims(f"torch_door_{name}")
     whole = found[f"{name}: PyTorch, memory"]["total"]
     predicted = said[f"{name}: predicted / measured"]
     return said[f"{name}: times PyTorch in core"], whole / 2**30, predicted
@@ -180,7 +182,7 @@ def _few_channels_volume() -> tuple[float, float, float]:
 
 def _large_image() -> tuple[float, float, float]:
     """Seconds of a step, the share of them in which the card computed, and GiB on the host."""
-    found = blocks.stored("torch_door_unet-8192")["measurements"]
+    found = record.stored("torch_door_unet-8192")["measurements"]
     halves = found["unet-8192: halves, profiled"]
     share = sum(half["compute"] for half in halves) / sum(half["seconds"] for half in halves)
     host = found["unet-8192: plan"]["host_bytes"] / 2**30
@@ -188,7 +190,7 @@ def _large_image() -> tuple[float, float, float]:
 
 
 def _labels() -> tuple[float, float]:
-    seconds = blocks.stored("torch_door_infer")["measurements"][
+    seconds = record.stored("torch_door_infer")["measurements"][
         "infer: seconds, planned anew each time"
     ]
     share = claims("torch_door_infer")["infer: busiest stream / whole call"]
@@ -196,7 +198,7 @@ def _labels() -> tuple[float, float]:
 
 
 def _in_core() -> list[in_core.Problem]:
-    return list(in_core.problems(blocks.stored(in_core.NAME)))
+    return list(in_core.problems(record.stored(in_core.NAME)))
 
 
 def _worst_door() -> tuple[float]:
@@ -309,71 +311,10 @@ QUOTES = (
 )
 
 
-_PAPER = "the paper"
-_DERIVED = "derived on the page from the paper's figures"
-_AIM = "a bound or a setting of the code"
-_SHEET = "the card's data sheet"
-
 #: Figures on the pages that are of no measurement: page -> words -> where they are from.
-STATED: Mapping[str, Mapping[str, str]] = {
-    "docs/maintaining.md": {
-        "takes more than 5 seconds once it is warm": _AIM,
-        "took 564 ms, and in TF32": "a record that is not stored",
-        "no difference to it, 351 ms": "a record that is not stored",
-    },
-    "docs/mo-sos.md": {
-        "at least 13.53 % below recomputing alone and 4.36 % below": _PAPER,
-        "ends by a gap of 0.5 % or by": _AIM,
-        "costs more than 1 %": _AIM,
-        "for 94 % of the memory": _AIM,
-        "of data: 1.5 times as fast": _AIM,
-    },
-    "docs/tutorial.md": {"takes 90 % of what is free": _AIM},
-    "docs/pytorch.md": {"takes 90 % of\n  what is free": _AIM},
-    "docs/model-method.md": {
-        "computing takes 0.2 ms or more": _AIM,
-        "or 0.1 s if that is more": _AIM,
-        "30 pieces or more | within 5 %": _AIM,
-        "a smaller last piece | within 2 %": _AIM,
-        "It should take about 60 s on an H200": _AIM,
-        "20 s on the host device, and 5 s with": _AIM,
-        "lie more than 25 % from their median (files: 100 %)": _AIM,
-    },
-    "docs/paper.md": {
-        "more than 8 % off the paper's": _AIM,
-        "than the paper's 3.4 % off": _PAPER,
-        "90 % of 16 GiB": _AIM,
-        "Arithmetic: 7629 GFLOPS": _PAPER,
-        "Few channels: 7.36 ns": _DERIVED,
-        "4332 GFLOPS at 64 channels": _PAPER,
-        "s = 7.36e-9 s": _DERIVED,
-        "Link: 9.31 GB/s each way": _DERIVED,
-        "The paper states 8 GB/s one way": _PAPER,
-        "2.474e12 flops / 2574e9 = 0.961 s, 8.59e9 B / 0.961 s = 8.94 GB/s": _DERIVED,
-        "2.474e12 flops / 2681e9 = 0.923 s, 8.59e9 B / 0.923 s = 9.31 GB/s": _DERIVED,
-        "At 8 GB/s neither could take less than 1.07 s": _DERIVED,
-        "10 us for each copy": "assumed, as the page says",
-        "run at 75 % of the 732 GB/s of the data sheet": _SHEET,
-        "took 42 % of the time": _PAPER,
-        "So 42 % means": _PAPER,
-        "l at 8 to 9.31 GB/s": _DERIVED,
-        "18 (4332 GFLOPS)": _DERIVED,
-        "182 (6787 GFLOPS) | 134 to 115 | 40 to 44 %": _DERIVED,
-        "649 at least (7629 GFLOPS) | 268 to 231 | 55 % at least": _DERIVED,
-        "and 42 % would take a link of 22 GB/s": _DERIVED,
-        "paper's 5 to 27 %": _PAPER,
-        "7629 of 9300 GFLOPS": _SHEET,
-    },
-    "docs/vdnn.md": {
-        "a baseline is more than 12 % off": _AIM,
-        "take 2.63 times as long": _DERIVED,
-        "lost 55 % on average, so it took 1 / 0.45 times as long": _PAPER,
-        "these are 70 to 80 % of": _PAPER,
-        "come out within 11 %": _DERIVED,
-        "is said to save 89 % of": _PAPER,
-        "has 3 % on average and 18 % for": _PAPER,
-    },
-}
+STATED: Mapping[str, Mapping[str, str]] = json.loads(
+    Path(__file__).with_name("stated.json").read_text(encoding="utf-8")
+)
 
 
 def pages() -> Iterator[Path]:

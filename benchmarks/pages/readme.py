@@ -6,9 +6,10 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, Block, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, Block
 from benchmarks.pages.records import FOLDER, Records, load
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import markdown
 from ooc_cudnn.units import format_seconds
 
 CHART = "docs/images/bench/summary.png"

@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.devices.base import STREAMS
 
-FOLDER = common.RESULTS / "bench"
+FOLDER = script.RESULTS / "bench"
 #: What of a case must be as it is today for its record to be shown.
 FIXED = ("sizes", "memory_limit", "allow_tf32", "workload")
-
-
-#: How records of training steps name the example that called function after function.
-CALL_BY_CALL = "examples/vgg16.py"
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,6 @@ class Records:
         """Plan, stages, peak memory; empty where the contender did not run."""
         found = self.contender(case, contender)
         return {} if found is None else found["details"]
-
-    def call_by_call(self, cases: Iterable[str]) -> bool:
-        """Whether a training step was measured function by function, as before networks were."""
-        return any(
-            record["contenders"].get(OURS, {}).get("about", "").startswith(CALL_BY_CALL)
-            for record in self.of(cases)
-        )
 
     def of(self, cases: Iterable[str]) -> list[Mapping[str, Any]]:
         """Return those of these cases' records that are there."""

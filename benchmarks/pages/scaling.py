@@ -9,8 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
-from benchmarks.pages.blocks import Block, markdown, stored
+from benchmarks.pages.blocks import Block
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.record import markdown, stored
 from ooc_cudnn.units import format_seconds
 
 NAME = "cluster_scaling"
@@ -18,7 +19,7 @@ CARDS = (1, 2, 8, 32, 128, 512)
 OWN, ONE = "a store each", "one store for all"
 
 
-def section(folder: Path = common.RESULTS) -> str:
+def section(folder: Path = script.RESULTS) -> str:
     """Return the table: seconds over cards, how much faster than one, and what binds."""
     found = stored(NAME, folder)["measurements"]
     of_store = ((name, "times as fast", "bound by") for name in (OWN, ONE))

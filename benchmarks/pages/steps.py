@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
 from benchmarks.contenders.torch_ways import WAYS
 from benchmarks.networks import CASES, MICRO_BATCH, NAME
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, joined, markdown, stored
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import joined, markdown, stored
 from ooc_cudnn.units import format_bytes, format_seconds
 
 PICTURE = ROOT / "docs" / "images" / "networks" / "measured.png"
@@ -57,12 +58,13 @@ class Way:
     tuning_seconds: float | None = None
 
 
-def records(folder: Path = common.RESULTS) -> dict[str, Record]:
-    """Return the latest record of each case that was measured at full size, and was right.
+def records(folder: Path = script.RESULTS) -> dict[str, Record]:
+    """Return the latest record of each case that was measured at full size in TF32, and was right.
 
     Limits that it leaves out are those of the record before, if that is of the same card.
     """
-    there = [stored(path.stem, folder) for path in folder.glob(f"{NAME}*.json")]
+    files = (path.stem for path in folder.glob(f"{NAME}*.json"))
+    there = [stored(name, folder) for name in files if not name.endswith("_strict")]
     fit = [each for each in there if each["verified"] and not each["quick"]]
     found: dict[str, Record] = {}
     for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):
@@ -150,7 +152,7 @@ def _trained(case: str, record: Record, card: str) -> str:
     return TRAINED[case] + (f", on one {other}" if other != card else "")
 
 
-def short(folder: Path = common.RESULTS) -> str:
+def short(folder: Path = script.RESULTS) -> str:
     """Return README's section: the picture, and a row for each way."""
     found = {case: each for case, each in records(folder).items() if case in SHORT}
     if not found:
@@ -180,7 +182,7 @@ LEAVING = "The gradients of `ooc_cudnn` go back there, PyTorch's stay on the car
 TUNED = "\nBoth had measured cuDNN's engines before."
 
 
-def long(folder: Path = common.RESULTS) -> str:
+def long(folder: Path = script.RESULTS) -> str:
     """Return every case: what is known of each way, and what the record is held to."""
     found, rows, claims = records(folder), [], []
     card = _usual_card(found) if found else ""
@@ -231,7 +233,7 @@ def _claim(claim: Mapping[str, Any]) -> tuple[str, str, str, str]:
 # The picture -------------------------------------------------------------------------------------
 
 
-def drawn(folder: Path = common.RESULTS) -> dict[str, list[list[Any]]]:
+def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
     """Return what the picture shows of each network: label, colour, seconds and bytes of a way."""
     found = records(folder)
     return {
@@ -268,7 +270,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
     canvas.save(figure, path, values)
 
 
-def picture(*, check: bool, path: Path = PICTURE, folder: Path = common.RESULTS) -> int:
+def picture(*, check: bool, path: Path = PICTURE, folder: Path = script.RESULTS) -> int:
     """Draw it where it is out of date, or say so; 1 where it was named."""
     return canvas.redrawn(path, drawn(folder), draw, check=check)
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, markdown
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from ooc_cudnn.bench import script, sources
+from ooc_cudnn.bench.record import markdown
 
 Record = Mapping[str, Any]
 #: What was tried, where, how often, and how much of it went wrong.
@@ -80,12 +81,15 @@ def _rows(folder: Path) -> Iterator[Row]:
             yield about, NOT_MEASURED, "", ""
 
 
-def trials_table(folder: Path = common.RESULTS) -> str:
+def trials_table(folder: Path = script.RESULTS) -> str:
     return markdown(("what was tried", "on", "how much", "wrong"), _rows(folder), align="llr")
 
 
-def records_table(folder: Path = common.RESULTS) -> str:
-    """Every stored record: machine, day, commit, how far the library's own seconds drifted."""
+def records_table(folder: Path = script.RESULTS) -> str:
+    """Every stored record: machine, day, commit, how far the library's own seconds drifted.
+
+    And what it is of that has changed since: the first of it, in the order of the record.
+    """
     rows = []
     for path in sorted(folder.rglob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -96,10 +100,20 @@ def records_table(folder: Path = common.RESULTS) -> str:
             machine = gpu["name"] if gpu else f"host, {where['cores']} cores"
             changed = " with changes" if commit.endswith("-dirty") else ""
             drift = f"{record['drift'] - 1:+.1%}" if "drift" in record else NOTHING
-            rows.append(
-                (f"`{name}`", machine, where["date"][:10], f"`{commit[:7]}`{changed}", drift)
-            )
-    return markdown(("record", "machine", "date", "commit", "drift"), rows, align="llllr")
+            day, at = where["date"][:10], f"`{commit[:7]}`{changed}"
+            rows.append((f"`{name}`", machine, day, at, drift, _later(name, record)))
+    head = ("record", "machine", "date", "commit", "drift", "measured before a later change of")
+    return markdown(head, rows, align="llllrl")
+
+
+def _later(name: str, record: Record) -> str:
+    """What a record is of that has changed since; or that nobody measures it any more."""
+    if sources.is_closed(name):
+        return "[closed](closed-studies.md)"
+    if "files" not in record:
+        return "says no files"
+    older = sources.changed(record["files"])
+    return f"`{older[0]}`{' and others' if len(older) > 1 else ''}" if older else ""
 
 
 BLOCKS = (

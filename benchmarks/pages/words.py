@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, joined
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
 from benchmarks.pages.records import Records
 from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.bench.record import joined
 from ooc_cudnn.units import format_seconds
 
 PRECISIONS = {"strict": "strict float32", "tf32": "TF32"}
@@ -23,9 +24,6 @@ LABELS = {
     "double_buffered_torch": "double-buffered PyTorch loop, pinned",
     "double_buffered_cupy": "double-buffered CuPy loop, pinned",
     "torch_in_core": "PyTorch in core, pinned",
-    "torch_save_on_cpu": "PyTorch save_on_cpu",
-    "torch_checkpoint": "PyTorch checkpoint",
-    "torch_micro_batches": "PyTorch micro-batches",
     "unified_memory": "Unified Memory",
     "unified_memory_prefetch": "Unified Memory, prefetch",
     "unified_memory_prefetch_split": "Unified Memory, our split",

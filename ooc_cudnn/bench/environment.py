@@ -18,6 +18,9 @@ from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.settings import describe
 
 ROOT = Path(__file__).parent.parent.parent
+#: In a checkout, the table of what each record is of: it stands beside the folder of the records.
+#: An installed package has neither.
+SOURCES = next(iter(sorted(ROOT.glob("*/record_sources.json"))), ROOT / "record_sources.json")
 #: Names the commit where the repository's history is not at hand, or is not that of the code.
 COMMIT_VARIABLE = "BENCHMARK_COMMIT"
 

@@ -1,15 +1,19 @@
-"""How records are written: JSON, with a line for what is read as one thing, a claim or a call.
+"""How records are written, and read: JSON, a line for what is read as one thing, a claim or a call.
 
-And rows of them, laid out in columns for a terminal.
+And rows of them, laid out in columns for a terminal or a page.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from ooc_cudnn.bench.environment import plain
+from ooc_cudnn.bench.environment import SOURCES, plain
+
+#: Where a checkout keeps the records of its benchmarks.
+RESULTS = SOURCES.parent / "results"
 
 #: Down to this depth whatever is longer than a line is laid open; below, what is very long.
 OPEN_DEPTH, LINE, LONG_LINE = 2, 120, 4000
@@ -42,6 +46,22 @@ def written(value: Any, depth: int = 0) -> str:
     return f"{line[0]}{indent} {f',{indent} '.join(parts)}{indent}{line[-1]}"
 
 
+def stored(name: str, folder: Path = RESULTS) -> Any:
+    """Return a stored record.
+
+    Raises
+    ------
+    FileNotFoundError
+        If nothing of that name was recorded.
+    """
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def claims(name: str, folder: Path = RESULTS) -> dict[str, float]:
+    """Return the values of a record's claims, by what they are called."""
+    return {each["name"]: float(each["value"]) for each in stored(name, folder)["claims"]}
+
+
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Lay rows out in columns.
 
@@ -57,3 +77,24 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [head, tuple("-" * width for width in widths), *rows]
     )
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "lr") -> str:
+    """Lay out a table; `align` has "l" or "r" for each column, its last letter for all others.
+
+    Examples
+    --------
+    >>> print(markdown(("case", "ms"), [("a", "12")]))
+    | case | ms |
+    |---|---:|
+    | a | 12 |
+    """
+    kinds = align.ljust(len(head), align[-1])[: len(head)]
+    rule = "|".join({"l": "---", "r": "---:"}[kind] for kind in kinds)
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Join paragraphs; those without text are left out."""
+    return "\n\n".join(part for part in parts if part)

@@ -14,6 +14,7 @@ from ooc_cudnn.bench.cases import CASES
 from ooc_cudnn.bench.contender import Workload
 from ooc_cudnn.bench.convolution import ConvolutionWorkload
 from ooc_cudnn.bench.environment import effective_settings, environment
+from ooc_cudnn.bench.sources import digests, sources_of
 from ooc_cudnn.bench.steadiness import Neighbours, disturbances
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from ooc_cudnn.devices import get_device
@@ -72,6 +73,7 @@ def run_case(
             "case": case.to_json(),
             "quick": quick,
             **_measured(case, workloads[case.workload], quick=quick, device=device, say=say),
+            "files": digests(sources_of(f"bench/{case.name}")),
             "environment": environment(device),
             "settings": effective_settings(),
         }

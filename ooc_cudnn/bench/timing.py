@@ -6,9 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+#: Calls in a row that are timed at once take about so many seconds, and are so many. Fewer would
+#: show what the host takes for the first of them.
+ROW_SECONDS, FEWEST_CALLS, MOST_CALLS = 0.02, 4, 24
+#: A step is repeated for so many seconds at most, and so many times.
+REPEAT_SECONDS = 30.0
+REPEATS = 10
+#: And run so often before: the library records a step that comes to the same arrays again.
+WARM_UP = 6
+#: A step that takes longer has the one sample that is recorded, too.
+LONG_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,16 @@ def timed(function: Callable[[], Any], synchronize: Callable[[], None]) -> float
     return time.perf_counter() - begin
 
 
+def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
+    """Time what was run before: ten times, or as often as there is time for."""
+    samples = [timed(function, synchronize)]
+    if samples[0] < LONG_SECONDS:
+        samples = [timed(function, synchronize) for _ in range(WARM_UP)][-1:]
+    while len(samples) < REPEATS and sum(samples) + samples[-1] < REPEAT_SECONDS:
+        samples.append(timed(function, synchronize))
+    return Timing(tuple(samples))
+
+
 def interleave(
     functions: Mapping[str, Callable[[], Any]],
     synchronize: Callable[[], None],
@@ -79,6 +101,31 @@ def interleave(
             if repeat >= 0:
                 samples[name].append(seconds)
     return {name: Timing(tuple(found)) for name, found in samples.items()}
+
+
+def in_a_row(
+    calls: Mapping[str, Callable[[], Any]], synchronize: Callable[[], None], *, repeats: int
+) -> dict[str, Timing]:
+    """Time a call among several in a row, whose results go when the next one is there, in turns.
+
+    The first of all plans, searches and compiles, and does not count.
+    """
+    counts = {}
+    for name, call in calls.items():
+        call()
+        seconds = min(timed(call, synchronize) for _ in range(2))
+        counts[name] = min(max(int(ROW_SECONDS / seconds), FEWEST_CALLS), MOST_CALLS)
+
+    def several(name: str) -> None:
+        for _ in range(counts[name]):
+            _kept = calls[name]()
+
+    rows = {name: partial(several, name) for name in calls}
+    found = interleave(rows, synchronize, repeats=repeats)
+    return {
+        name: Timing(tuple(seconds / counts[name] for seconds in timing.samples))
+        for name, timing in found.items()
+    }
 
 
 def host_seconds_per_call(

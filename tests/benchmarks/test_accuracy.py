@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,17 +30,17 @@ from benchmarks.accuracy_splits import (
     sources_of,
 )
 from benchmarks.accuracy_summary import errors, grouped, rounded, worst
-from benchmarks.accuracy_terms import dropped, terms_of
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.explain import plan, planned_call
+from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.pricing import table as pricing_table
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
-from perfmodel import TransferModel, shipped
+from perfmodel import shipped
 
 #: The calls that are measured in every run.
 FIXED = range(FIRST, FIRST + len(CHAINS))
@@ -348,7 +349,7 @@ def test_the_best_split_is_found_round_by_round():
 
 
 def test_what_was_measured_is_priced_again(capsys):
-    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
+    record = model_accuracy.script.RESULTS / "model_accuracy_cuda_calls.json"
     calls = list(reprice.repriced(list(measured(record))))
     assert len(calls) > 40
     # Where the link binds, neither trials nor what was learnt of staging since make a difference.
@@ -363,58 +364,21 @@ def test_what_was_measured_is_priced_again(capsys):
 
 
 def test_splits_whose_pieces_take_turns_are_told_apart():
-    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_splits.json"
-    problems = list(itertools.islice(measured(record), 2, 4))
-    whole, found = reprice.judged_whole(problems), reprice.without("meeting", problems)
+    record = model_accuracy.script.RESULTS / "model_accuracy_cuda_splits.json"
+
+    def errors_by_kind():
+        forget_plans()
+        found = {}
+        for each in reprice.repriced(list(itertools.islice(measured(record), 2, 4))):
+            found.setdefault(each.kind, []).append(each.closed_form)
+        return {kind: reprice.off(ratios) for kind, ratios in found.items()}
+
+    whole = errors_by_kind()
+    with mock.patch.object(pricing_table, "_meeting", return_value=(0.0, 0.0)):
+        found = errors_by_kind()
+    forget_plans()
     assert set(whole) == set(found) == {"card, splits", "card, splits, one slot"}
     others, one_slot = "card, splits", "card, splits, one slot"
-    assert {name: found[others][name] for name in ("median", "p90")} == whole[others]
+    assert found[others] == whole[others]
     # a result leaves while the next piece comes in, there as well
     assert found[one_slot]["median"] > 2 * whole[one_slot]["median"]
-
-
-def some_calls(count=6):
-    """Calls of the stored record that are staged."""
-    record = model_accuracy.common.RESULTS / "model_accuracy_cuda_calls.json"
-    staged = (c for c in measured(record) if c.drawn.placement_class == "pageable")
-    return list(itertools.islice(staged, count))
-
-
-def test_what_a_term_does_is_seen_without_it(tmp_path, capsys):
-    calls = some_calls()
-    whole = reprice.judged_whole(calls)
-    found = reprice.without("latency of staged copies", calls)
-    assert set(found) == set(whole) == {"card, calls", "card, calls, one slot"}
-    assert sum(kind["plans"] for kind in found.values()) == len(calls)
-    assert 0 < found["card, calls"]["other plans"] <= len(calls)
-    # the whole model prefers what it chose
-    assert 0.0 < found["card, calls"]["mean loss"] <= found["card, calls"]["worst loss"]
-    path = tmp_path / "terms.json"
-    reprice.judge_terms(["turning"], calls, path)
-    assert set(json.loads(path.read_text())) == {"whole model", "turning"}
-    assert "median without" in capsys.readouterr().out
-
-
-def test_every_term_can_be_dropped():
-    machine = shipped("h200")
-    names = terms_of(machine)
-    assert {"others in flight", "turning", "meeting", "computing: wave_flops", "setup"} <= set(
-        names
-    )
-    unchanged = set()
-
-    def code():
-        return TransferModel.turn_seconds, pricing_table._meeting
-
-    before = code()
-    for name in names:
-        with dropped(name, machine) as without:
-            if without == machine and code() == before:
-                unchanged.add(name)
-        assert code() == before
-    assert unchanged == {"loss to steps"}  # of which a card knows nothing
-    with dropped("computing: wave_flops", machine) as without:
-        for line in without.compute.lines.values():
-            assert "wave_flops" not in line.terms
-    with pytest.raises(ValueError, match="no term 'nothing'"), dropped("nothing", machine):
-        pass

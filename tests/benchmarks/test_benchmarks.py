@@ -7,30 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.common import Claim
 from benchmarks.pages import readme
 from ooc_cudnn.bench.contents import Images, filters, points, poison, unwritten, verify
+from ooc_cudnn.bench.report import Claim
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
 from tests.support.sampling import number
 
 NAMES = [
-    "copies",
     "convolution_link",
-    "convolution_large",
-    "convolution_in_core",
-    "results_pool",
-    "volume",
     "host_split",
     "functions",
     "functions_in_core",
-    "chain_vgg",
     "planning",
     "engines",
-    "fused",
     "kernels",
     "passes",
-    "layouts",
     "networks",
     "step_costs",
     "door_cost",
@@ -41,12 +33,9 @@ NAMES = [
 def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
     if name in (
         "functions_in_core",
-        "volume",
         "engines",
-        "fused",
         "kernels",
         "passes",
-        "layouts",
         "networks",
         "step_costs",
         "door_cost",

@@ -5,16 +5,16 @@ from copy import deepcopy
 
 import pytest
 
-from benchmarks import common
 from benchmarks.contenders import torch_networks, torch_ways
 from benchmarks.networks import CASES, drawn
 from benchmarks.pages import curve
+from ooc_cudnn.bench import script
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Records of six limits and, in another file, of some of PyTorch's ways; all made up."""
-    record = json.loads((common.RESULTS / "networks_resnet50.json").read_text())
+    record = json.loads((script.RESULTS / "networks_resnet50.json").read_text())
     measured = {  # of PyTorch in core alone
         key: value
         for key, value in record["measurements"].items()

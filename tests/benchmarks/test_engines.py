@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 import ooc_cudnn
-from benchmarks import common, engines
+from benchmarks import engines
 from ooc_cudnn import devices
+from ooc_cudnn.bench import script
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice
 from tests.support.fake_cudnn import FakeEngine, NumericalNote
@@ -28,7 +29,7 @@ def test_each_problem_is_tuned_as_its_precision_admits(monkeypatch, direction, p
     )
     problem = engines.Problem(torch, engines.QUICK[0], precision, direction, "cpu")
     chosen = {"memory_limit": 2**20, "allow_tf32": precision != "strict"}
-    with common.no_stored_engines(), ooc_cudnn.settings(**chosen):
+    with script.no_stored_engines(), ooc_cudnn.settings(**chosen):
         tables = engines.tuned(report, problem, 60.0)
     wanted = "eng100" if precision == "strict" else "eng101"
     assert {table["engines"][0][0] for table in tables} == {wanted}

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import mo_sos, mo_sos_machine
 from benchmarks.mo_sos_replay import UNET, VGG, keep_all, padded_unet
-from benchmarks.pages.blocks import stored
+from ooc_cudnn.bench.record import stored
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 

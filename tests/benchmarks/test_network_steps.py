@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks import common, network_steps
+from benchmarks import network_steps
 from benchmarks.network_steps import CASES, Case, course_from, figures, plain, planned
-from benchmarks.pages.blocks import stored
+from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.record import stored
 from ooc_cudnn.network.report.timeline import course_of
 from ooc_cudnn.network.search.plan_step import NAMES
 
@@ -42,7 +43,7 @@ def test_the_record_has_every_case_and_its_pictures():
 
 def test_a_stale_picture_is_found_and_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    images, folder = tmp_path, common.RESULTS
+    images, folder = tmp_path, script.RESULTS
     assert network_steps.pictures(check=True, images=images, folder=folder) == 1
     assert network_steps.pictures(check=False, images=images, folder=folder) == 0
     assert network_steps.pictures(check=True, images=images, folder=folder) == 0

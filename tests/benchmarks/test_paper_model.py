@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import common, paper_model
+from benchmarks import paper_model
 from benchmarks.paper_figures import Size, Span
+from ooc_cudnn.bench import script
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -76,7 +77,7 @@ def test_a_quick_run_holds_nothing_to_its_bounds(no_search, tmp_path):
 
 
 def test_what_is_stored_holds():
-    report = json.loads((common.RESULTS / "paper_model.json").read_text())
+    report = json.loads((script.RESULTS / "paper_model.json").read_text())
     assert not report["quick"]
     assert report["verified"]
     assert [claim["holds"] for claim in report["claims"]].count(True) == len(report["claims"]) >= 10

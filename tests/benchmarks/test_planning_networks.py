@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks import longer_searches, planning_networks
-from benchmarks.pages.blocks import stored
+from benchmarks import planning_networks
 from benchmarks.planning_networks import CASES, PLENTY, RATIOS, planned, with_bound
 from ooc_cudnn import networks
-from ooc_cudnn.network.search import remat_greedy
+from ooc_cudnn.bench.record import stored
 
 
 def test_a_plan_and_its_bound():
@@ -32,20 +31,3 @@ def test_the_table_has_a_row_for_each():
     rows = planning_networks.table().splitlines()[2:]
     assert len(rows) == len(record["checks"])
     assert all(row.count("%") == 3 for row in rows)
-
-
-def test_a_longer_search_is_one_while_it_lasts():
-    before, first = remat_greedy.LATER, remat_greedy.FIRST
-    with longer_searches.longer(2):
-        assert 2 * before == remat_greedy.LATER
-        assert tuple(2 * count for count in first) == remat_greedy.FIRST
-    assert before == remat_greedy.LATER
-    assert first == remat_greedy.FIRST
-
-
-def test_longer_searches_are_of_every_network():
-    record = stored(longer_searches.NAME)
-    assert record["verified"]
-    assert {name.rpartition(": ")[0] for name in record["checks"]} == set(map(str, CASES))
-    rows = longer_searches.table().splitlines()[2:]
-    assert len(rows) == len(CASES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import trades
-from benchmarks.pages.blocks import stored
+from ooc_cudnn.bench.record import stored
 from ooc_cudnn.network.tradeoff.curve import QUICK, SHARES, Figures, Point, Trade
 
 

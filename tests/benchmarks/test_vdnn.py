@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import common, vdnn, vdnn_machine
+from benchmarks import vdnn, vdnn_machine
 from benchmarks.vdnn_figures import (
     ALL_M,
     CARD_BYTES,
@@ -19,6 +19,7 @@ from benchmarks.vdnn_figures import (
 )
 from benchmarks.vdnn_networks import network
 from benchmarks.vdnn_replay import replayed
+from ooc_cudnn.bench import script
 from perfmodel import shipped
 
 ALEXNET, VGG_128 = CONVENTIONAL[0], CONVENTIONAL[4]
@@ -68,7 +69,7 @@ def test_dyn_of_what_does_not_fit_is_within_the_card():
 
 
 def test_what_is_stored_holds():
-    report = json.loads((common.RESULTS / "vdnn.json").read_text())
+    report = json.loads((script.RESULTS / "vdnn.json").read_text())
     assert not report["quick"]
     assert report["verified"]
     assert [claim["holds"] for claim in report["claims"]].count(True) == len(report["claims"]) >= 14

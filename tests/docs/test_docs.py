@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ooc_cudnn
-from benchmarks import common
 from benchmarks.pages import model as model_page
+from ooc_cudnn.bench import script
 from ooc_cudnn.engines import trials
 from ooc_cudnn.pricing.search import SIZES
 from perfmodel.lines import TOO_NOISY, TOO_NOISY_FILES
@@ -134,7 +134,7 @@ def test_the_model_page_quotes_what_is_stored():
 
 
 @pytest.mark.parametrize(
-    "path", sorted(common.RESULTS.glob("model_accuracy_*.json")), ids=lambda path: path.stem
+    "path", sorted(script.RESULTS.glob("model_accuracy_*.json")), ids=lambda path: path.stem
 )
 def test_the_model_page_has_every_bound_and_figure_of_a_stored_result(path):
     """Read once more by other means than those that wrote the page."""
@@ -170,3 +170,18 @@ def test_the_model_page_quotes_the_constants_of_the_code():
     assert f"{SIZES} of them at most" in text
     assert f"channels of y or of x in steps of {TILE_CHANNELS}" in text
     assert f"windows wider than {WIDE_WINDOW}" in text
+
+
+def test_a_closed_study_stands_on_its_record():
+    """It names the record, says of which day that is, and no script of its name is left."""
+    page = (DOCS / "closed-studies.md").read_text(encoding="utf-8")
+    section = r"<!-- ([\w ]+): begin \(closed: ([\w/-]+)\) -->\n(.*?)<!-- \1: end"
+    studies = re.findall(section, page, re.DOTALL)
+    assert len(studies) == page.count("\n## ")
+    for name, record, text in studies:
+        stored = json.loads((script.RESULTS / f"{record}.json").read_text(encoding="utf-8"))
+        assert f"results/{record}.json" in text
+        if "environment" in stored:
+            assert stored["environment"]["date"][:10] in text
+            assert stored["environment"]["commit"][:7] in text
+        assert not (DOCS.parent / "benchmarks" / f"{name.replace(' ', '_')}.py").exists()

@@ -28,9 +28,8 @@ from typing import Any
 import numpy as np
 
 import ooc_cudnn
-from benchmarks import common
 from ooc_cudnn import operations
-from ooc_cudnn.bench import placing
+from ooc_cudnn.bench import placing, script
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from tests.support.left_behind import in_use, left_behind
 
@@ -126,7 +125,7 @@ def kinds(arguments: Any, folder: str) -> Iterator[Kind]:
 
     yield Kind("a first call", first, (x, w, b), small)
 
-    x_pinned, y_pinned = common.pinned(shape), common.pinned(shape)
+    x_pinned, y_pinned = script.pinned(shape), script.pinned(shape)
     x_pinned[...] = x
     yield Kind("pinned", lambda: fused(x_pinned, out=y_pinned), (x_pinned, w, b), small)
 
@@ -215,7 +214,7 @@ def interrupted(kind: Kind, keyboard: Keyboard, seconds: list[float]) -> tuple[b
             return given_up, after
 
 
-def body(report: common.Report) -> None:
+def body(report: script.Report) -> None:
     """Interrupt as often as was asked, each time another kind of call."""
     arguments = report.arguments
     report.file = f"{NAME}_{'cuda' if arguments.cuda else 'host'}"
@@ -269,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument("--count", type=int, help=f"interruptions; by default {COUNT}")
         parser.add_argument("--seed", type=int, default=0, help="of the moments that are drawn")
 
-    return common.run(NAME, body, __doc__, argv, needs_card=False, more=more)
+    return script.run(NAME, body, __doc__, argv, needs_card=False, more=more)
 
 
 if __name__ == "__main__":

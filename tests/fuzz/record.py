@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.sources import digests, sources_of
 
 
 class Record:
@@ -80,6 +81,7 @@ class Record:
             "seconds_of_a_case": {
                 "median": seconds[len(seconds) // 2], "longest": seconds[-1]
             },
+            "files": digests(sources_of(f"fuzz_{self.device}")),
             "environment": environment(self.device),
         }  # fmt: skip
         Path(path).write_text(written(record) + "\n", encoding="utf-8")

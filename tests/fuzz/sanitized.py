@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ooc_cudnn.bench.environment import ROOT, environment
 from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.sources import digests, sources_of
 
 #: How many times as long a case may take under the tool.
 PATIENCE = 20
@@ -56,6 +57,7 @@ def main(argv):
             "benchmark": "sanitizer", "tool": chosen.tool, "errors": errors,
             "cases": drawn["cases"], "calls": drawn["calls"], "findings": drawn["findings"],
             "cases_by_function": drawn["cases_by_function"],
+            "files": digests(sources_of("sanitizer_")),
             "environment": environment("cuda"),
         }  # fmt: skip
         Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")

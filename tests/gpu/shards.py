@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.sources import digests, sources_of
 from tests.fuzz.sanitized import SUMMARY, TOOLS, sanitizer
 
 #: A shard that takes more than its part of so many seconds hangs, if `--seconds` says nothing else:
@@ -70,7 +71,8 @@ def main(argv):
     if chosen.record:
         kept = {
             "benchmark": "sanitizer", "tool": tool, "errors": errors, "tests": passed,
-            "failed_shards": len(failed), "environment": environment("cuda"),
+            "failed_shards": len(failed), "files": digests(sources_of("sanitizer_kernels_")),
+            "environment": environment("cuda"),
         }  # fmt: skip
         Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
     return 1 if failed or errors or not passed else 0

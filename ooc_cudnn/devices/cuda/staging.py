@@ -6,7 +6,7 @@ it starts its copy to the device; an output slab is emptied the same way once it
 Measured on an H200: with 12 threads, 4 slabs of 16 MiB each way reached half of the duplex link,
 against 11 % for the driver's own copies and 16 to 47 % for page-locking piece by piece. Eight slabs
 are a third faster one way for large pieces, and up to a quarter slower both ways, or for small ones
-in (`benchmarks.copies`).
+in (docs/closed-studies.md).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from perfmodel import Work
 #: The activations that it may end in, and what it is called then.
 EPILOGUES = {"identity": "convolution_bias", "relu": "convolution_bias_relu"}
 #: Kinds of arithmetic in which one launch is faster than two, with channels last. On an H200 (cuDNN
-#: 9.19, `benchmarks.fused`) VGG-16's layers take 0.77, 0.78 and 0.79 of the time, other windows and
-#: strides and a third axis 0.43 to 0.95.
+#: 9.19, docs/closed-studies.md) VGG-16's layers take 0.77, 0.78 and 0.79 of the time, other windows
+#: and strides and a third axis 0.43 to 0.95.
 PRECISIONS = ("tf32", "float16", "bfloat16")
 #: In bfloat16 three channels took 1.2 times as long: a site's channels are to be whole multiples of
 #: the 16 bytes that tensor cores' loads are.

@@ -1,35 +1,26 @@
-"""What every benchmark needs: arguments, the device, claims, and the report that is written."""
+"""What a benchmark's script measures, claims and checks: printed, and written as one record."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import ooc_cudnn
 from ooc_cudnn.bench import placing
 from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import Operands
 from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled, spoken
 from ooc_cudnn.bench.environment import effective_settings, environment
-from ooc_cudnn.bench.placing import pinned
 from ooc_cudnn.bench.record import table, written
+from ooc_cudnn.bench.sources import digests, sources_of
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.functions.call.call_cache import forget_calls
-
-__all__ = ["Claim", "Report", "pinned", "profiled", "table"]
-
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,7 @@ class Claim:
         return self.value >= self.bound if self.relation == ">=" else self.value <= self.bound
 
     def row(self) -> tuple[str, str, str, str]:
+        """Return name, value, bound and verdict, as a table has them."""
         verdict = {None: "", True: "PASS", False: "MISS"}[self.holds]
         bound = "" if self.bound is None else f"{self.relation} {self.bound:g} {self.unit}"
         return self.name, f"{self.value:.4g} {self.unit}".strip(), bound.strip(), verdict
@@ -86,7 +78,8 @@ class Report:
         return placing.to_device(array, cuda=self.arguments.cuda)
 
     def say(self, line: str) -> None:
-        print(f"[{time.perf_counter() - self.begin:6.1f} s] {line}", flush=True)
+        """Print a line, after the seconds since it began."""
+        _print(f"[{time.perf_counter() - self.begin:6.1f} s] {line}")
 
     def note(self, line: str) -> None:
         """Print, and keep in the file."""
@@ -116,6 +109,7 @@ class Report:
         self.say("  ".join(part for part in found.row() if part))
 
     def check(self, name: str, found: Mapping[str, Any]) -> None:
+        """Keep a check, whose "ok" says whether it held; print it if it did not."""
         self.checks[name] = dict(found)
         if not found["ok"]:
             self.say(f"WRONG CONTENTS in {name}: {dict(found)}")
@@ -173,6 +167,7 @@ class Report:
             "measurements": self.measurements,
             "notes": self.notes,
             "seconds": time.perf_counter() - self.begin,
+            "files": digests(sources_of(self.file)),
             "environment": environment(self.arguments.device),
             "settings": effective_settings(),
         }
@@ -182,93 +177,13 @@ class Report:
     def finish(self) -> int:
         """Write the file, print the table, return the exit status."""
         path = self.write()
-        print(f"\n{self.name}" + (" (quick: the times mean nothing)" if self.quick else ""))
-        print(table(("claim", "measured", "bound", ""), [claim.row() for claim in self.claims]))
-        print(f"contents {'verified' if self.verified else 'WRONG OR NOT VERIFIED'}; {path}")
+        _print(f"\n{self.name}" + (" (quick: the times mean nothing)" if self.quick else ""))
+        _print(table(("claim", "measured", "bound", ""), [claim.row() for claim in self.claims]))
+        _print(f"contents {'verified' if self.verified else 'WRONG OR NOT VERIFIED'}; {path}")
         missed = any(claim.holds is False for claim in self.claims)
         return 1 if not self.verified else 2 if missed and self.arguments.strict else 0
 
 
-def parse(
-    description: str | None,
-    argv: list[str] | None,
-    *,
-    needs_card: bool = True,
-    more: Callable[[argparse.ArgumentParser], object] | None = None,
-) -> argparse.Namespace:
-    """Read the arguments that every benchmark takes; `device` becomes "cuda" or "host".
-
-    `more` adds those of one benchmark.
-    """
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; times mean nothing")
-    parser.add_argument("--strict", action="store_true", help="exit with 2 if a bound is missed")
-    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or host")
-    parser.add_argument("--machine", help="machine model; by default the device's shipped profile")
-    parser.add_argument("--output", default=str(RESULTS), help="folder for the JSON file")
-    parser.add_argument("--scratch", help="folder for large files; by default the system's")
-    if more is not None:
-        more(parser)
-    arguments = parser.parse_args(argv)
-    if arguments.device == "auto":
-        arguments.device = get_device("auto").kind
-    arguments.cuda = arguments.device != "host"
-    if arguments.machine is None:
-        arguments.machine = "h200" if arguments.cuda else "host"
-    if needs_card and not (arguments.quick or arguments.cuda):
-        parser.error("this benchmark needs a GPU; without one, only --quick runs")
-    return arguments
-
-
-def run(
-    name: str,
-    body: Callable[[Report], None],
-    description: str | None,
-    argv: list[str] | None = None,
-    *,
-    first: Sequence[str] = (),
-    needs_card: bool = True,
-    more: Callable[[argparse.ArgumentParser], object] | None = None,
-) -> int:
-    """Run a benchmark's body under its device's settings and report.
-
-    `first` are arguments of its own, ahead of those that are given.
-    """
-    given = [*first, *(sys.argv[1:] if argv is None else argv)]
-    arguments = parse(description, given, needs_card=needs_card, more=more)
-    report = Report(name, arguments)
-    with ooc_cudnn.settings(
-        device=arguments.device,
-        machine=arguments.machine,
-        plan_cache=False,  # seconds of planning are those of planning
-        progress=False,
-        verify=0,
-    ):
-        body(report)
-        return report.finish()
-
-
-@contextmanager
-def no_stored_engines() -> Iterator[None]:
-    """Keep what users have stored out of it, and what is stored here out of theirs."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        forget_calls()
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before
-            forget_calls()
-
-
-def folder_of(arguments: argparse.Namespace) -> str:
-    """Where large files go."""
-    return str(arguments.scratch or os.environ.get("TMPDIR") or tempfile.gettempdir())
-
-
-def main(function: Callable[[list[str] | None], int]) -> None:
-    sys.exit(function(None))
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
