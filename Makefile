@@ -57,7 +57,9 @@ fuzz: $(VENV)/ready-dev $(VENV)/ready-torch ## drawn calls against float64: ARGS
 notebooks: $(VENV)/ready-dev ## run the notebooks, and store them with their outputs; on a card they measure anew
 	@$(BIN)/python -m notebooks.execute $(ARGS)
 
-check: layout lint types docs kernels ## format, lint, types, the site, and the kernels where nvcc is present
+# Two at a time, but not what is set up: pip works in one environment.
+check: $(VENV)/ready-dev $(VENV)/ready-docs $(VENV)/ready-torch $(VENV)/ready-dask ## format, lint, types, the site, and the kernels where nvcc is present
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync layout lint types docs kernels
 
 format: $(VENV)/ready-dev ## put the code in shape
 	@$(BIN)/ruff format .

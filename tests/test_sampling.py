@@ -1,6 +1,7 @@
 """What `make test` runs of a large product of parameters."""
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,11 +46,16 @@ class Hashed(SimpleNamespace):
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
+    marks = ()
+
+    def get_closest_marker(self, name):
+        return name if name in self.marks else None
 
 
 def item(nodeid, **parameters):
     """What pytest makes of a case, as far as it is looked at."""
-    return Hashed(nodeid=nodeid, callspec=SimpleNamespace(params=parameters))
+    named = "-".join(map(str, parameters.values()))
+    return Hashed(nodeid=nodeid, callspec=SimpleNamespace(params=parameters, id=named))
 
 
 def test_of_some_folders_a_part_is_left_out(monkeypatch):
@@ -65,6 +71,27 @@ def test_of_some_folders_a_part_is_left_out(monkeypatch):
     assert out < set(items["functions"])
     monkeypatch.setattr(sampling, "ONE_IN", {"network/f.py": 2})
     assert len(sampling.left_out([*items["functions"], *items["network"]])) == 6
+
+
+def test_of_cases_that_are_alike_some_run_and_those_that_are_named(monkeypatch):
+    monkeypatch.setattr(sampling, "ALIKE", {"network/f.py::test": (3, "5")})
+    items = [item(f"tests/network/f.py::test[{at}]", at=at) for at in range(7)]
+    others = [item(f"tests/network/f.py::test_more[{at}]", at=at) for at in range(7)]
+    out = sampling.left_out([*items, *others])
+    assert [each.callspec.params["at"] for each in items if each not in out] == [0, 3, 5, 6]
+    assert out.isdisjoint(others)
+
+
+def test_what_is_marked_runs_where_every_case_does():
+    plain, marked = (Hashed(nodeid=f"tests/torch/f.py::test_{name}") for name in "ab")
+    marked.marks = ("every_case",)
+    assert sampling.left_out([plain, marked]) == {marked}
+
+
+def test_every_test_that_is_sampled_by_name_is_there():
+    for test in sampling.ALIKE:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (Path(__file__).parent / path).read_text(encoding="utf-8"), test
 
 
 def test_what_is_asked_for_runs_whole(monkeypatch):

@@ -199,6 +199,7 @@ def to(folder):
     return "--output", str(folder), "--scratch", str(folder)
 
 
+@pytest.mark.every_case
 def test_a_tiny_run_writes_what_it_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(accuracy_splits, "FINAL_SECONDS", 0.0)  # no more rounds than it takes
     path = tmp_path / "model_accuracy_host.json"

@@ -12,7 +12,6 @@ from ooc_cudnn.bench.contents import Images, filters, points, poison, unwritten,
 from ooc_cudnn.bench.report import Claim
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
-from tests.support.sampling import number
 
 NAMES = [
     "convolution_link",
@@ -29,7 +28,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", number(NAMES[::2], of=NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
     if name in (
         "functions_in_core",

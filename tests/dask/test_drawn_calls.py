@@ -9,7 +9,6 @@ import pytest
 import ooc_cudnn
 from tests.fuzz.cases import DRAWERS
 from tests.fuzz.stream import Stream
-from tests.support.sampling import number
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 
@@ -88,7 +87,7 @@ def one_call(problem, values):
     return called(problem, values, ooc_cudnn)
 
 
-@pytest.mark.parametrize("first", range(0, number(CALLS // 2, of=CALLS), AT_ONCE))
+@pytest.mark.parametrize("first", range(0, CALLS, AT_ONCE))
 def test_equal_to_one_call(first, client, in_float64, monkeypatch):
     expected, made, said = [], [], []
     with ooc_cudnn.settings(deterministic=True):

@@ -56,6 +56,7 @@ def peak():
     return os.getpid(), int(held) * 1024
 
 
+@pytest.mark.every_case
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what a process held")
 def test_a_store_of_3_gb_by_workers_of_1_gb(tmp_path):
     chunks = da.core.normalize_chunks((1, 1, CHUNK, CHUNK), (1, 1, SIDE, SIDE), dtype="float64")

@@ -48,7 +48,7 @@ def sections(page):
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_the_examples_run(page, request):
     if page.name.startswith("pytorch") and not sampling.EVERY:  # they show results, and no plan
-        request.getfixturevalue("few_plans")
+        request.getfixturevalue("fewest_plans")
     text = page.read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert blocks, "a page without an example"

@@ -1,8 +1,13 @@
 """Of large products of parameters `make test` runs a sample; `make test-all` runs every case.
 
 Tests of some folders and files, which go through everything that a function may be given, are
-sampled where they have several parameters. What goes through cases of its own asks `number` how
-many it takes.
+sampled where they have several parameters (`ONE_IN`). Of tests whose cases are alike some cases run
+(`ALIKE`). Tests marked `every_case` run where every case does: what they find others find too. What
+goes through cases of its own asks `number` how many it takes.
+
+A sample is judged by mutants: code under test is edited in small ways (a comparison, an off by
+one, a dropped term), and a sample should fail for each edit that all cases fail for. A case that
+alone found one is named in `ALIKE`.
 """
 
 from __future__ import annotations
@@ -11,8 +16,33 @@ import os
 
 #: Of tests in these folders and files of `tests/` one case in so many runs.
 ONE_IN = {
-    "functions": 32, "devices": 6, "operations": 6, "torch/test_operations.py": 9,
-    "torch/test_inference_blocks.py": 2,
+    "functions": 32, "devices": 6, "operations": 6,
+}  # fmt: skip
+#: Of these tests one case in so many runs, and those cases that alone found a mutant. Of a product
+#: of parameters the number has no factor in common with their counts: all values have their turn.
+ALIKE = {
+    "benchmarks/test_benchmarks.py::test_a_quick_run_writes_verified_results": (6,),
+    "benchmarks/test_contenders.py::"
+    "test_a_tiny_case_runs_on_the_host_and_its_contents_are_right": (3,),
+    "dask/test_drawn_calls.py::test_equal_to_one_call": (3,),
+    "fuzz/test_fuzz.py::test_drawn_modules": (3,),
+    "torch/test_changes_between_calls.py::test_a_change_is_seen": (3,),
+    "torch/test_changes_between_calls.py::test_what_vars_reach_is_changed": (3,),
+    "torch/test_fallback.py::test_a_weight_whose_rows_are_images_is_read_whole": (3,),
+    "torch/test_held.py::test_a_change_is_seen": (3,),
+    "torch/test_idioms.py::test_an_idiom_under_an_ample_limit": (6,),
+    "torch/test_idioms.py::test_an_idiom_under_the_least_limit": (96,),
+    "torch/test_idioms.py::test_eager_is_equal_to_eager": (6,),
+    "torch/test_inference_blocks.py::test_blocks_are_those_of_the_whole_image": (5,),
+    "torch/test_inference_blocks.py::test_drawn_models_are_exact_in_drawn_blocks": (3,),
+    "torch/test_losses.py::test_a_loss_is_that_of_eager": (5,),
+    "torch/test_memory_of_outputs.py::test_one_is_changed_in_place": (5,),
+    "torch/test_models.py::test_a_model_is_the_same_under_limits": (3,),
+    "torch/test_modules.py::test_a_module_is_that_of_eager": (3,),
+    "torch/test_numbers.py::test_a_number_is_taken_as_pytorch_takes_it": (3,),
+    "torch/test_operations.py::test_an_operation_is_pytorchs": (9, "pad: both"),
+    "torch/test_special_values.py::test_values_and_gradients_are_those_of_eager": (5,),
+    "torch/test_unbatched.py::test_a_map_without_images_is_computed_as_eager_does": (3,),
 }  # fmt: skip
 #: Whether every case runs: `make test-all`.
 EVERY = bool(os.environ.get("OOC_TESTS_EVERY_CASE"))
@@ -77,16 +107,28 @@ def is_whole(config):
 
 
 def left_out(items):
-    """The cases in those folders and files that are not in the sample of their test."""
+    """What is marked `every_case`, and cases that are not in the sample of their test."""
+    found = {item for item in items if item.get_closest_marker("every_case")}
     cases = {}
     for item in items:
-        test = item.nodeid.partition("[")[0]
-        path = test.partition("::")[0].split("/")[1:]
-        place = next((each for each in (*path[:1], "/".join(path)) if each in ONE_IN), None)
-        if place and hasattr(item, "callspec"):
-            cases.setdefault((place, test), []).append(item)
-    found = set()
-    for (place, _), of_test in cases.items():
-        taken = sample([values_of(item) for item in of_test], ONE_IN[place])
-        found |= set(of_test) - {of_test[at] for at in taken}
+        if hasattr(item, "callspec") and item not in found:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test, of_test in cases.items():
+        taken = {of_test[at] for at in places_taken(test.partition("/")[2], of_test)}
+        found |= set(of_test) - taken
     return found
+
+
+def places_taken(test, items):
+    """The places of a test's cases that run; the test's path is one in `tests/`."""
+    if test in ALIKE:
+        one_in, *named = ALIKE[test]
+        return [
+            at for at, item in enumerate(items)
+            if at % one_in == 0 or item.callspec.id in named
+        ]  # fmt: skip
+    file = test.partition("::")[0]
+    one_in = next((ONE_IN[each] for each in (file, file.split("/")[0]) if each in ONE_IN), 1)
+    if one_in == 1:
+        return range(len(items))
+    return sample([values_of(item) for item in items], one_in)

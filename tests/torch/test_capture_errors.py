@@ -124,6 +124,7 @@ def test_pytorch_neither_logs_nor_prints_what_is_raised(function, logged, capsys
     assert (logged, capsys.readouterr().err) == ([], "")
 
 
+@pytest.mark.every_case
 def test_who_asks_for_pytorchs_logs_has_them():
     """In a process of its own: PyTorch reads what was asked as it is imported."""
     code = (

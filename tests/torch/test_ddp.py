@@ -172,6 +172,7 @@ def test_a_part_that_is_wrapped_already_is_refused(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.every_case
 def test_a_quick_run_of_the_benchmark_writes_verified_results(tmp_path):
     given = ["--quick", "--device", "host", "--output", str(tmp_path), "--scratch", str(tmp_path)]
     assert ddp_scale.main(given) == 0

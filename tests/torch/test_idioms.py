@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from tests.support import sampling
 from tests.torch.idioms.judge import (
     DIFFERENT,
     EQUAL,
@@ -31,10 +30,6 @@ from tests.torch.idioms.table import TABLE
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 NAMED = {idiom.name: idiom for idiom in TABLE}
-#: One in two, or all where every case runs.
-UNDER_AN_AMPLE = list(NAMED)[:: sampling.number(2, of=1)]
-#: One in 24, or all: a search for the least takes seconds.
-UNDER_THE_LEAST = list(NAMED)[:: sampling.number(24, of=1)]
 
 
 def check(idiom, verdict, memory_limit):
@@ -42,12 +37,12 @@ def check(idiom, verdict, memory_limit):
     assert passes(idiom, verdict), f"{said}: {verdict.why}"
 
 
-@pytest.mark.parametrize("name", UNDER_AN_AMPLE)
+@pytest.mark.parametrize("name", NAMED)
 def test_an_idiom_under_an_ample_limit(name):
     check(NAMED[name], *under_an_ample(NAMED[name]))
 
 
-@pytest.mark.parametrize("name", UNDER_THE_LEAST)
+@pytest.mark.parametrize("name", NAMED)
 def test_an_idiom_under_the_least_limit(name):
     check(NAMED[name], *under_the_least(NAMED[name]))
 

@@ -37,6 +37,7 @@ def test_a_model_of_monai_is_the_same_under_limits(name):
     check(model, torch.randn(SHAPE, dtype=torch.float64), shares=shares)
 
 
-@pytest.mark.parametrize("name", list(MODELS)[: sampling.number(1, of=len(MODELS))])
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", MODELS)
 def test_twenty_steps_of_sgd_follow_pytorchs(name):
     followed(model_of(name), torch.randn(SHAPE))

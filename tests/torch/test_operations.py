@@ -8,7 +8,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.search import plan_step
+from ooc_cudnn.network.search import best
 from tests.support import sampling
 from tests.support.torch_checks import TOLERANCE, check, close
 from tests.support.torch_operations import MAP, OPERATIONS, around
@@ -17,18 +17,14 @@ from tests.support.torch_operations import MAP, OPERATIONS, around
 ROUNDED = {"Hardsigmoid()": 1e-7}
 
 
-#: One in three, or all where every case runs: idioms, modules, losses and drawn modules read most.
-NAMES = list(OPERATIONS)[:: sampling.number(3, of=1)]
-
-
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_is_pytorchs(name, few_plans, monkeypatch):
     """Maps are kept and made again, for every second operation each; in `make test-all` for all."""
     policies = ("keep", "remake")
     if not sampling.EVERY:
         policies = policies[list(OPERATIONS).index(name) % 2 :][:1]
-    monkeypatch.setattr(plan_step, "BEST_OF", policies)
+    monkeypatch.setattr(best, "BEST_OF", policies)
     make, shape = OPERATIONS[name]
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)

@@ -38,6 +38,7 @@ def test_outputs_can_be_viewed(axes, with_gradients, monkeypatch):
     assert y.requires_grad == with_gradients
 
 
+@pytest.mark.every_case
 def test_a_model_with_channels_last_is_the_same_under_a_limit(fewest_plans):
     torch.manual_seed(0)
     how = {"dtype": torch.float64, "memory_format": torch.channels_last}

@@ -26,7 +26,7 @@ FULL = {
 }
 #: In `make test` smaller ones stand for them.
 NAMES = [*list(FULL)[: sampling.number(0, of=len(FULL))], *RELATIVES]
-TRAINED = [*RELATIVES, *FULL][: sampling.number(2, of=len(FULL) + len(RELATIVES))]
+TRAINED = [*RELATIVES, *FULL]
 #: PyTorch's slope of hardsigmoid is 1 / 6 as float32 has it, in float64, too: 3e-8 off.
 LOOSER = {"mobilenet": 1e-8, "mobilenet_v3_large": 1e-8}
 
@@ -53,6 +53,7 @@ def test_a_model_of_torchvision_is_the_same_under_limits(name):
     check(model.double(), x, shares=shares, tolerance=LOOSER.get(name, TOLERANCE))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_of_sgd_follow_pytorchs(name):
     model, shape = model_of(name)

@@ -251,6 +251,8 @@ def test_a_source_begins_with_the_memory_traffic_it_needs(source: str):
     assert "Memory traffic" in head
 
 
+# `make check` asks for it by name.
+@pytest.mark.every_case
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", sorted(INSTANCES))

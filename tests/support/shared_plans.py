@@ -1,0 +1,41 @@
+"""Plans of steps that tests share: many train one small model under one limit.
+
+The library's own key says what a plan hangs on; tests that compare fewer plans (`few_plans`) add
+which. A test that looks at how a step is planned has a step of its own, or does not share.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import contextmanager
+from unittest import mock
+
+from ooc_cudnn.network.runtime import plan_cache
+from ooc_cudnn.network.search import best, by_policy
+
+#: Plans that are kept; a test makes a few.
+KEPT = 200
+
+
+@contextmanager
+def shared():
+    """Plan each step once in this block."""
+    known, plan_step = OrderedDict(), plan_cache.plan_step
+
+    def planned_once(name, step, terms, *, policy, micro_batches):
+        key = (
+            plan_cache._key(name, step, terms, policy, micro_batches),
+            plan_cache._host_bytes(step, terms),
+            *(best.BEST_OF, best.VDNN, best.WAYS),
+            *(each.__qualname__ for each in (best.searched, best.by_search_in_slabs)),
+            by_policy.SHARES_HELD,
+        )
+        if key not in known:
+            known[key] = plan_step(name, step, terms, policy=policy, micro_batches=micro_batches)
+        known.move_to_end(key)
+        while len(known) > KEPT:
+            known.popitem(last=False)
+        return known[key]
+
+    with mock.patch.object(plan_cache, "plan_step", planned_once):
+        yield known
