@@ -69,12 +69,19 @@ class Part:
             lines.append(f"{made} = {each.said}{args}")
         return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
 
-    def run(self, tensors: Sequence[torch.Tensor], images: int) -> torch.Tensor:
-        """Compute the result from arrays of the inputs; all as they lie in the network."""
+    def run(
+        self, tensors: Sequence[torch.Tensor], images: int, *, is_drawn: bool = False
+    ) -> torch.Tensor:
+        """Compute the result from arrays of the inputs; all as they lie in the network.
+
+        Where random numbers are drawn, inputs are laid in the order of their axes first: PyTorch
+        draws in the order of memory, and each plan of a model has maps lie as it likes.
+        """
         found: dict[Value, Any] = {}
         for value, order, tensor in zip(self.inputs, self.orders, tensors, strict=True):
             tensor = as_it_was(value, tensor)
-            found[value] = tensor.reshape(value.shape) if order is None else tensor.permute(order)
+            tensor = tensor.reshape(value.shape) if order is None else tensor.permute(order)
+            found[value] = tensor.contiguous() if is_drawn else tensor
         for operation in self.operations:
             self._run(operation, found, images)
         result: torch.Tensor = found[self.result].permute(self.order)

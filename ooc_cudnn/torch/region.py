@@ -151,7 +151,7 @@ class Region(_Told):
                 for tensor, order in zip(tensors, self._part.orders, strict=True)
             ]
             with seeded((seed, step, drawn.first + image), tensors[0].device):
-                found.append(self._part.run(own, 1))
+                found.append(self._part.run(own, 1, is_drawn=True))
         return torch.cat(found)
 
     def _images(self, result: torch.Tensor) -> int:
