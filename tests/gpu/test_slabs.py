@@ -9,11 +9,11 @@ import pytest
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.runtime.two_part import PausingStep
-from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
-from ooc_cudnn.network.search.strategies import by_search_in_slabs
+from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from tests.network.runtime.test_two_part import LARGE, arrays, network, run
 from tests.support.network_checks import assert_close
+from tests.support.network_steps import plans_by
 
 LIMITS = (1_000_000, 1_500_000, 2_000_000, 3_000_000)
 
@@ -23,7 +23,7 @@ def slice_batch(step):
     for limit in LIMITS:
         terms = terms_for(limit, None, step, {})
         try:
-            for made in by_search_in_slabs("step", step, terms, None, Incumbent(terms)):
+            for made in plans_by(RematerializeSlices(), step, terms):
                 if made.plan.slabs > 1 and made.plan.again:
                     return replace(made.plan, policy="best"), limit
         except PlanInfeasibleError:

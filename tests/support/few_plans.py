@@ -13,6 +13,5 @@ def compare_few(patch):
     patch.setattr(best, "BEST_OF", ("keep", "remake"))
     patch.setattr(by_policy, "SHARES_HELD", (1.0,))
     patch.setattr(best, "VDNN", ())
-    patch.setattr(best, "WAYS", ())
-    for searching in ("searched", "by_search_in_slabs"):
-        patch.setattr(best, searching, lambda *asked, **how: ())
+    patch.setattr(best, "STRATEGIES", ())
+    patch.setattr(best, "searched", lambda *asked, **options: (candidate for candidate in ()))

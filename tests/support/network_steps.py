@@ -8,12 +8,13 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
-from ooc_cudnn.network.lowering.summarize import How, predicted
+from ooc_cudnn.network.lowering.summarize import RewriteSpec, predicted
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
-from ooc_cudnn.network.search.strategies import by_spilling
+from ooc_cudnn.network.search.strategies.spill import Spill
+from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 from tests.support.network_checks import assert_close, sizes_of
 from tests.support.on_device import fetched
 
@@ -30,19 +31,37 @@ def banded(net, loss, limit, bands, micro_batches=1):
     rewritten = apply_passes(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = lower_step("training_step", rewritten, residing, terms)
-    how = How(micro_batches, bands)
+    how = RewriteSpec(micro_batches, bands)
     plan = predicted("training_step", "best", rewritten, placed, how, terms)
     return PlannedStep(plan, rewritten, placed)
 
 
-def spilling_plans(net, loss, limit, way=by_spilling):
+class Recorder(Incumbent):
+    """Keeps all plans that it is offered, and none as the fastest: so whatever comes is planned."""
+
+    def __init__(self, constraints):
+        super().__init__(constraints)
+        self.plans = []
+
+    def take(self, planned):
+        self.plans.append(planned)
+        return False
+
+
+def plans_by(strategy, step, constraints, recorder=None):
+    """All plans that a strategy comes to, with nothing to beat."""
+    recorder = Recorder(constraints) if recorder is None else recorder
+    request = PlanRequest("training_step", step, constraints)
+    if strategy.is_worth_trying(request, recorder):
+        recorder.explore(request.name, strategy.candidates(request, recorder))
+    return recorder.plans
+
+
+def spilling_plans(net, loss, limit, strategy=None):
     """The plans of a step in which tensors are on the host for a while."""
     step = canonicalize(net.training_phases(loss), "best")
-    terms = terms_for(limit, None, step, {})
-    return [
-        made._replace(plan=replace(made.plan, policy="best"))
-        for made in way("training_step", step, terms, 1, Incumbent(terms))
-    ]
+    plans = plans_by(strategy or Spill(), step, terms_for(limit, None, step, {}))
+    return [planned._replace(plan=replace(planned.plan, policy="best")) for planned in plans]
 
 
 def check_step(drawn, limit, **asked):

@@ -26,8 +26,8 @@ def shared():
         key = (
             plan_cache._key(name, step, terms, policy, micro_batches),
             plan_cache._host_bytes(step, terms),
-            *(best.BEST_OF, best.VDNN, best.WAYS),
-            *(each.__qualname__ for each in (best.searched, best.by_search_in_slabs)),
+            *(best.BEST_OF, best.VDNN, best.STRATEGIES),
+            best.searched.__qualname__,
             by_policy.SHARES_HELD,
         )
         if key not in known:

@@ -65,7 +65,7 @@ def bound_of(step: Step, terms: PlanConstraints, counts: Iterable[int]) -> Bound
 
 def outline_of(step: Step, terms: PlanConstraints, seconds_of: Callable[[Phase], float]) -> Outline:
     """A step in outline, in as many groups as are solved quickly."""
-    on_device = frozenset(n for n, spec in terms.given.items() if spec.placement == "device")
+    on_device = terms.on_device
     together = sum(each.nbytes for each in step.tensors.values() if not each.of)
     small = max(int(SMALL * min(terms.target.room_bytes, together)), 1)
     fine = outlined(step, seconds_of, small_bytes=small, on_device=on_device)

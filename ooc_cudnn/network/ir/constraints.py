@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.tensor import TensorSpec
+from perfmodel.cached import cached_property
 
 
 class OrderSeconds(NamedTuple):
@@ -61,3 +62,8 @@ class PlanConstraints:
     host: Room | None = None
     misaligned: frozenset[str] = frozenset()
     on_host: frozenset[str] = frozenset()
+
+    @cached_property
+    def on_device(self) -> frozenset[str]:
+        """Names of arrays that are handed in on the device."""
+        return frozenset(name for name, spec in self.given.items() if spec.placement == "device")

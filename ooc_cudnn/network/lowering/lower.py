@@ -168,7 +168,7 @@ def most_held(step: Step, stays: LiveRanges) -> int:
 
 def most_touched(step: Step, terms: PlanConstraints) -> int:
     """The most bytes of tensors that one phase touches, but for those that are on the device."""
-    there = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    there = terms.on_device
     touched = ({step.base(name) for name in phase.binds.values()} for phase in step.phases)
     return max(sum(aligned(step.tensors[base].nbytes) for base in each - there) for each in touched)
 

@@ -20,8 +20,8 @@ from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import link_bytes
 
 
-class How(NamedTuple):
-    """How a step is rewritten, as plans say it."""
+class RewriteSpec(NamedTuple):
+    """The rewrites of a step, as plans say them."""
 
     micro_batches: int = 1
     bands: int = 1
@@ -38,7 +38,7 @@ def predicted(
     policy: str,
     step: Step,
     placed: Placed,
-    how: How | NetworkPlan,
+    how: RewriteSpec | NetworkPlan,
     terms: PlanConstraints,
 ) -> NetworkPlan:
     """Return the plan of a placed step, with what its replay takes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -10,15 +9,16 @@ from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step, most_held
-from ooc_cudnn.network.lowering.summarize import How, predicted
+from ooc_cudnn.network.lowering.lower import PlannedStep, most_held
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import remade
 from ooc_cudnn.network.policies.offload import leaving
 from ooc_cudnn.network.policies.policy import POLICIES, Policy
-from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.candidate import Candidate
+from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
@@ -55,15 +55,15 @@ class PolicyPlanner:
     def __init__(
         self,
         step: Step,
-        terms: PlanConstraints,
+        constraints: PlanConstraints,
         policy: str,
         parts: int,
         made: Policy | None = None,
         ready: Step | None = None,
     ) -> None:
         self.policy, self.parts, self.made = policy, parts, made or POLICIES[policy]
-        self.terms = replace(terms, synchronous=self.made.synchronous)
-        self.decisions = self.made.decisions(step, terms.target.machine)
+        self.constraints = replace(constraints, synchronous=self.made.synchronous)
+        self.decisions = self.made.decisions(step, constraints.target.machine)
         self._step = in_place(summed(step)) if ready is None else ready
         self._known = dict[int, tuple[Step, LiveRanges]]()
         #: By what is remade: decisions on what leaves change nothing of it.
@@ -71,39 +71,39 @@ class PolicyPlanner:
         self._first = self._first_that_fits()
         self.fits = True
 
-    def planned(self, name: str, fastest: Incumbent, *, share: float = 0.0) -> PlannedStep | None:
-        """Plan the step; None where it does not fit as the policy has it.
+    def candidates(
+        self, incumbent: Incumbent, *, share: float = 0.0
+    ) -> Candidates[PlannedStep | None]:
+        """Propose decisions until one has a plan; return it.
 
-        Returns None for decisions that were planned before or cannot beat the incumbent. With a
-        share of memory that tensors may hold, what is too large for the last decision is streamed.
+        Nothing is proposed that was lowered before, or cannot beat the incumbent. With a share of
+        memory that tensors may hold, what is too large for the last decision is streamed.
         """
         at, last = self._first, len(self.decisions) - 1
-        room_bytes = self.terms.target.room_bytes
+        room_bytes = self.constraints.target.room_bytes
         may_stream, share = share > 0, share or 1.0
         while True:
-            rewritten, stays = self._as_decided(at)
-            if at < last and not fastest.has_room(rewritten):
+            rewritten, live_ranges = self._as_decided(at)
+            if at < last and not incumbent.has_room(rewritten):
                 at = self._after(at)
                 continue
-            fits = most_held(rewritten, stays) <= share * room_bytes
-            # what fits in a share of memory is placed as in all of it
-            tried = self.parts, self.decisions[at], self.made.residing, 1.0 if fits else share
-            if tried in fastest.tried or not fastest.can_beat_incumbent(rewritten, stays):
+            fits = most_held(rewritten, live_ranges) <= share * room_bytes
+            # what fits in a share of memory is lowered as in all of it
+            key = self.parts, self.decisions[at], self.made.residing, 1.0 if fits else share
+            if key in incumbent.tried or not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 return None
-            placed = lower_step(
-                name,
+            planned = yield Candidate(
                 rewritten,
-                stays,
-                self.terms,
+                live_ranges,
+                self.constraints,
+                self.policy,
+                RewriteSpec(self.parts, remade=tuple(sorted(self.decisions[at].remade))),
                 may_stream=may_stream and at == last,
                 share=share,
-                is_worth=fastest.can_beat_incumbent,
+                key=key,
             )
-            if placed is not None:
-                fastest.tried.add(tried)
-                how = How(self.parts, remade=tuple(sorted(self.decisions[at].remade)))
-                figures = predicted(name, self.policy, rewritten, placed, how, self.terms)
-                return PlannedStep(figures, rewritten, placed)
+            if planned is not None:
+                return planned
             if at == last:
                 self.fits = may_stream  # with that there are only plans that are not worth it
                 return None
@@ -133,7 +133,7 @@ class PolicyPlanner:
 
         The last few may take more than those before: what all is made again from its beginning.
         """
-        room_bytes = self.terms.target.room_bytes
+        room_bytes = self.constraints.target.room_bytes
         low, high = 0, len(self.decisions) - 1
         ends = dict.fromkeys((high, *(high * share // 8 for share in LAST_EIGHTHS)))
         fits = (at for at in ends if most_held(*self._as_decided(at)) <= room_bytes)
@@ -155,50 +155,64 @@ class StandalonePolicy:
     """What a policy plans where it is asked for alone, but for what cannot be the fastest.
 
     So whoever compares these plans with others finds none that is slower than the policy.
+
+    Attributes
+    ----------
+    has_plan : bool
+        Whether the number of micro-batches that was tried last has a plan.
     """
 
     def __init__(
-        self, step: Step, ready: Step, terms: PlanConstraints, policy: str, least: LeastComputing
+        self,
+        step: Step,
+        ready: Step,
+        constraints: PlanConstraints,
+        policy: str,
+        least: LeastComputing,
     ) -> None:
-        self.policy, self._step, self._ready, self._terms = policy, step, ready, terms
-        self._own = Incumbent(terms, step, least)
+        self.policy, self._step, self._ready = policy, step, ready
+        self._constraints, self.has_plan = constraints, False
+        self._own = Incumbent(constraints, step, least)
         self._in_vain, self._skipped = 0, False
 
     @property
     def has_ended(self) -> bool:
-        """Whether it tries no more micro-batches: they make nothing faster, or not by enough."""
+        """True if more micro-batches are not tried: they make nothing faster, or not by enough."""
         return self._in_vain == MOST_IN_VAIN or self._own.is_enough()
 
     @property
     def fits_nowhere(self) -> bool:
-        """Whether it streams what is too large, since it has no plan without that."""
+        """True if it streams what is too large, since it has no plan without that."""
         return self._own.best is None and not self._skipped
 
-    def planned(self, name: str, parts: int, fastest: Incumbent) -> PlannedStep | None:
-        """Plan in so many micro-batches, where that may be faster than others."""
+    def candidates(self, parts: int, incumbent: Incumbent) -> Candidates[None]:
+        """Propose plans in so many micro-batches, where they can beat the incumbent."""
+        self.has_plan = False
         if self.has_ended:
-            return None
-        deciding = PolicyPlanner(self._step, self._terms, self.policy, parts, ready=self._ready)
-        made = deciding.planned(name, fastest)
-        is_skipped = made is None and deciding.fits
+            return
+        planner = self._planner(parts)
+        planned = yield from planner.candidates(incumbent)
+        self.has_plan = planned is not None
+        is_skipped = planned is None and planner.fits
         self._skipped = self._skipped or is_skipped
-        is_faster = self._own.compare(filter(None, [made])) or is_skipped  # as far as is known
+        is_faster = self._own.take_counted(planned) or is_skipped  # as far as is known
         self._in_vain = 0 if self._own.best is None or is_faster else self._in_vain + 1
-        return made
 
-    def streamed(self, name: str, parts: int, fastest: Incumbent) -> Iterator[PlannedStep]:
-        """Plans in which what is too large is streamed, call by call."""
-        deciding = PolicyPlanner(self._step, self._terms, self.policy, parts, ready=self._ready)
+    def streaming(self, parts: int, incumbent: Incumbent) -> Candidates[None]:
+        """Propose plans in which what is too large is streamed, call by call."""
+        planner = self._planner(parts)
         for share in SHARES_HELD:
             try:
-                made = deciding.planned(name, fastest, share=share)
+                planned = yield from planner.candidates(incumbent, share=share)
             except PlanInfeasibleError:
-                if fastest.best is None and fastest.least is None:
+                if incumbent.best is None and incumbent.least is None:
                     raise
                 continue
-            if made is None:
+            if planned is None:
                 break  # with less memory it is worth it even less
-            yield made
-            self._own.take(made)
-            if not self._own.is_near(made, WORTH_LESS):
+            self._own.take(planned)
+            if not self._own.is_near(planned, WORTH_LESS):
                 break
+
+    def _planner(self, parts: int) -> PolicyPlanner:
+        return PolicyPlanner(self._step, self._constraints, self.policy, parts, ready=self._ready)

@@ -1,14 +1,14 @@
-"""Plans in which maps are made again as often as a search found best: `remat_candidates.py`."""
+"""Candidates in which maps are rematerialized as a search decides: `remat_candidates.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent, Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
-from ooc_cudnn.network.lowering.summarize import How, predicted
-from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
+from ooc_cudnn.network.search.candidate import Candidate
+from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import repeated_in_parts
 from ooc_cudnn.network.search.remat_candidates import coming_back, made_again
 
@@ -17,44 +17,45 @@ SEARCHED = "repeat"
 
 
 def searched(
-    name: str,
     step: Step,
-    terms: PlanConstraints,
-    fastest: Incumbent,
-    ways: Sequence[Sequence[str]],
+    constraints: PlanConstraints,
+    incumbent: Incumbent,
+    copied_kinds: Sequence[Sequence[str]],
     *,
     parts: int = 1,
     slabs: int = 1,
-) -> Iterator[PlannedStep]:
-    """Yield a plan for each way, the first that has room; none where it cannot be the fastest.
+) -> Candidates[bool]:
+    """Propose what the search finds, until a candidate has room; return whether one had.
+
+    Nothing is proposed where it cannot beat the incumbent.
 
     Parameters
     ----------
     step : Step
         Summed and in place, and cut already where it goes in slabs.
-    ways : sequence of sequence of str
-        Which kinds of tensors may come back from the host. Each way goes on from what the one
-        before it found.
+    copied_kinds : sequence of sequence of str
+        Kinds of tensors that may come back from the host: a search for each, which goes on from
+        what the one before it found.
     parts, slabs : int
         Micro-batches, and the slabs that the step is in.
     """
     least, before = float("inf"), frozenset[RematEvent]()
-    for copied in ways:
-        if slabs > 1 and copied is not ways[0] and not before:
-            return  # with many slabs a search that finds nothing takes long
-        for made in made_again(step, terms, parts, copied=copied, before=before):
-            if made.seconds >= least:
+    for copied in copied_kinds:
+        if slabs > 1 and copied is not copied_kinds[0] and not before:
+            break  # with many slabs a search that finds nothing takes long
+        for solution in made_again(step, constraints, parts, copied=copied, before=before):
+            if solution.seconds >= least:
                 break
-            rewritten = repeated_in_parts(step, made.again, parts)
-            stays = coming_back(step, rewritten, made, terms.target.room_bytes)
-            if not fastest.can_beat_incumbent(rewritten, stays):
+            rewritten = repeated_in_parts(step, solution.again, parts)
+            room_bytes = constraints.target.room_bytes
+            live_ranges = coming_back(step, rewritten, solution, room_bytes)
+            if not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 break
-            placed = lower_step(
-                name, rewritten, stays, terms, may_stream=False, is_worth=fastest.can_beat_incumbent
+            spec = RewriteSpec(parts, again=solution.again, slabs=slabs)
+            planned = yield Candidate(
+                rewritten, live_ranges, constraints, SEARCHED, spec, may_stream=False
             )
-            if placed is not None:
-                how = How(parts, again=made.again, slabs=slabs)
-                figures = predicted(name, SEARCHED, rewritten, placed, how, terms)
-                yield PlannedStep(figures, rewritten, placed)
-                least, before = min(least, made.seconds), made.events
+            if planned is not None:
+                least, before = solution.seconds, solution.events
                 break
+    return least < float("inf")

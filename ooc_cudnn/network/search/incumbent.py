@@ -1,10 +1,12 @@
-"""Of plans that are compared, the fastest that host memory has room for."""
+"""The incumbent: the fastest plan so far of those that host memory has room for."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable
+from functools import partial
+from typing import TypeVar
 
-from ooc_cudnn.errors import HostOutOfMemoryError
+from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
@@ -12,6 +14,7 @@ from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.host_budget import least_on_host
 
 #: Plans that take no more than so many times the fastest are made again with time to copy: with
@@ -23,6 +26,12 @@ WORTH_TIME = 0.003
 #: Work is counted in phases of plans, never in time. So much is worth each second that a faster
 #: plan may save, for a step is run often; and so much is enough for any step.
 WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
+#: As many plans as a strategy has, whatever work they are.
+ALL_PLANS = float("inf")
+
+R = TypeVar("R")
+#: A generator of candidates: it is sent the plan of each, or None where that has none.
+Candidates = Generator[Candidate, PlannedStep | None, R]
 
 
 class Incumbent:
@@ -33,7 +42,7 @@ class Incumbent:
     room : Room, optional
         Pinned memory that may be had; None for any.
     tried : set
-        What was placed, so that nothing is placed twice.
+        Keys of candidates that were lowered, so that none is lowered twice.
     best : PlannedStep, optional
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
@@ -57,8 +66,7 @@ class Incumbent:
         self.room, self._terms = terms.host, terms
         self.skips = self.is_short = False
         self._asked: tuple[Step, bool] | None = None
-        given = terms.given.items()
-        self.on_device = {base for base, spec in given if spec.placement == "device"}
+        self.on_device = terms.on_device
         #: It may be shared by several, for it knows what it was asked before.
         self.computing = LeastComputing(terms) if least is None else least
         #: Plans have their maps in one of these, that of the terms most likely.
@@ -81,6 +89,10 @@ class Incumbent:
             return False
         saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
         return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
+
+    def waits(self, times: float) -> bool:
+        """True if there is no incumbent or it takes `times` its own computing."""
+        return self.best is None or self.best.plan.seconds > times * self.best.plan.compute_seconds
 
     def is_slow(self, times: float) -> bool:
         """True if there is no incumbent or it takes `times` the unlimited compute time."""
@@ -145,15 +157,64 @@ class Incumbent:
         self.best = made
         return True
 
-    def compare(self, plans: Iterable[PlannedStep]) -> bool:
-        """Take plans while that is worth the work; return whether one was the fastest then."""
-        found = False
-        for made in () if self.is_enough() else plans:
-            self.work += len(made.step.phases)
-            found = self.take(made) or found
-            if self.is_enough():
+    def take_counted(self, planned: PlannedStep | None) -> bool:
+        """Take a plan, and count its work."""
+        self.work += 0 if planned is None else len(planned.step.phases)
+        return self.take(planned)
+
+    def offer(self, name: str, candidate: Candidate) -> PlannedStep | None:
+        """Lower a candidate, replay its program, keep the plan if it is the fastest so far.
+
+        Returns
+        -------
+        PlannedStep or None
+            None where the candidate has no room, or cannot beat the incumbent.
+
+        Raises
+        ------
+        PlanInfeasibleError
+            If some phase does not fit by itself.
+        """
+        planned = lower_and_replay(name, candidate, self.can_beat_incumbent)
+        if planned is not None:
+            if candidate.key is not None:
+                self.tried.add(candidate.key)
+            self.take(planned)
+        return planned
+
+    def explore(self, name: str, candidates: Candidates[object], *, free_plans: float = 0) -> bool:
+        """Offer candidates while that is worth the work; return whether one was the fastest then.
+
+        Parameters
+        ----------
+        name : str
+            The name of the plans.
+        candidates : generator of Candidate
+            Sent the plan of each; `PlanInfeasibleError` is thrown into it.
+        free_plans : float
+            How many plans are made whatever was compared before, and count as no work.
+        """
+        is_faster = False
+        proceed: Callable[[], Candidate] = partial(next, candidates)
+        while free_plans > 0 or not self.is_enough():
+            try:
+                candidate = proceed()
+            except StopIteration:
                 break
-        return found
+            try:
+                planned = self.offer(name, candidate)
+            except PlanInfeasibleError as error:
+                proceed = partial(candidates.throw, error)
+                continue
+            proceed = partial(candidates.send, planned)
+            if planned is None:
+                continue
+            is_faster = is_faster or planned is self.best
+            if free_plans > 0:
+                free_plans -= 1
+            else:
+                self.work += len(planned.step.phases)
+        return is_faster
 
     def is_near(self, made: PlannedStep | None, times: float) -> bool:
         """True if `made` exists and is within `times` of the incumbent."""

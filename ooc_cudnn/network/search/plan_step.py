@@ -13,20 +13,22 @@ from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.external_memory import with_room_outside
-from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
-from ooc_cudnn.network.lowering.summarize import predicted
+from ooc_cudnn.network.lowering.lower import PlannedStep
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.passes.split_concatenations import apart
-from ooc_cudnn.network.search.best import BEST_OF, VDNN, Comparison, micro_batches_of
+from ooc_cudnn.network.search.best import BEST_OF, VDNN, Comparison
 from ooc_cudnn.network.search.by_policy import PolicyPlanner
+from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.gc_pause import no_garbage_collection
-from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
+from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
 from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.planning import plan_mo_sos
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize, repeated_in_parts
-from ooc_cudnn.network.search.strategies import MOST_BANDS
+from ooc_cudnn.network.search.strategies.row_tiles import MOST_BANDS
+from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 from ooc_cudnn.operations.core.window_arguments import is_int
 from ooc_cudnn.tensor import ORDERS
 
@@ -73,21 +75,20 @@ def plan_step(
         return _vdnn_dyn(name, step, terms, micro_batches or 1)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    found = Comparison(name, step, terms, policy, micro_batches)
-    found.by_policies()
+    comparison = Comparison(PlanRequest(name, step, terms, micro_batches), policy)
+    comparison.by_policies()
     if policy == "best":
-        found.try_strategies()
-        found.by_vdnn(*_taken(given, asked, "vdnn_all"))  # the same for each of vDNN's
-    found.by_streaming()
-    fastest = found.fastest
-    if fastest.best is None and fastest.skips and fastest.least is not None:
+        comparison.try_strategies()
+        comparison.by_vdnn(*_taken(given, asked, "vdnn_all"))  # the same for each of vDNN's
+    comparison.by_streaming()
+    incumbent = comparison.incumbent
+    if incumbent.best is None and incumbent.skips and incumbent.least is not None:
         # with room for that nothing is passed over which wants less still
-        enough = Room(fastest.least.host_bytes, None, 0)
-        fastest.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
+        enough = Room(incumbent.least.host_bytes, None, 0)
+        incumbent.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
     if policy == "best":
-        found.by_streaming_for_comparison()
-    made = fastest.found()
-    return made._replace(plan=replace(made.plan, policy=policy, taken=made.plan.policy))
+        comparison.by_streaming_for_comparison()
+    return _named(incumbent.found(), policy)
 
 
 def bounded(
@@ -139,10 +140,9 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Planned
     else:
         step = apply_passes(step, again, plan.micro_batches, plan.bands, anew)
         step = slice_batch(step, plan.slabs)
-    planned, phases = ([each.name for each in of] for of in (plan.tasks, step.phases))
-    if planned != phases:  # stays count phases
-        pairs = zip_longest(planned, phases)
-        stranger, own = next(pair for pair in pairs if pair[0] != pair[1])
+    names = [figures.name for figures in plan.tasks], [phase.name for phase in step.phases]
+    if names[0] != names[1]:  # stays count phases
+        stranger, own = next(pair for pair in zip_longest(*names) if pair[0] != pair[1])
         raise ValueError(
             f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
             f"{own or 'none'!r}"
@@ -151,12 +151,15 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Planned
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
     terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
-    placed = lower_step(plan.name, step, dict(plan.stays), terms, reserved=dict(plan.reserved))
-    assert placed is not None
-    made = Incumbent(terms)
-    figures = predicted(plan.name, plan.policy, step, placed, plan, terms)
-    made.take(PlannedStep(replace(figures, taken=plan.taken, gap=plan.gap), step, placed))
-    return made.found()
+    candidate = Candidate(
+        step, dict(plan.stays), terms, plan.policy, plan, reserved=dict(plan.reserved)
+    )
+    planned = lower_and_replay(plan.name, candidate)
+    assert planned is not None
+    incumbent = Incumbent(terms)
+    figures = replace(planned.plan, taken=plan.taken, gap=plan.gap)
+    incumbent.take(planned._replace(plan=figures))
+    return incumbent.found()
 
 
 def _taken(step: Step, terms: PlanConstraints, policy: str) -> tuple[Step, PlanConstraints]:
@@ -168,25 +171,24 @@ def _taken(step: Step, terms: PlanConstraints, policy: str) -> tuple[Step, PlanC
     return step, terms
 
 
-def _planned(
-    name: str, step: Step, terms: PlanConstraints, policy: str, parts: int, fastest: Incumbent
-) -> PlannedStep | None:
-    """Plan a step by one policy; None where it does not fit as the policy has it, or is no use."""
-    return PolicyPlanner(step, terms, policy, parts).planned(name, fastest)
-
-
 def _vdnn_dyn(name: str, step: Step, terms: PlanConstraints, parts: int) -> PlannedStep:
     """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
 
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
     is streamed, where vDNN gives up.
     """
-    fastest = Incumbent(terms)
+    incumbent = Incumbent(terms)
     for policy in ("keep", "vdnn_conv", "vdnn_all"):
-        if fastest.take(_planned(name, step, terms, policy, parts, fastest)):
+        candidates = PolicyPlanner(step, terms, policy, parts).candidates(incumbent)
+        if incumbent.explore(name, candidates, free_plans=ALL_PLANS):
             break
     else:
-        streamed = PolicyPlanner(step, terms, "vdnn_all", parts)
-        fastest.take(streamed.planned(name, fastest, share=1.0))
-    made = fastest.found()
-    return made._replace(plan=replace(made.plan, policy="vdnn_dyn", taken=made.plan.policy))
+        planner = PolicyPlanner(step, terms, "vdnn_all", parts)
+        streaming = planner.candidates(incumbent, share=1.0)
+        incumbent.explore(name, streaming, free_plans=ALL_PLANS)
+    return _named(incumbent.found(), "vdnn_dyn")
+
+
+def _named(planned: PlannedStep, policy: str) -> PlannedStep:
+    """A plan under the policy that was asked for; `taken` keeps the name of its own."""
+    return planned._replace(plan=replace(planned.plan, policy=policy, taken=planned.plan.policy))

@@ -105,7 +105,7 @@ def made_again(
         where more copies can hardly save anything of what these take.
     """
     machine, room = terms.target.machine, terms.target.room_bytes
-    always = {base for base, spec in terms.given.items() if spec.placement == "device"}
+    always = terms.on_device
     phases: Sequence[int] = ()
     part = step
     if micro_batches > 1:

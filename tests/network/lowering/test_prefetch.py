@@ -15,7 +15,7 @@ from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.lowering.prefetch import with_time_to_copy
 from ooc_cudnn.network.policies.offload import leaving
 from ooc_cudnn.network.policies.policy import POLICIES
-from ooc_cudnn.network.search import pass_pipeline, plan_step, refine_prefetch
+from ooc_cudnn.network.search import candidate, pass_pipeline, refine_prefetch
 from perfmodel import shipped
 from tests.support.drawn_networks import drawn_network
 
@@ -105,7 +105,7 @@ def test_results_are_the_same(monkeypatch, host_device):
     given = {name: random.standard_normal((8, c, 8, 8)) for name, c in (("x", 3), ("target", 4))}
     whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
     expected = whole(**given)
-    placed = plan_step.lower_step
+    placed = candidate.lower_step
 
     def longer(name, step, stays, terms, **how):
         seconds = [1e-6] * len(step.phases)
@@ -113,7 +113,7 @@ def test_results_are_the_same(monkeypatch, host_device):
         assert found != stays
         return placed(name, step, found, terms, **how)
 
-    monkeypatch.setattr(plan_step, "lower_step", longer)
+    monkeypatch.setattr(candidate, "lower_step", longer)
     made = net.training_step(loss, memory_limit="1MiB", policy="offload")
     assert made(**given) == pytest.approx(expected, rel=1e-12)
     for name, gradient in whole.gradients.items():

@@ -10,7 +10,7 @@ from ooc_cudnn.network.ir.live_ranges import LiveRange, check_stays
 from ooc_cudnn.network.ir.step import Uses
 from ooc_cudnn.network.lowering.spill_belady import spilled
 from ooc_cudnn.network.passes.split_concatenations import apart
-from ooc_cudnn.network.search import strategies
+from ooc_cudnn.network.search.strategies import spill
 from ooc_cudnn.pipeline.schedule import make_schedule
 from tests.fuzz.networks import Drawn
 from tests.support.hazards import hazards
@@ -31,8 +31,8 @@ def test_steps_of_drawn_networks():
 
 def test_what_is_made_for_each_reader_anew(monkeypatch):
     """All that is made again is; it goes straight into its reader, and is never whole."""
-    monkeypatch.setattr(strategies, "LARGE", 0)
-    monkeypatch.setattr(strategies, "seconds_to_remake", lambda *_: lambda name: 0.0)
+    monkeypatch.setattr(spill, "LARGE", 0)
+    monkeypatch.setattr(spill, "seconds_to_remake", lambda *_: lambda name: 0.0)
     drawn, some = Drawn(15), 0
     full = drawn.net.plan(drawn.loss, memory_limit="1GiB", policy="keep").device_bytes
     made = spilling_plans(drawn.net, drawn.loss, int(0.6 * full))[-1]

@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.network.ir.live_ranges import LiveRange, check_stays, kept
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.stream_first_use import streamed_first
-from ooc_cudnn.network.search import best, plan_step, refine_prefetch
+from ooc_cudnn.network.search import best, candidate, refine_prefetch
 
 
 def network(images=8, size=8):
@@ -62,13 +62,13 @@ def test_results_are_the_same(monkeypatch, host_device):
     given = {name: random.standard_normal((8, c, 8, 8)) for name, c in (("x", 3), ("target", 4))}
     whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
     expected = whole(**given)
-    placed = plan_step.lower_step
+    placed = candidate.lower_step
 
     def streaming(name, step, stays, terms, **how):
         (later,) = streamed_first(step, stays)
         return placed(name, step, later, terms, **how)
 
-    monkeypatch.setattr(plan_step, "lower_step", streaming)
+    monkeypatch.setattr(candidate, "lower_step", streaming)
     made = net.training_step(loss, memory_limit="1MiB", policy="keep")
     assert made(**given) == pytest.approx(expected, rel=1e-12)
     for name, gradient in whole.gradients.items():

@@ -12,7 +12,8 @@ from ooc_cudnn.network.passes.microbatch import WholeBatchError
 from ooc_cudnn.network.passes.rematerialize import can_be_remade
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
-from ooc_cudnn.network.search.strategies import by_search_in_slabs, by_slabs
+from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
+from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
 from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 from tests.fuzz.rewrites import Rewritten
 from tests.support.forced import Forced
@@ -46,17 +47,19 @@ def normalised():
     return net, net.softmax_cross_entropy(net.linear(net.global_average(h), 4), labels)
 
 
-@pytest.mark.parametrize(("way", "limit"), [(by_slabs, LIMIT), (by_search_in_slabs, 1_200_000)])
-def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does(way, limit):
+@pytest.mark.parametrize(
+    ("strategy", "limit"), [(SpillSlices(), LIMIT), (RematerializeSlices(), 1_200_000)]
+)
+def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does(strategy, limit):
     net, loss = normalised()
     random = np.random.default_rng(0)
     inputs = {"x": random.standard_normal((12, 3, 16, 16)), "labels": np.arange(12) % 4}
     with ooc_cudnn.settings(machine="host"):
-        made = spilling_plans(net, loss, limit, way)[0]
+        made = spilling_plans(net, loss, limit, strategy)[0]
     assert made.plan.slabs > 1
     assert f", the outer phases in {made.plan.slabs} slabs" in made.plan.explain()
     assert made.plan.again
-    assert made.plan.apart == (way is by_slabs)
+    assert made.plan.apart == isinstance(strategy, SpillSlices)
     assert made.plan.device_bytes <= limit
     plan = NetworkPlan.from_json(made.plan.to_json())
     assert plan == made.plan

@@ -14,13 +14,13 @@ from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.policies.offload import leaving
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.runtime.two_part import PausingStep
-from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
-from ooc_cudnn.network.search.strategies import by_search_in_slabs
+from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Home, Move, Program
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.network_checks import assert_close
+from tests.support.network_steps import plans_by
 from tests.support.on_device import on_the_device
 
 SHAPE = (4, 3, 32, 32)
@@ -87,7 +87,7 @@ def test_a_step_that_pauses_may_go_in_slabs():
     with ooc_cudnn.settings(machine="h200"):
         step = canonicalize(net.pausing_phases(y), "best")
         terms = terms_for(limit, None, step, {})
-        made = next(by_search_in_slabs("step", step, terms, None, Incumbent(terms)))
+        made = plans_by(RematerializeSlices(), step, terms)[0]
         plan = replace(made.plan, policy="best")
         assert plan.slabs > 1
         assert plan.again

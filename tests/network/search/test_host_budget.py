@@ -17,12 +17,13 @@ from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search import pass_pipeline, plan_step, strategies
+from ooc_cudnn.network.search import pass_pipeline, plan_step
 from ooc_cudnn.network.search.host_budget import amounts, least_on_host, living_in
-from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.strategies.host_memory import HostMemory
 from ooc_cudnn.pipeline.schedule import make_schedule
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import hazards
+from tests.support.network_steps import Recorder, plans_by
 
 LIMIT = "256KiB"
 
@@ -42,9 +43,9 @@ class Drawn:
     def within(self, host, limit=LIMIT):
         """What is planned for so much host memory, with what did not fit before."""
         terms = replace(terms_for(limit, "h100", self.step, {}), host=Room(host, host, 0))
-        fastest = Incumbent(terms)
-        fastest.is_short = True
-        plans = strategies.by_host_memory("training_step", self.step, terms, 1, fastest)
+        recorder = Recorder(terms)
+        recorder.is_short = True
+        plans = plans_by(HostMemory(), self.step, terms, recorder)
         return [made._replace(plan=replace(made.plan, policy="best")) for made in plans]
 
     def run(self, plan):

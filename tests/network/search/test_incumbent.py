@@ -8,7 +8,10 @@ import ooc_cudnn
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.compute_bound import LeastComputing
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.search import pass_pipeline, plan_step
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
+from ooc_cudnn.network.search import incumbent, pass_pipeline, plan_step
+from ooc_cudnn.network.search.by_policy import PolicyPlanner
+from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import MOST_WORK, WORK_A_SECOND, Incumbent
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
@@ -27,6 +30,13 @@ def step():
 
 def terms(limit=2**40):
     return PlanConstraints(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+
+
+def proposed(made):
+    """A candidate that is proposed again and again."""
+    spec = RewriteSpec()
+    while True:
+        yield Candidate(made.step, made.placed.residency, terms(), "keep", spec)
 
 
 def least_seconds(step):
@@ -49,15 +59,23 @@ def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
 
 def test_policies_that_come_to_the_same_are_placed_once(step):
     taken, fastest = pass_pipeline.canonicalize(step, "best"), Incumbent(terms())
-    kept = plan_step._planned("step", taken, terms(), "keep", 1, fastest)
-    assert fastest.take(kept)
+
+    def explore(policy, compared):
+        candidates = PolicyPlanner(taken, terms(), policy, 1).candidates(compared)
+        return compared.explore("step", candidates)
+
+    assert explore("keep", fastest)
+    kept, offered = fastest.best, []
+    fastest.offer = lambda name, candidate: offered.append(candidate)
     for policy in ("remake", "offload", "mixed"):  # where all fits they keep all
-        assert plan_step._planned("step", taken, terms(), policy, 1, fastest) is None
-        alone = plan_step._planned("step", taken, terms(), policy, 1, Incumbent(terms()))
-        assert alone.plan.stays == kept.plan.stays
+        assert not explore(policy, fastest)
+        assert offered == []
+        alone = Incumbent(terms())
+        assert explore(policy, alone)
+        assert alone.best.plan.stays == kept.plan.stays
 
 
-def test_comparing_ends_where_a_faster_plan_saves_little(step):
+def test_comparing_ends_where_a_faster_plan_saves_little(step, monkeypatch):
     """By work for what could be saved, and by work alone."""
     made = plan_step.plan_step("step", step, terms(), policy="keep", micro_batches=1)
     computing, phases = least_seconds(step), len(made.step.phases)
@@ -66,6 +84,7 @@ def test_comparing_ends_where_a_faster_plan_saves_little(step):
         fastest = Incumbent(terms(), step)
         slower = made._replace(plan=plan_step.replace(made.plan, seconds=computing + saved))
         assert not fastest.is_enough()
-        assert fastest.compare(slower for _ in range(MOST_WORK))
+        monkeypatch.setattr(incumbent, "lower_and_replay", lambda *asked, made=slower: made)
+        assert fastest.explore("step", proposed(made))
         assert fastest.work == most * phases
-        assert not fastest.compare([slower])
+        assert not fastest.explore("step", proposed(made))

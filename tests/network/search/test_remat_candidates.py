@@ -23,7 +23,6 @@ from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.search import pass_pipeline, plan_step
 from ooc_cudnn.network.search.by_remat import searched
-from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.remat_candidates import (
     ALL,
     INPUTS,
@@ -35,6 +34,7 @@ from ooc_cudnn.network.search.remat_state import RematState
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 from tests.support.drawn_networks import drawn_network
+from tests.support.network_steps import Recorder
 from tests.support.residual import blocks
 
 
@@ -163,8 +163,9 @@ def test_its_plans_run(make, share, parts, copied):
         step, full = taken(net, loss)
         limit = int(share * full)
         terms = terms_for(limit, None, step, {})
-        ways = searched("step", step, terms, Incumbent(terms), (copied,), parts=parts)
-        made = next(ways)
+        recorder = Recorder(terms)
+        recorder.explore("step", searched(step, terms, recorder, (copied,), parts=parts))
+        made = recorder.plans[0]
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
         other = net.training_step(loss, memory_limit=limit, plan=plan)

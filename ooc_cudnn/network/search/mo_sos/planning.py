@@ -10,13 +10,14 @@ from ooc_cudnn.memory.extents import Extent
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_stays
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
-from ooc_cudnn.network.lowering.summarize import How, predicted
+from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.compress_activations import with_indices
 from ooc_cudnn.network.passes.fuse_chains import fused
 from ooc_cudnn.network.passes.fuse_gradient_sums import summed
 from ooc_cudnn.network.passes.inplace_gradients import in_place
 from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.mo_sos.choosing import Choosing
 from ooc_cudnn.network.search.mo_sos.following import follow, schedule_of
@@ -122,15 +123,17 @@ def _planned(
     reserved = packed(tensors, followed.wanted, terms.target.room_bytes)
     if reserved is None:
         return None
-    placed = lower_step(name, rewritten, stays, terms, may_stream=False, reserved=reserved)
-    if placed is None:
+    spec = RewriteSpec(again=followed.again, reserved=tuple(sorted(reserved.items())))
+    planned = lower_and_replay(
+        name,
+        Candidate(rewritten, stays, terms, policy, spec, may_stream=False, reserved=reserved),
+    )
+    if planned is None:
         return None
-    how = How(again=followed.again, reserved=tuple(sorted(reserved.items())))
-    plan = predicted(name, policy, rewritten, placed, how, terms)
     reached = program.constant_seconds + solved.bound
     gap = (solved.objective - solved.bound) / reached if reached > 0 else 0.0
-    plan = replace(plan, gap=gap if gap > GAP else 0.0)
-    return PlannedStep(plan, rewritten, placed), schedule.seconds
+    plan = replace(planned.plan, gap=gap if gap > GAP else 0.0)
+    return planned._replace(plan=plan), schedule.seconds
 
 
 def _program(

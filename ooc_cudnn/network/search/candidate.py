@@ -1,0 +1,80 @@
+"""A candidate: a rewritten step with its live ranges, and how it is lowered and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
+from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.lower import Placed, PlannedStep, Worth, always, lower_step
+from ooc_cudnn.network.lowering.summarize import RewriteSpec, predicted
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a strategy proposes.
+
+    Parameters
+    ----------
+    step : Step
+        As it is rewritten.
+    live_ranges : LiveRanges
+        When its tensors are on the device.
+    constraints : PlanConstraints
+    policy : str
+        The name that its plan has.
+    rewrite : RewriteSpec or NetworkPlan
+        How the step was rewritten, for its plan to say so.
+    may_stream, spill, share, reserved
+        As `lower_step` takes them.
+    key : hashable, optional
+        What tells it from others that come to the same; none where nothing does.
+    is_worth : callable, optional
+        Says of live ranges whether to lower them; the incumbent's bound when left out.
+    is_accepted : callable, optional
+        Says of the program whether to replay it; all are when left out.
+    """
+
+    step: Step
+    live_ranges: LiveRanges
+    constraints: PlanConstraints
+    policy: str
+    rewrite: RewriteSpec | NetworkPlan
+    may_stream: bool = True
+    spill: bool = False
+    share: float = 1.0
+    reserved: Mapping[int, int] = field(default_factory=dict)
+    key: Hashable | None = None
+    is_worth: Worth | None = None
+    is_accepted: Callable[[Placed], bool] | None = None
+
+
+def lower_and_replay(
+    name: str, candidate: Candidate, is_worth: Worth = always
+) -> PlannedStep | None:
+    """Plan a candidate; None where it has no room, is not worth it or its program is not accepted.
+
+    Raises
+    ------
+    PlanInfeasibleError
+        If some phase does not fit by itself, with the least limit for which all do.
+    """
+    step, constraints = candidate.step, candidate.constraints
+    placed = lower_step(
+        name,
+        step,
+        candidate.live_ranges,
+        constraints,
+        may_stream=candidate.may_stream,
+        spill=candidate.spill,
+        share=candidate.share,
+        reserved=candidate.reserved,
+        is_worth=candidate.is_worth or is_worth,
+    )
+    if placed is None or (candidate.is_accepted and not candidate.is_accepted(placed)):
+        return None
+    plan = predicted(name, candidate.policy, step, placed, candidate.rewrite, constraints)
+    return PlannedStep(plan, step, placed)

@@ -1,0 +1,22 @@
+"""Strategies of the planner, a file each; `best` tries them in the order of `STRATEGIES`."""
+
+from __future__ import annotations
+
+from ooc_cudnn.network.search.strategies.host_memory import HostMemory
+from ooc_cudnn.network.search.strategies.remat_shares import RematerializeShares
+from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
+from ooc_cudnn.network.search.strategies.row_tiles import RowTiles
+from ooc_cudnn.network.search.strategies.spill import Spill
+from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
+from ooc_cudnn.network.search.strategies.strategy import Strategy
+from ooc_cudnn.network.search.strategies.two_part_micro_batches import TwoPartMicroBatches
+
+STRATEGIES: tuple[Strategy, ...] = (
+    RematerializeSlices(),
+    TwoPartMicroBatches(),
+    RematerializeShares(),
+    RowTiles(),
+    Spill(),
+    SpillSlices(),
+    HostMemory(),
+)

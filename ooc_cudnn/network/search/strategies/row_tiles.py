@@ -1,0 +1,80 @@
+"""Tiles of rows: outer phases go down the rows of their maps, in bands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.ir.live_ranges import LiveRange
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.lower import most_held
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
+from ooc_cudnn.network.passes.row_tiling import is_of_band
+from ooc_cudnn.network.policies.policy import POLICIES
+from ooc_cudnn.network.search.candidate import Candidate
+from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
+from ooc_cudnn.network.search.micro_batch_counts import has_room_for_shared
+from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
+
+#: Bands are as few as leave the rest of memory to whole maps and to what tasks need.
+MOST_BANDS = 1024
+SHARE_OF_BANDS = 0.7
+
+
+class RowTiles(Strategy):
+    """As few bands as leave memory to whole maps, then twice as many, while that is faster.
+
+    All images at once, and one by one; or in so many micro-batches as are asked for.
+    """
+
+    def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
+        """Propose bands for each number of micro-batches."""
+        _, step, constraints, micro_batches = request
+        if micro_batches is not None:
+            counts = [micro_batches]
+        elif has_room_for_shared(step, constraints) and not step.pauses:
+            counts = [1, images_of(step)]
+        else:
+            counts = [1]
+        for count in dict.fromkeys(counts):
+            yield from self._in_micro_batches(request, count, incumbent)
+
+    def _in_micro_batches(
+        self, request: PlanRequest, count: int, incumbent: Incumbent
+    ) -> Candidates[None]:
+        constraints, least = request.constraints, np.inf
+        bands = 1
+        while (bands := 2 * bands) <= MOST_BANDS:
+            try:
+                if bands == 2 and not incumbent.can_beat_incumbent(
+                    split_into_microbatches(request.step, count)
+                ):
+                    return
+                rewritten = apply_passes(request.step, frozenset(), count, bands)
+            except WholeBatchError:
+                return
+            live_ranges = _without_inputs(rewritten)
+            of_bands = {base: ranges for base, ranges in live_ranges.items() if is_of_band(base)}
+            if not of_bands:
+                return
+            if most_held(rewritten, of_bands) > SHARE_OF_BANDS * constraints.target.room_bytes:
+                continue
+            spec = RewriteSpec(count, bands)
+            try:
+                planned = yield Candidate(rewritten, live_ranges, constraints, "rows", spec)
+            except PlanInfeasibleError:
+                return  # a part of a call may take more than all of it: it adds to what is there
+            if planned is None or planned.plan.seconds >= least:
+                return  # more bands leave more memory to what is whole, and cross the link more
+            least = planned.plan.seconds
+
+
+def _without_inputs(step: Step) -> dict[str, tuple[LiveRange, ...]]:
+    """Everything kept but inputs, whose rows come with each band."""
+    return {
+        base: ranges
+        for base, ranges in POLICIES["keep"].residing(step).items()
+        if step.tensors[base].kind != "input"
+    }

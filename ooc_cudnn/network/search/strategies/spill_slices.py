@@ -1,0 +1,79 @@
+"""Batch slices of the outer phases that spill, where memory holds few of the largest maps."""
+
+from __future__ import annotations
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
+from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
+from ooc_cudnn.network.passes.batch_slices import slice_batch
+from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
+from ooc_cudnn.network.passes.rematerialize_events import repeated
+from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.policies.policy import POLICIES
+from ooc_cudnn.network.search.candidate import Candidate
+from ooc_cudnn.network.search.host_budget import living_in
+from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
+from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.strategies.remat_slices import MOST_SLABS
+from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
+
+#: Slices are so small that memory holds this many of the largest map's.
+SLABS_OF_ROOM = 12
+#: How many times what memory holds may live at once: the rest is on the host. The first counts
+#: with which the search finds what to rematerialize.
+LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
+#: How often live ranges are tried, with fewer tensors on the device each time.
+MOST_TRIES = 100
+#: An incumbent that takes so many times its computing is compared: the search takes long.
+WAITING_MOSTLY = 2.0
+
+
+class SpillSlices(Strategy):
+    """More lives at once than the device has room for (`LIVING`), and spills.
+
+    In `RematerializeSlices` all that lives is on the device.
+    """
+
+    def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
+        """Return True if the incumbent mostly waits, and slices would be smaller than the batch."""
+        return (
+            request.is_whole_batch
+            and not request.step.pauses
+            and incumbent.waits(WAITING_MOSTLY)
+            and _slabs_of(request) > 1
+        )
+
+    def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
+        """Propose one candidate, if the search finds what to rematerialize."""
+        constraints, slabs = request.constraints, _slabs_of(request)
+        try:
+            sliced = slice_batch(apply_passes(apart(request.step), frozenset(), 1, 1), slabs)
+        except WholeBatchError:
+            return
+        room_bytes = constraints.target.room_bytes
+        solutions = (living_in(sliced, constraints, share * room_bytes) for share in LIVING)
+        events = next((events for events in solutions if events is not None), None)
+        if events is None:
+            return
+        rewritten, tries = fused(repeated(sliced, events)), iter(range(MOST_TRIES))
+
+        def is_worth(step: Step, live_ranges: LiveRanges) -> bool:
+            return next(tries, None) is not None and incumbent.can_beat_incumbent(step, live_ranges)
+
+        live_ranges = POLICIES["keep"].residing(rewritten)
+        spec = RewriteSpec(apart=True, again=events, slabs=slabs)
+        try:
+            yield Candidate(
+                rewritten, live_ranges, constraints, "slabs", spec, spill=True, is_worth=is_worth
+            )
+        except PlanInfeasibleError:
+            return  # a part of a call may take more than all of it: it adds to what is there
+
+
+def _slabs_of(request: PlanRequest) -> int:
+    """The number of slices of which memory holds `SLABS_OF_ROOM`, no more than there are images."""
+    step, room_bytes = request.step, max(request.constraints.target.room_bytes, 1)
+    largest = max(tensor.nbytes for tensor in step.tensors.values())
+    return min(-(-SLABS_OF_ROOM * largest // room_bytes), MOST_SLABS, images_of(step))
