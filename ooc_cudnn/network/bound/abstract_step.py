@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import given_to, results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.rematerialize import is_repeatable
 from ooc_cudnn.operations.core.call import Region
@@ -145,7 +144,7 @@ def _things(
     regions: dict[str, set[Region]] = {}
     for base, region in places.values():
         regions.setdefault(base, set()).add(region)
-    results, given = results_of(step), given_to(step)
+    results, given = step.results, step.host_inputs
     things, parts = list[TensorSummary](), dict[str, list[tuple[Region, int]]]()
     for base, found in regions.items():
         tensor = step.tensors[base]

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward, _Emit
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.nodes.base import Node
-from ooc_cudnn.network.ir.live_ranges import GIVEN
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.ir.tensor import GIVEN, Tensor
 from ooc_cudnn.settings_table import Settings
 
 

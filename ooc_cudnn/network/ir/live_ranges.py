@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.ir.step import Step, Uses
 
-#: Kinds of tensors that are handed in, and those of them that a step changes.
-GIVEN = ("input", "parameter", "running")
-
 
 class LiveRange(NamedTuple):
     """Phases in which a tensor is on the device, the first and the last included.
@@ -55,24 +52,6 @@ def held_by(step: Step, stays: LiveRanges) -> Any:
     return held_bytes(extents, len(step.phases))
 
 
-def given_to(step: Step) -> set[str]:
-    """Names of what is on the host from the start: handed in, or gradients of outputs."""
-    named = {name for name, tensor in step.tensors.items() if tensor.kind in GIVEN}
-    return named | set(step.seeds.values())
-
-
-def results_of(step: Step) -> set[str]:
-    """Names of what must be on the host in the end: outputs, gradients, running statistics."""
-    names = {*step.outputs, *step.gradients.values()}
-    return {*(step.base(name) for name in names), *changed_by(step)}
-
-
-def changed_by(step: Step) -> tuple[str, ...]:
-    """What is handed in and changed by a step: running statistics."""
-    written = (step.base(name) for phase in step.phases for name in phase.writes)
-    return tuple(name for name in dict.fromkeys(written) if step.tensors[name].kind in GIVEN)
-
-
 def check_stays(step: Step, stays: LiveRanges) -> None:
     """Check that whoever reads a tensor finds there what was made of it: plans may be edited.
 
@@ -82,7 +61,7 @@ def check_stays(step: Step, stays: LiveRanges) -> None:
         With the tensor whose stays do not fit the step.
     """
     uses, count = step.uses, len(step.phases)
-    results, given = results_of(step), given_to(step)
+    results, given = step.results, step.host_inputs
     for base in stays.keys() | results:
         found, free = stays.get(base, ()), 0
         for stay in found:
@@ -118,7 +97,7 @@ def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result
 
 def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[LiveRange, ...]]:
     """Everything on the device from its first use to its last."""
-    results, given = results_of(step), given_to(step)
+    results, given = step.results, step.host_inputs
     found = dict[str, tuple[LiveRange, ...]]()
     for name, used in uses.items():
         leaves = used.written[-1] if name in results and used.written else None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.tensor import Place, Tensor, place_of
+from ooc_cudnn.network.ir.tensor import GIVEN, Place, Tensor, place_of
 from ooc_cudnn.operations.core.call import TiledCall
 from perfmodel.cached import cached_property
 
@@ -135,10 +135,32 @@ class Step:
         )
 
     @cached_property
+    def host_inputs(self) -> frozenset[str]:
+        """Names of what is on the host from the start: handed in, or gradients of outputs."""
+        named = (name for name, tensor in self.tensors.items() if tensor.kind in GIVEN)
+        return frozenset((*named, *self.seeds.values()))
+
+    @cached_property
+    def changed(self) -> tuple[str, ...]:
+        """Names of what is handed in and changed: running statistics."""
+        written = (self.base(name) for phase in self.phases for name in phase.writes)
+        return tuple(n for n in dict.fromkeys(written) if self.tensors[n].kind in GIVEN)
+
+    @cached_property
+    def results(self) -> frozenset[str]:
+        """Names of what must be on the host in the end: outputs, gradients, running statistics."""
+        names = (*self.outputs, *self.gradients.values())
+        return frozenset((*map(self.base, names), *self.changed))
+
+    @cached_property
+    def bases_of_phases(self) -> tuple[frozenset[str], ...]:
+        """What is no view, and is bound in each phase, or a view of it is."""
+        return tuple(frozenset(map(self.base, phase.binds.values())) for phase in self.phases)
+
+    @cached_property
     def touched(self) -> frozenset[str]:
         """What is no view, and is bound in some phase, or a view of it is."""
-        bound = {name for phase in self.phases for name in phase.binds.values()}
-        return frozenset(self.base(name) for name in bound)
+        return frozenset().union(*self.bases_of_phases)
 
     @cached_property
     def uses(self) -> Mapping[str, Uses]:

@@ -16,6 +16,8 @@ from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 #: between steps, a step updates it in place (running statistics). map: what forward makes.
 #: statistics: small, what forward saves for backward. gradient: what backward makes, or is given.
 KINDS = ("input", "parameter", "running", "map", "statistics", "gradient")
+#: Kinds of tensors that are handed in, and those of them that a step changes.
+GIVEN = ("input", "parameter", "running")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
 from ooc_cudnn.memory.extents import Extent, place
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import LiveRanges, given_to, held_by, is_there, results_of
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, held_by, is_there
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.bindings import Bindings
@@ -100,7 +100,7 @@ def lower_step(
         If some phase does not fit by itself, with the least limit for which all do.
     """
     stays: LiveRanges = {base: found for base, found in residency.items() if found}
-    uses, results = step.uses, results_of(step)
+    uses, results = step.uses, step.results
     for base, spec in terms.given.items():
         if spec.placement == "device":
             stays = {name: found for name, found in stays.items() if name != base}  # it is there
@@ -169,8 +169,10 @@ def most_held(step: Step, stays: LiveRanges) -> int:
 def most_touched(step: Step, terms: PlanConstraints) -> int:
     """The most bytes of tensors that one phase touches, but for those that are on the device."""
     there = terms.on_device
-    touched = ({step.base(name) for name in phase.binds.values()} for phase in step.phases)
-    return max(sum(aligned(step.tensors[base].nbytes) for base in each - there) for each in touched)
+    return max(
+        sum(aligned(step.tensors[base].nbytes) for base in bases - there)
+        for bases in step.bases_of_phases
+    )
 
 
 def working_bytes(step: Step, stays: LiveRanges, terms: PlanConstraints) -> np.ndarray[Any, Any]:
@@ -295,7 +297,7 @@ class _Placing:
         program = Program(
             self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
         )
-        apart = results_of(self.step) | given_to(self.step)
+        apart = self.step.results | self.step.host_inputs
         return Placed(in_pinned_block(program, apart), self.stays)
 
     def working(self) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ algorithms", 1966). Then of those that it does: it streams the largest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges
 from ooc_cudnn.network.ir.step import Step, Uses
@@ -16,7 +16,7 @@ from ooc_cudnn.network.ir.step import Step, Uses
 def spilled(
     step: Step,
     uses: Mapping[str, Uses],
-    results: set[str],
+    results: Set[str],
     stays: LiveRanges,
     phase: int,
 ) -> LiveRanges | None:

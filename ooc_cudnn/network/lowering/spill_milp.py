@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, given_to, held_by, results_of
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, held_by
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.solver.highs import optional_solver
 from ooc_cudnn.network.solver.model import LinearProgram, Sum
@@ -69,8 +69,8 @@ class _Program(LinearProgram):
     def __init__(self, step: Step, is_short: np.ndarray[Any, Any], room_bytes: int) -> None:
         super().__init__()
         self.step, self.is_short, self.room_bytes = step, is_short, room_bytes
-        self.uses, self.results = step.uses, results_of(step)
-        self.given = given_to(step)
+        self.uses, self.results = step.uses, step.results
+        self.given = step.host_inputs
         #: Of each tensor the variables of its uses, and of the gaps between them.
         self.bases: dict[str, tuple[list[int], list[int]]] = {}
         #: Of each phase what a variable holds there.

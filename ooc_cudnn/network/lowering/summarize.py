@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRanges
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.ir.step import RematEvent, Step
+from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering.device_gradients import bytes_there, gradients_of
 from ooc_cudnn.network.lowering.external_memory import outside_bytes, outside_bytes_of, why_outside
 from ooc_cudnn.network.lowering.lower import Placed

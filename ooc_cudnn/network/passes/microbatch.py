@@ -14,9 +14,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import GIVEN
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor, whole
+from ooc_cudnn.network.ir.tensor import GIVEN, Tensor, whole
 from ooc_cudnn.network.passes.microbatch_sums import run_before, summed_last
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.subcall import SubCall

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ooc_cudnn.network.ir.live_ranges import GIVEN
 from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.passes.rematerialize import REMADE
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from ooc_cudnn.network.ir.live_ranges import results_of
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
 from ooc_cudnn.operations.chain.chain import Chain
@@ -36,7 +35,7 @@ def apart(step: Step) -> Step:
 def _parts(step: Step, joined: str) -> tuple[Range, ...]:
     """The channels of each part of a concatenation; none where it must stay whole."""
     shape, found = step.tensors[joined].shape, set[Range]()
-    if joined in results_of(step) | set(step.seeds.values()) or len(shape) < 3:
+    if joined in step.results | set(step.seeds.values()) or len(shape) < 3:
         return ()
     for phase in step.phases:
         for operand, name in phase.binds.items():

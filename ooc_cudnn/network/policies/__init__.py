@@ -1,1 +1,1 @@
-"""What is kept, offloaded and rematerialized by a fixed rule: vDNN's and our own."""
+"""Policies: fixed rules for what is kept, offloaded and rematerialized; vDNN's and our own."""

@@ -9,15 +9,15 @@ from ooc_cudnn.network.ir.step import Step, Uses
 
 
 def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
-    """Of each map that backward reads, the phases of its last use in forward and its next one."""
-    found = dict[str, tuple[int, int]]()
+    """Find the idle phases of maps that backward reads: last use in forward, next use."""
+    gaps = dict[str, tuple[int, int]]()
     for name, used in uses.items():
         if step.tensors[name].kind not in ("map", "input"):
             continue
         backward = [at for at in used.phases if step.phases[at].is_backward]
         if backward and backward[0] > used.phases[0]:
-            found[name] = used.last_before(backward[0]), backward[0]
-    return found
+            gaps[name] = used.last_before(backward[0]), backward[0]
+    return gaps
 
 
 def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
@@ -33,8 +33,8 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
     for name, back in fetches.items():
         last, first = gaps[name]
         (stay,) = stays[name]
-        made = max((at for at in uses[name].written if at <= last), default=-1)
-        leaves = None if step.tensors[name].kind == "input" else max(last - 1, made)
+        written = max((phase for phase in uses[name].written if phase <= last), default=-1)
+        leaves = None if step.tensors[name].kind == "input" else max(last - 1, written)
         back = min(max(back, last + 1), first)
         # an output of the network has left by then: it leaves again only if backward writes it
         again = stay.leaves if stay.leaves is not None and stay.leaves >= back else None

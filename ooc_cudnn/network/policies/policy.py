@@ -34,7 +34,7 @@ Residing = Callable[[Step], LiveRanges]
 
 @dataclass(frozen=True)
 class Policy:
-    """What is decided for a step.
+    """A rule that decides for a step.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ def leaving_beside(
 
 
 def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Decision]:
-    """What is remade, up to a share of the bytes that can be; then what leaves, of the rest."""
+    """Remake up to a share of the bytes that can be; then offload more and more of the rest."""
     most = share * sum(step.tensors[name].nbytes for name in can_be_remade(step))
     remaking = [
         decision
@@ -91,7 +91,7 @@ def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Dec
 
 
 def remake(step: Step, machine: MachineModel) -> Sequence[Decision]:
-    """What is remade, from nothing to all that can be: what costs least a byte comes first.
+    """Remake from nothing to all that can be: what costs least a byte comes first.
 
     Maps at which forward narrows (`_single_maps`) come last, whatever they cost: while they are
     kept, what is made again is made of what is near.
@@ -126,7 +126,7 @@ def _single_maps(step: Step) -> list[str]:
 
     In the order in which they are made.
     """
-    uses, found = step.uses, list[str]()
+    uses, narrow = step.uses, list[str]()
     forward = [at for at, phase in enumerate(step.phases) if not phase.is_backward]
     lives = {
         name: (used.written[0], max((at for at in used.phases if at in set(forward)), default=-1))
@@ -143,8 +143,8 @@ def _single_maps(step: Step) -> list[str]:
         count[at] = alive
     for name, (first, last) in lives.items():
         if count[first] == 1 and last > first:
-            found.append(name)
-    return found
+            narrow.append(name)
+    return narrow
 
 
 #: By name; `vdnn_dyn` tries some of them in its order.

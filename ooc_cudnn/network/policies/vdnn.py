@@ -32,7 +32,7 @@ def vdnn_none(step: Step) -> LiveRanges:
 
 
 def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
-    """What vDNN offloads, and the phase of backward with which it fetches each again.
+    """Find what vDNN offloads, and the phase of backward with which it fetches each again.
 
     Offloaded is the input x of the layers whose gradient is one of `readers`, but for those of the
     classifier. When backward of a layer starts, the layers before it are looked at in turn: the
@@ -43,30 +43,30 @@ def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
     layers = _layers(step)
     inputs = {layer: _input(step, phases, readers) for layer, phases in layers.items()}
     pending = {name for name in inputs.values() if name in gaps}
-    found = dict[str, int]()
+    fetches = dict[str, int]()
     order = list(layers)  # as backward goes
     for at, layer in enumerate(order):
         start = layers[layer][0]
         if inputs[layer] in pending:  # nobody fetched it before
-            found[inputs[layer]] = gaps[inputs[layer]][1]
+            fetches[inputs[layer]] = gaps[inputs[layer]][1]
             pending.discard(inputs[layer])
         for earlier in order[at + 1 :]:
             if inputs[earlier] in pending:
-                found[inputs[earlier]] = start
+                fetches[inputs[earlier]] = start
                 pending.discard(inputs[earlier])
                 break
             if _is_convolution(step, layers[earlier]):
                 break
-    return found
+    return fetches
 
 
 def _layers(step: Step) -> dict[str, list[int]]:
     """The phases of backward of each node, in the order in which backward comes to them."""
-    found = dict[str, list[int]]()
+    layers = dict[str, list[int]]()
     for at, phase in enumerate(step.phases):
         if phase.is_backward:
-            found.setdefault(phase.node, []).append(at)
-    return found
+            layers.setdefault(phase.node, []).append(at)
+    return layers
 
 
 def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
@@ -84,7 +84,7 @@ def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
 
 
 def _is_classifier(phase: Phase) -> bool:
-    """Whether a layer is a fully connected one: its window is all of the image."""
+    """True if a layer is a fully connected one: its window is all of the image."""
     call = phase.call
     return isinstance(call, FilterGradientCall) and math.prod(call.operands["dy"].shape[2:]) == 1
 

@@ -15,7 +15,6 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.call.observe import run_observed
 from ooc_cudnn.memory.loans import Allocation, Lent
 from ooc_cudnn.memory.pinned import allocate, have_ready
-from ooc_cudnn.network.ir.live_ranges import changed_by, results_of
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.device_gradients import Block, bytes_there, gradients_of
 from ooc_cudnn.network.lowering.lower import PlannedStep
@@ -85,13 +84,13 @@ class Ready:
         self.planned, self.device = planned, device
         self.memory: Memory = OwnMemory(device, planned.plan.memory_limit)
         step, self.program = planned.step, planned.placed.program
-        results = results_of(step)
+        results = step.results
         specs = {name: home.spec for name, home in self.program.homes.items()}
         self._results = {n: spec for n, spec in self.program.between.items() if n in results}
         self._gradients = gradients_of(step, specs)
         self._results |= self._gradients
         #: What a step changes, running statistics, and how it makes them.
-        self.changed = {name: specs[name] for name in changed_by(step)}
+        self.changed = {name: specs[name] for name in step.changed}
         #: Results, those first that are let go of last: memory is lent again like plates of a
         #: stack, so that each comes back to its tensor, and runs to addresses where others were.
         of_parameters = {step.base(name) for name in step.gradients.values()}
@@ -292,7 +291,7 @@ def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
     on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
     if not on_device:
         return 0
-    changed = on_device.intersection(changed_by(step))
+    changed = on_device.intersection(step.changed)
     return sum(specs[n].nbytes for n in changed) + bytes_there(step, specs)
 
 

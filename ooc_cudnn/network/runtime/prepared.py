@@ -13,7 +13,6 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measured
 from ooc_cudnn.functions.tune.rounds import Tell
-from ooc_cudnn.network.ir.live_ranges import changed_by
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.device_gradients import SETS, Kept, block_bytes, gradients_there
@@ -135,7 +134,7 @@ class Prepared(ABC, Generic[R]):
         """What is handed in and changed: running statistics, by name."""
         step, changed = self._step, self._changed
         if changed is None or changed[0] is not step:
-            changed = self._changed = step, changed_by(step)
+            changed = self._changed = step, step.changed
         return changed[1]
 
     @property

@@ -1,4 +1,4 @@
-"""What a policy, or `best`, compares before one plan is the fastest."""
+"""The loop of the search: policies, then strategies, against one incumbent."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ WORTH_LESS = 1.5
 
 
 class PolicyPlanner:
-    """What a policy decides for a step, in so many micro-batches.
+    """The decisions of a policy for a step, in so many micro-batches.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class PolicyPlanner:
         What plans say that they are by.
     parts : int
         Micro-batches.
-    made : Policy, optional
+    rule : Policy, optional
         That of this name when left out.
     ready : Step, optional
         The step, summed and in place, where that was made before.
@@ -58,12 +58,12 @@ class PolicyPlanner:
         constraints: PlanConstraints,
         policy: str,
         parts: int,
-        made: Policy | None = None,
+        rule: Policy | None = None,
         ready: Step | None = None,
     ) -> None:
-        self.policy, self.parts, self.made = policy, parts, made or POLICIES[policy]
-        self.constraints = replace(constraints, synchronous=self.made.synchronous)
-        self.decisions = self.made.decisions(step, constraints.target.machine)
+        self.policy, self.parts, self.rule = policy, parts, rule or POLICIES[policy]
+        self.constraints = replace(constraints, synchronous=self.rule.synchronous)
+        self.decisions = self.rule.decisions(step, constraints.target.machine)
         self._step = in_place(summed(step)) if ready is None else ready
         self._known = dict[int, tuple[Step, LiveRanges]]()
         #: By what is remade: decisions on what leaves change nothing of it.
@@ -79,17 +79,17 @@ class PolicyPlanner:
         Nothing is proposed that was lowered before, or cannot beat the incumbent. With a share of
         memory that tensors may hold, what is too large for the last decision is streamed.
         """
-        at, last = self._first, len(self.decisions) - 1
+        index, last = self._first, len(self.decisions) - 1
         room_bytes = self.constraints.target.room_bytes
         may_stream, share = share > 0, share or 1.0
         while True:
-            rewritten, live_ranges = self._as_decided(at)
-            if at < last and not incumbent.has_room(rewritten):
-                at = self._after(at)
+            rewritten, live_ranges = self._as_decided(index)
+            if index < last and not incumbent.has_room(rewritten):
+                index = self._after(index)
                 continue
             fits = most_held(rewritten, live_ranges) <= share * room_bytes
             # what fits in a share of memory is lowered as in all of it
-            key = self.parts, self.decisions[at], self.made.residing, 1.0 if fits else share
+            key = self.parts, self.decisions[index], self.rule.residing, 1.0 if fits else share
             if key in incumbent.tried or not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 return None
             planned = yield Candidate(
@@ -97,36 +97,36 @@ class PolicyPlanner:
                 live_ranges,
                 self.constraints,
                 self.policy,
-                RewriteSpec(self.parts, remade=tuple(sorted(self.decisions[at].remade))),
-                may_stream=may_stream and at == last,
+                RewriteSpec(self.parts, remade=tuple(sorted(self.decisions[index].remade))),
+                may_stream=may_stream and index == last,
                 share=share,
                 key=key,
             )
             if planned is not None:
                 return planned
-            if at == last:
+            if index == last:
                 self.fits = may_stream  # with that there are only plans that are not worth it
                 return None
-            at = self._after(at)  # what tasks need beside the tensors was not counted
+            index = self._after(index)  # what tasks need beside the tensors was not counted
 
-    def _after(self, at: int) -> int:
+    def _after(self, index: int) -> int:
         """A later decision, which takes less memory."""
-        return min(at + max(1, len(self.decisions) // MOST_STEPS), len(self.decisions) - 1)
+        return min(index + max(1, len(self.decisions) // MOST_STEPS), len(self.decisions) - 1)
 
-    def _as_decided(self, at: int) -> tuple[Step, LiveRanges]:
-        """The step, with what is remade; and where its tensors are."""
-        if at not in self._known:
-            decision = self.decisions[at]
+    def _as_decided(self, index: int) -> tuple[Step, LiveRanges]:
+        """The step as a decision rewrites it, and its live ranges."""
+        if index not in self._known:
+            decision = self.decisions[index]
             rewritten = self._rewritten.get(decision.remade)
             if rewritten is None:
                 rewritten = split_into_microbatches(remade(self._step, decision.remade), self.parts)
                 self._rewritten[decision.remade] = rewritten
             if decision.offloaded:
-                stays = leaving(rewritten, decision.offloaded)
+                live_ranges = leaving(rewritten, decision.offloaded)
             else:
-                stays = self.made.residing(rewritten)
-            self._known[at] = rewritten, stays
-        return self._known[at]
+                live_ranges = self.rule.residing(rewritten)
+            self._known[index] = rewritten, live_ranges
+        return self._known[index]
 
     def _first_that_fits(self) -> int:
         """The first decision whose tensors fit, by halving; the last one if none does.
@@ -136,7 +136,7 @@ class PolicyPlanner:
         room_bytes = self.constraints.target.room_bytes
         low, high = 0, len(self.decisions) - 1
         ends = dict.fromkeys((high, *(high * share // 8 for share in LAST_EIGHTHS)))
-        fits = (at for at in ends if most_held(*self._as_decided(at)) <= room_bytes)
+        fits = (index for index in ends if most_held(*self._as_decided(index)) <= room_bytes)
         last = next(fits, None)
         if last is None:
             return high
@@ -152,7 +152,7 @@ class PolicyPlanner:
 
 
 class StandalonePolicy:
-    """What a policy plans where it is asked for alone, but for what cannot be the fastest.
+    """The plans of a policy asked for alone, but for those that cannot be the fastest.
 
     So whoever compares these plans with others finds none that is slower than the policy.
 

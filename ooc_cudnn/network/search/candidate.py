@@ -15,7 +15,7 @@ from ooc_cudnn.network.lowering.summarize import RewriteSpec, predicted
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a strategy proposes.
+    """A rewritten step with its live ranges, which a strategy proposes.
 
     Parameters
     ----------

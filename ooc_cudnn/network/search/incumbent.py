@@ -81,7 +81,7 @@ class Incumbent:
         self.work = 0
 
     def is_enough(self) -> bool:
-        """Whether planning took as much work as a faster plan may be worth.
+        """True if planning took as much work as a faster plan may be worth.
 
         That is what the fastest so far waits, or computes longer than in one piece.
         """
@@ -98,36 +98,36 @@ class Incumbent:
         """True if there is no incumbent or it takes `times` the unlimited compute time."""
         return self.best is None or self.best.plan.seconds > times * self._in_one_piece
 
-    def can_beat_incumbent(self, step: Step, stays: LiveRanges | None = None) -> bool:
-        """Whether a step may be the fastest, where its tensors are there for these stays.
+    def can_beat_incumbent(self, step: Step, live_ranges: LiveRanges | None = None) -> bool:
+        """True if a step may beat the incumbent by a lower bound, with these live ranges if given.
 
         No replay takes less than computing in one piece, nor less than that with these copies
         beside it. But with time to copy it may wait for fewer of them.
         """
-        if stays is not None and self.skips and not self.has_room(step):
+        if live_ranges is not None and self.skips and not self.has_room(step):
             return False
         if self.best is None:
             return True
         most = self.best.plan.seconds
         return any(
             self.computing.seconds(step, order) < most
-            and (stays is None or self._may_be_in(order, step, stays))
+            and (live_ranges is None or self._may_be_in(order, step, live_ranges))
             for order in self._orders
         )
 
-    def _may_be_in(self, order: str, step: Step, stays: LiveRanges) -> bool:
+    def _may_be_in(self, order: str, step: Step, live_ranges: LiveRanges) -> bool:
         assert self.best is not None
         machine, most = self._terms.target.machine, self.best.plan.seconds
         seconds = self.computing.of_phases(step, order)
-        least = least_seconds(step, stays, machine, seconds, self.on_device)
+        least = least_seconds(step, live_ranges, machine, seconds, self.on_device)
         return least.seconds < most or self.is_worth_time(least.unwaited)
 
     def is_worth_time(self, least: float) -> bool:
-        """Whether a plan that takes so many seconds at the least is worth time to copy."""
+        """True if a plan that takes so many seconds at the least is worth time to copy."""
         return self.best is None or least < (1 - WORTH_TIME) * self.best.plan.seconds
 
     def has_room(self, step: Step) -> bool:
-        """Whether host memory may have room for what a step keeps there."""
+        """True if host memory may have room for what a step keeps there."""
         if self.room is None:
             return True
         if self._asked is None or self._asked[0] is not step:
@@ -136,25 +136,25 @@ class Incumbent:
         return self._asked[1]
 
     def fits(self, plan: NetworkPlan) -> bool:
-        """Whether host memory has room for what a plan keeps there."""
+        """True if host memory has room for what a plan keeps there."""
         return self.room is None or plan.host_bytes <= self.room.available_bytes
 
-    def take(self, made: PlannedStep | None) -> bool:
+    def take(self, planned: PlannedStep | None) -> bool:
         """Keep a plan if it is the fastest so far, whatever work it was; return whether it is."""
-        if made is None:
+        if planned is None:
             return False
-        if not self.fits(made.plan):
+        if not self.fits(planned.plan):
             self.is_short = True
-            if self.least is None or made.plan.host_bytes < self.least.host_bytes:
-                self.least = made.plan
+            if self.least is None or planned.plan.host_bytes < self.least.host_bytes:
+                self.least = planned.plan
             return False
-        seconds = made.plan.seconds
+        seconds = planned.plan.seconds
         self.untimed = min(self.untimed, seconds)
         if seconds <= NEAR * self.untimed:
-            self.near.append(made)
+            self.near.append(planned)
         if self.best is not None and seconds >= self.best.plan.seconds:
             return False
-        self.best = made
+        self.best = planned
         return True
 
     def take_counted(self, planned: PlannedStep | None) -> bool:
@@ -216,14 +216,14 @@ class Incumbent:
                 self.work += len(planned.step.phases)
         return is_faster
 
-    def is_near(self, made: PlannedStep | None, times: float) -> bool:
-        """True if `made` exists and is within `times` of the incumbent."""
-        if made is None or self.best is None:
-            return made is not None
-        return made.plan.seconds <= times * self.best.plan.seconds
+    def is_near(self, planned: PlannedStep | None, times: float) -> bool:
+        """True if `planned` exists and is within `times` of the incumbent."""
+        if planned is None or self.best is None:
+            return planned is not None
+        return planned.plan.seconds <= times * self.best.plan.seconds
 
     def found(self) -> PlannedStep:
-        """The fastest.
+        """Return the fastest plan.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What a plan makes of a step: as its policy takes it, and rewritten as the plan says."""
+"""Rewrite a step as its policy takes it, and as its plan says."""
 
 from __future__ import annotations
 

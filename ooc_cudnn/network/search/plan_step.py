@@ -1,4 +1,4 @@
-"""From a step to its plan: by one policy, or by all that `best` compares, the fastest by replay."""
+"""Plan a step: by one policy, or the fastest by replay of all that `best` compares."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def bounded(
 ) -> NetworkPlan:
     """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
     taken = apply_passes(canonicalize(step, "best"), frozenset(), 1, 1)
-    found = bound_of(taken, terms, micro_batches_of(taken, micro_batches, terms))
-    return replace(plan, bound_seconds=None if found is None else found.seconds)
+    bound = bound_of(taken, terms, micro_batches_of(taken, micro_batches, terms))
+    return replace(plan, bound_seconds=None if bound is None else bound.seconds)
 
 
 def check_asked(policy: str, micro_batches: int | None) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from ooc_cudnn.network.cost.compute_seconds import priced
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import GIVEN, LiveRange, LiveRanges, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
 from ooc_cudnn.network.ir.step import RematEvent, Step
+from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering.lower import working_bytes
 from ooc_cudnn.network.passes.microbatch import parts_of, whole_name
 from ooc_cudnn.network.passes.rematerialize_events import makers_of

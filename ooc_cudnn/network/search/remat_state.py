@@ -18,8 +18,8 @@ import numpy as np
 
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.network.cost.copy_timeline import Copy, begun_by, copy_of, left_by
-from ooc_cudnn.network.ir.live_ranges import GIVEN, results_of
 from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
+from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.passes.rematerialize import compared, is_repeatable
 from ooc_cudnn.network.passes.rematerialize_events import makers_of
 from perfmodel import MachineModel
@@ -107,7 +107,7 @@ class RematState:
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))
         self._loss = machine.losses.get("copies", 0.0)
-        stays = results_of(step) | set(step.seeds.values())
+        stays = step.results | set(step.seeds.values())
         stays |= {step.base(name) for name in compared(step)}
         self.items = {
             base: item

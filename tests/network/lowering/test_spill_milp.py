@@ -10,7 +10,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.memory.alignment import aligned
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.ir.live_ranges import GIVEN, check_stays, results_of
+from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering import spill_milp
 from ooc_cudnn.network.lowering.spill_milp import least_copied
 from ooc_cudnn.network.policies.policy import keep
@@ -59,7 +60,7 @@ class Judge:
         return min(states.values())
 
     def _next(self, at, there, on_host, made, stays, touched):
-        cost, results = 0, results_of(self.step)
+        cost, results = 0, self.step.results
         for name in self.large:
             used, size = self.uses[name], self.bytes[name]
             exists = name in made or name in on_host

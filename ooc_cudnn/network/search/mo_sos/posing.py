@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.ir.live_ranges import held_by, kept, results_of
+from ooc_cudnn.network.ir.live_ranges import held_by, kept
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import whole
 from ooc_cudnn.network.passes.microbatch import images_of
@@ -86,7 +86,7 @@ class _Posing:
 
     def _managed(self) -> list[str]:
         """Large maps that forward alone makes, but for those that are asked for."""
-        step, asked = self.step, results_of(self.step)
+        step, asked = self.step, self.step.results
         maps = [
             name
             for name, used in self.uses.items()

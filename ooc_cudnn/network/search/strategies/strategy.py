@@ -14,7 +14,7 @@ WAITING = 1.25
 
 
 class PlanRequest(NamedTuple):
-    """What there is to plan.
+    """A step to plan, and under what.
 
     Attributes
     ----------
