@@ -95,11 +95,11 @@ def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result
     return is_result and not on_host
 
 
-def kept(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[LiveRange, ...]]:
+def kept(step: Step) -> dict[str, tuple[LiveRange, ...]]:
     """Everything on the device from its first use to its last."""
     results, given = step.results, step.host_inputs
     found = dict[str, tuple[LiveRange, ...]]()
-    for name, used in uses.items():
+    for name, used in step.uses.items():
         leaves = used.written[-1] if name in results and used.written else None
         found[name] = (LiveRange(used.phases[0], used.phases[-1], name in given, leaves),)
     return found

@@ -29,7 +29,7 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
         Name of each map that leaves, to the phase before which the copy back starts.
     """
     uses = step.uses
-    stays, gaps = kept(step, uses), idle(step, uses)
+    stays, gaps = kept(step), idle(step, uses)
     for name, back in fetches.items():
         last, first = gaps[name]
         (stay,) = stays[name]

@@ -53,7 +53,7 @@ class Policy:
 
 def keep(step: Step) -> LiveRanges:
     """Everything stays on the device from its first use to its last."""
-    return kept(step, step.uses)
+    return kept(step)
 
 
 # Offloading -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def vdnn_conv(step: Step) -> LiveRanges:
 
 def vdnn_none(step: Step) -> LiveRanges:
     """Nothing leaves: what the dynamic policy tries first."""
-    return kept(step, step.uses)
+    return kept(step)
 
 
 def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:

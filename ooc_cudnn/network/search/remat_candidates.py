@@ -129,7 +129,7 @@ def made_again(
         return
     if micro_batches > 1 and not fits(begun(1.0)):
         return  # planning what phases work in takes longer than that
-    working = working_bytes(part, kept(part, part.uses), terms)
+    working = working_bytes(part, kept(part), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     most, found, failed = working.max(), NO_WAY, NO_WAY
     for share, left in WAYS:
@@ -155,7 +155,7 @@ def coming_back(step: Step, rewritten: Step, made: RematSolution, room_bytes: in
     #: Of each phase, how many are put in before it, those just before it among them.
     put_in = list(accumulate(put_in))
     uses = rewritten.uses
-    stays = dict(kept(rewritten, uses))
+    stays = dict(kept(rewritten))
     for name, (stay,) in stays.items() if made.back else ():
         if stay.leaves is not None and rewritten.tensors[name].nbytes <= little:
             stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)

@@ -23,7 +23,7 @@ def test_later_readers_find_inputs_on_the_device_or_stream_them():
     net, loss = network()
     step = net.training_phases(loss)
     assert isinstance(step, Step)
-    stays, uses = kept(step, step.uses), step.uses
+    stays, uses = kept(step), step.uses
     (later,) = streamed_first(step, stays)
     check_stays(step, later)
     others = stays.keys() - {"x", "target"}

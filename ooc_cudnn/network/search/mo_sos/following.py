@@ -107,7 +107,7 @@ class _Following:
     def followed(self) -> Followed:
         """The step, and its tensors' stays: those of maps that leave in several parts."""
         uses = self.step.uses
-        stays = dict(kept(self.step, uses))
+        stays = dict(kept(self.step))
         for out in self.schedule.out:
             name = self.names[out.map]
             starts = [self._starts(c.start) for c in self.schedule.back if c.map == out.map]

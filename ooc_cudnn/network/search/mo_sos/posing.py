@@ -57,7 +57,7 @@ class _Posing:
         self.number = {name: at for at, name in enumerate(managed)}
         self.nbytes = [aligned(step.tensors[name].nbytes) for name in managed]
         self.makers = tuple(self._forward_writers(name) for name in managed)
-        stays = {n: s for n, s in kept(step, self.uses).items() if n not in {*self.number, *given}}
+        stays = {n: s for n, s in kept(step).items() if n not in {*self.number, *given}}
         self.fixed = held_by(step, stays)
         self.choices = [
             choosing.choices(phase, self._strided_bytes(phase)) for phase in step.phases
