@@ -96,7 +96,7 @@ def as_batch_normalization(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Group:
-    """A process group, as `operations.over_ranks` has it; that of all processes if it is None."""
+    """A process group, as `cross_rank.Ranks` has it; that of all processes if it is None."""
 
     def __init__(self, group: Any = None) -> None:
         self._group = group

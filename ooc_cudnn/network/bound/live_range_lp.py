@@ -1,6 +1,6 @@
 """The lives of things in the linear program: used, held for a gap, used again.
 
-`program.py` says what the letters mean, and makes rows of what is gathered here.
+`relaxation.py` says what the letters mean, and makes rows of what is gathered here.
 """
 
 from __future__ import annotations

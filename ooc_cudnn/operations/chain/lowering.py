@@ -8,7 +8,7 @@ A layout is one of all windows, or one of each, in their order, joined by `SEPAR
 another one is re-laid before a window reads it.
 
 The result of each operation is rounded to the chain's dtype, as it would be in memory; a bias and
-ReLU that a convolution adds itself are part of it (`fused_convolution`). Where alpha or beta scales
+ReLU that a convolution adds itself are part of it (`fused_forward`). Where alpha or beta scales
 y, the last convolution and all that follows it are computed in the type of the accumulator, and
 rounded once, at the end: what scaling brings into range is right.
 """

@@ -1,7 +1,7 @@
 """What can be cut: everything that the planner, the schedule and the executor ask of a call.
 
-A chain of operations is splittable, and so is a gradient, a softmax or a batch normalisation. Each
-says along which axes it may be cut, which region of each operand a piece touches, and what to
+A chain of operations is a tiled call, and so is a gradient, a softmax or a batch normalisation.
+Each says along which axes it may be cut, which region of each operand a piece touches, and what to
 launch on a piece. Nothing outside `operations/` knows which of them it runs.
 """
 

@@ -15,7 +15,7 @@ from ooc_cudnn.operations.normalization.channel_reduction import STATES
 class Ranks(Protocol):
     """Processes that train one network together, each on images of its own.
 
-    What they make are computations (`operations.outside`) without gradients.
+    What they make are computations (`operations.external`) without gradients.
     """
 
     def moments(self, node: str, channels: int) -> Any:

@@ -59,7 +59,7 @@ class NormalizationBuilders(Builders):
             Shape (c,); zeros and ones where left out. Those of another node are shared: each node
             updates them, in order.
         ranks : Ranks, optional
-            Processes that train together (`operations.over_ranks`): in training, statistics are
+            Processes that train together (`cross_rank.Ranks`): in training, statistics are
             those of the images of all. Each must run the same steps in the same order.
         """
         x = self._own(x)

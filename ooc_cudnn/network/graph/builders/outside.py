@@ -39,7 +39,7 @@ class OutsideBuilders(Builders):
         shape, dtype : tuple of int, str
             Of its result; the first axis is that of the images.
         computation : Computation
-            The function, its gradients and its cost (`operations.outside`).
+            The function, its gradients and its cost (`operations.external`).
         images : int
             Into so many parts its work may be cut: the first axes of its result, and of what is
             `of_images`, are multiples of it.

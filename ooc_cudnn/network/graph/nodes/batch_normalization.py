@@ -31,7 +31,7 @@ class BatchNormalization(Node):
     Moments of x stand between what makes x and what reads y, and the sums over dy between what
     makes dy and what reads dx: each is a phase of its own, and all else is elementwise. Running
     statistics are updated once a step, by `factor`. Moments of a concatenation are those of its
-    parts. With `ranks` (`operations.over_ranks`) moments and sums are those of the images of all
+    parts. With `ranks` (`cross_rank.Ranks`) moments and sums are those of the images of all
     of them; gradients of scale and bias are of one's own, as those of all parameters are.
     """
 
