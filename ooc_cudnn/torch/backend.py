@@ -11,16 +11,14 @@ import torch
 
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
-from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.normalizing import updates
 from ooc_cudnn.torch.numbers import known, only_counts
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.overlaps import overlapping
-from ooc_cudnn.torch.places import name_of
+from ooc_cudnn.torch.overlaps import WrittenMemory
+from ooc_cudnn.torch.places import name_of, source_name
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
-from ooc_cudnn.torch.refusals import check_nested
+from ooc_cudnn.torch.refusals import check_nested, check_python_state
 from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widening
 from ooc_cudnn.units import parse_limit
@@ -91,8 +89,11 @@ def compiled_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Call
 def _compiled(
     module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
 ) -> Callable[..., Any]:
+    check_python_state()
     model = None if call is None else call.model
     graph = graph_of(module, examples, call, options)
+    written = WrittenMemory(graph)
+    written.check(examples if call is None else [call.real.get(id(e), e) for e in examples])
     grad = torch.is_grad_enabled()
     ready = (
         EmptyModel(graph)
@@ -104,6 +105,8 @@ def _compiled(
         call, action = job_of()
         real: Mapping[int, Any] = {} if call is None else call.real
         given = [real.get(id(each), each) for each in tensors] if real else tensors
+        if call is None:  # else the capture looks, and a call may be captured anew
+            written.check(given)
         return ready(given) if action is None else action(ready, given)
 
     return run
@@ -148,9 +151,7 @@ def graph_of(
         fakes.append(_fake(seen, example, dtype))
     if model is not None and any(_masks_an_encoder(e, model) for e in module.graph.nodes):
         check_nested(model)
-    graph = record(module, given, fakes, stored, names)
-    _check_overlaps(graph, [real.get(id(each), each) for each in examples])
-    return graph
+    return record(module, given, fakes, stored, names)
 
 
 def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:
@@ -159,27 +160,6 @@ def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:
         return False
     within = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
     return (within or [type(model)])[-1] is torch.nn.TransformerEncoder
-
-
-def _check_overlaps(graph: Graph, tensors: Sequence[Any]) -> None:
-    """Refuse to write to a tensor that another one shares memory with."""
-    written = {write.target for write in graph.writes if write.step is None}
-    written |= {
-        value
-        for operation in graph.operations
-        if updates(operation)
-        for value in operation.reads
-        if value.kind == "buffer"
-    }
-    if not written:
-        return
-    for pair in overlapping(tensors):
-        one, other = (graph.given[at] for at in pair)
-        if written.intersection((one, other)):
-            raise UnsupportedModelError(
-                f"forward changes {one.source or one.name} or {other.source or other.name} in "
-                "place, and they share memory: give it a clone of one of them"
-            )
 
 
 #: Where arguments of a call are, of objects too that are no container.
@@ -198,9 +178,7 @@ def _names_held(model: torch.nn.Module) -> dict[int, str]:
 
 
 def _source(node: Any) -> str:
-    found = getattr(node.meta.get("grapharg"), "source", None)
-    name = getattr(found, "name", "")
-    return str(name() if callable(name) else name)
+    return source_name(getattr(node.meta.get("grapharg"), "source", None))
 
 
 def _is_a_float(node: Any) -> bool:

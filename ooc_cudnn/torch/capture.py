@@ -32,7 +32,6 @@ from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.held import BY_DICTIONARIES, Held, without_versions_where_unsafe
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.places import users_frame
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
@@ -280,9 +279,8 @@ class Captures:
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
         looking: dict[str, Any] = {}
-        bounded: list[str] = []
         if (_CONFIG | config)[BY_DICTIONARIES[0]]:
-            looking["guard_filter_fn"] = without_versions_where_unsafe(call.model, bounded)
+            looking["guard_filter_fn"] = without_versions_where_unsafe(call.model)
         compiled = torch.compile(
             capture.function, backend=compiled_with, fullgraph=True, options={**looking}
         )
@@ -318,12 +316,6 @@ class Captures:
                 if looking and isinstance(error, torch._dynamo.exc.InternalTorchDynamoError):
                     raise _NotLookedAt from None
                 raise said_by_dynamo(error, call.model, call.forward, call) from None
-            if bounded:
-                raise UnsupportedModelError(
-                    f"{type(call.model).__name__} has a deque with maxlen ({bounded[0]}), which "
-                    "TorchDynamo follows as if it forgot nothing: take a list, and del its first"
-                    + users_frame()
-                )
             self._come_first(capture)
         return made
 

@@ -1,4 +1,4 @@
-"""What a capture's guards pass over: tensors that change in place, and classes of parts.
+"""What a capture's guards pass over: tensors that change in place, their memory, parts' classes.
 
 TorchDynamo compares what forward reads by versions of dictionaries: where that of a module and
 those of its parts have not changed, nothing within is looked at. `requires_grad_()`, `.data = ...`
@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from ooc_cudnn.torch.graph import Graph
+from ooc_cudnn.torch.overlaps import WrittenMemory
 
 #: Settings of TorchDynamo by which guards compare versions of dictionaries.
 BY_DICTIONARIES = (
@@ -33,11 +34,9 @@ _PLAIN = frozenset({
 
 
 def without_versions_where_unsafe(
-    model: torch.nn.Module, bounded: list[str]
+    model: torch.nn.Module,
 ) -> Callable[[Sequence[Any]], list[bool]]:
     """Filter guards: none goes; but all are looked at where one is of what versions do not tell.
-
-    Queues that forget elements (`deque(maxlen=3)`) are noted in `bounded`, by their names.
 
     Versions tell of numbers, tensors and parts of the model in plain dictionaries. They do not of
     attributes of tensors, of objects that pass for numbers or dictionaries (an `IntEnum`, an
@@ -46,8 +45,6 @@ def without_versions_where_unsafe(
     parts = set(map(id, model.modules()))
 
     def kept(guards: Sequence[Any]) -> list[bool]:
-        queues = (each for each in guards if each.has_value and isinstance(each.value, deque))
-        bounded.extend(each.name for each in queues if each.value.maxlen is not None)
         if not all(_is_told(each, parts) for each in guards):
             for name in BY_DICTIONARIES:
                 if hasattr(torch._dynamo.config, name):  # older versions have fewer
@@ -108,6 +105,7 @@ class Held:
         self._others = [(weakref.ref(each), _guards([each])) for each in others.values()]
         self._parts = [weakref.ref(part) for part in parts]
         self._classes = list(map(type, parts))
+        self._written = WrittenMemory(graph)
 
     def are_as_they_were(self, tensors: Sequence[Any]) -> bool:
         """Whether all is as it was, of what a call is given; what was replaced, guards compare."""
@@ -115,6 +113,7 @@ class Held:
             bool(self._read.check(*[tensors[at] for at in self._places]))
             and all((e := each()) is None or guards.check(e) for each, guards in self._others)
             and self._have_their_classes()
+            and self._written.shared(tensors) is None
         )
 
     def _have_their_classes(self) -> bool:

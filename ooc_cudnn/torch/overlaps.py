@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.graph import Graph
+from ooc_cudnn.torch.normalizing import updates
 
 
-def _memory(tensor: Any) -> tuple[int, int, int] | None:
-    """Where a tensor lies: its memory, and from which byte to which; None where it has none."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
+def _span(tensor: Any) -> tuple[int, int]:
+    """The first byte of a tensor, and the one behind its last; (0, 0) where it has none."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
-        return None
+        return 0, 0
     if tensor.layout != torch.strided or not tensor.numel() or tensor.is_meta:
-        return None
+        return 0, 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((extent - 1) * stride for extent, stride in pairs)
     first = tensor.data_ptr()
-    last = first + (last + 1) * tensor.element_size()
-    return tensor.untyped_storage()._cdata, first, last
+    return first, first + (last + 1) * tensor.element_size()
 
 
 def memory_of(tensor: Any) -> int:
@@ -39,19 +43,94 @@ def overlapping(tensors: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """
     if len(tensors) < 2:
         return ()
-    places: dict[int, list[tuple[int, int, int]]] = {}
-    found = []
-    for at, tensor in enumerate(tensors):
-        memory = _memory(tensor)
-        if memory is None:
-            continue
-        storage, first, last = memory
-        others = places.setdefault(storage, [])
-        for other, begin, end in others:
-            if tensors[other] is not tensor and first < end and begin < last:
-                found.append((other, at))
-        others.append((at, first, last))
-    return tuple(sorted(found))
+    pairs = _pairs(list(map(_span, tensors)))
+    return tuple(sorted((a, b) for a, b in pairs if tensors[a] is not tensors[b]))
+
+
+def _pairs(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Pairs of spans, by number, that have bytes in common."""
+    begun: list[int] = []
+    for at in sorted(range(len(spans)), key=spans.__getitem__):
+        first, end = spans[at]
+        begun = [other for other in begun if first < spans[other][1]]
+        yield from ((min(at, other), max(at, other)) for other in begun)
+        if first < end:
+            begun.append(at)
+
+
+_POINTER = operator.methodcaller("data_ptr")
+
+
+class WrittenMemory:
+    """Memory that a graph changes, which no other tensor of a call may share.
+
+    Parameters
+    ----------
+    graph : Graph
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        written = {write.target for write in graph.writes if write.step is None}
+        written |= {
+            value
+            for operation in graph.operations
+            if updates(operation)
+            for value in operation.reads
+            if value.kind == "buffer"
+        }
+        self._given = graph.given
+        self._is_written = np.array([value in written for value in graph.given], bool)
+        self._held = [at for at, value in enumerate(graph.given) if value.is_held]
+        self._brought = [at for at, value in enumerate(graph.given) if not value.is_held]
+        #: Where what the model holds was when it was looked at, and all spans then.
+        self._seen: tuple[list[int], np.ndarray] = [], np.empty((0, 2), np.int64)
+
+    def check(self, tensors: Sequence[Any]) -> None:
+        """Refuse a call in which one that is written shares bytes with another one.
+
+        Raises
+        ------
+        UnsupportedModelError
+            With what to do.
+        """
+        shared = self.shared(tensors)
+        if shared is not None:
+            one, other = (self._given[at] for at in shared)
+            raise UnsupportedModelError(
+                f"forward changes {one.source or one.name} or {other.source or other.name} in "
+                "place, and they share memory: give it a clone of one of them"
+            )
+
+    def shared(self, tensors: Sequence[Any]) -> tuple[int, int] | None:
+        """Two tensors of a call, by number, that share bytes, of which one is written.
+
+        What the model holds is compared again where one of its tensors lies elsewhere than in the
+        last call.
+        """
+        if not self._is_written.any():
+            return None
+        if any(isinstance(each, FakeTensor) for each in tensors[:1]):
+            return None
+        pointers = list(map(_POINTER, (tensors[at] for at in self._held)))
+        known, spans = self._seen
+        if pointers != known:
+            places = list(map(_span, tensors))
+            found = next(filter(self._writes, _pairs(places)), None)
+            if found is None:
+                self._seen = pointers, np.array(places, np.int64)
+            return found
+        spans = spans.copy()
+        spans[self._brought] = [_span(tensors[at]) for at in self._brought]
+        for at in self._brought:
+            first, end = spans[at]
+            meet = (spans[:, 0] < end) & (first < spans[:, 1])
+            for other in np.flatnonzero(meet).tolist():
+                if other != at and self._writes((at, other)):
+                    return at, other
+        return None
+
+    def _writes(self, pair: tuple[int, int]) -> bool:
+        return bool(self._is_written[pair[0]] or self._is_written[pair[1]])
 
 
 def may_overlap_itself(tensor: torch.Tensor) -> bool:

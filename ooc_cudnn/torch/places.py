@@ -45,6 +45,12 @@ def module_of(node: Any, names: Mapping[str, str]) -> str:
     return ""
 
 
+def source_name(source: Any) -> str:
+    """How TorchDynamo comes to what it traces: "L['self'].conv"; "" if there is no source."""
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)  # a method in older versions
+
+
 def name_of(source: str) -> str:
     """The name of a tensor that a model holds, by how TorchDynamo came to it.
 

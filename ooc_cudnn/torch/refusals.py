@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.misc import RandomVariable
 from torch.autograd import forward_ad
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.places import users_frame
+from ooc_cudnn.torch.places import name_of, source_name, users_frame
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -111,6 +114,34 @@ def check_nested(model: torch.nn.Module) -> None:
                 f"{_said(name, module)} has a src_key_padding_mask in evaluation, and PyTorch "
                 "fills padded places with zeros then: build it with enable_nested_tensor=False, "
                 f"or set its use_nested_tensor = False{users_frame()}"
+            )
+
+
+def check_python_state() -> None:
+    """Refuse state that TorchDynamo traces now and does not follow from call to call.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If forward draws of a `random.Random` that lasts longer than a call, or appends to a
+        `deque` with maxlen; with what to do.
+    """
+    output = InstructionTranslator.current_tx().output
+    scope = {"L": output.local_scope, "G": output.global_scope}
+    for variable in list(output.side_effects.id_to_variable.values()):
+        if not isinstance(variable, DequeVariable | RandomVariable) or variable.source is None:
+            continue
+        name = source_name(variable.source)
+        if isinstance(variable, RandomVariable):
+            raise UnsupportedModelError(
+                f"forward draws of a random.Random that it finds ({name_of(name)}), and "
+                "TorchDynamo would draw the same number in every call: take random.random(), or "
+                f"give the number as an argument{users_frame()}"
+            )
+        if eval(name, scope).maxlen is not None:
+            raise UnsupportedModelError(
+                f"forward has a deque with maxlen ({name_of(name)}), which TorchDynamo follows as "
+                f"if it forgot nothing: take a list, and del its first{users_frame()}"
             )
 
 

@@ -86,6 +86,72 @@ def test_arguments_that_share_memory_are_not_written_to():
     assert torch.equal(x, image())
 
 
+class Adding(nn.Module):
+    """A buffer that forward adds to, and one that it reads afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.norm, self.other = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.register_buffer("one", torch.zeros(3))
+        self.register_buffer("two", torch.zeros(3))
+
+    def forward(self, x):
+        self.one.add_(1)
+        return self.other(self.norm(self.conv(x))) * self.two.sum()
+
+
+def view_of_a_buffer(model, x):
+    model.two = model.one[:]
+
+
+def data_of_a_buffer(model, x):
+    model.two.data = model.one.data
+
+
+def numpys_view_of_a_buffer(model, x):
+    model.two = torch.from_numpy(model.one.numpy())
+
+
+def input_as_a_buffer(model, x):
+    model.one.data = x[0, 0, 0, :3]
+
+
+def statistics(model, x):
+    model.other.running_mean = model.norm.running_mean[:]
+
+
+def same_statistics(model, x):
+    model.other.running_mean = model.norm.running_mean
+
+
+@pytest.mark.parametrize("door", ["limit", "compile"])
+@pytest.mark.parametrize(
+    "share",
+    [view_of_a_buffer, data_of_a_buffer, numpys_view_of_a_buffer, input_as_a_buffer, statistics,
+     same_statistics],
+)  # fmt: skip
+def test_memory_that_is_shared_since_the_first_call(door, share):
+    """It was computed as if it were not."""
+    eager, model = Adding(), Adding()
+    if door == "limit":
+        limited = ooc.limit(model, LIMIT)
+    else:
+        limited = torch.compile(model, backend="ooc_cudnn", options={"memory_limit": LIMIT})
+    x = image()
+    for _ in range(2):
+        torch.testing.assert_close(limited(x), eager(x))
+    share(model, x)
+    if share is same_statistics and door == "limit":  # one tensor: it is captured anew
+        share(eager, x)
+        torch.testing.assert_close(limited(x), eager(x))
+        torch.testing.assert_close(model.norm.running_mean, eager.norm.running_mean)
+        return
+    with pytest.raises(ooc.UnsupportedModelError, match="share memory"):
+        limited(x)
+
+
 def test_a_write_to_what_may_overlap_is_refused():
     model = ooc.limit(Of(lambda s, x: (s.conv(x) * 1).unfold(3, 2, 1)[..., 1].mul_(2)), LIMIT)
     with pytest.raises(ooc.UnsupportedModelError, match=r"unfold.*clone(?s:.*)test_overlaps"):

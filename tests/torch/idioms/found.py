@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 import torch
@@ -162,6 +163,10 @@ CASES = [
           b=buffer(2, 4)), train),
     Idiom("a deque that forgets", model(banked, c=conv(), q=lambda: deque(maxlen=2)), train,
           REFUSED),
+    Idiom("random.Random on the model", model(lambda s, x: s.c(x) * s.r.random(), c=conv(),
+          r=lambda: random.Random(3)), train, REFUSED),
+    Idiom("random.Random of each call", model(lambda s, x: s.c(x) * random.Random(3).random(),
+          c=conv()), train),
     Idiom("copy_ of one number", model(spread, c=conv(), w=numbers(4)), written_after),
     Idiom("an encoder with padding, in evaluation", model(padded, c=conv(), e=encoder(),
           h=lambda: nn.Linear(4, 3)), train, REFUSED),
