@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,9 +57,6 @@ def _pairs(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             begun.append(at)
 
 
-_POINTER = operator.methodcaller("data_ptr")
-
-
 class WrittenMemory:
     """Memory that a graph changes, which no other tensor of a call may share.
 
@@ -111,7 +107,7 @@ class WrittenMemory:
             return None
         if any(isinstance(each, FakeTensor) for each in tensors[:1]):
             return None
-        pointers = list(map(_POINTER, (tensors[at] for at in self._held)))
+        pointers = [tensors[at].data_ptr() for at in self._held]
         known, spans = self._seen
         if pointers != known:
             places = list(map(_span, tensors))
