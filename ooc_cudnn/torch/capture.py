@@ -30,7 +30,7 @@ from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.held import BY_DICTIONARIES, Held, without_versions_where_unsafe
+from ooc_cudnn.torch.held import BY_DICTIONARIES, Held
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
@@ -39,7 +39,7 @@ from ooc_cudnn.torch.region import kept_as_they_are
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
     "skip_nnmodule_hook_guards": False,
-    **dict.fromkeys(BY_DICTIONARIES, True),
+    **dict.fromkeys(BY_DICTIONARIES, False),  # the backend says where they are safe
     "max_saved_pointers_for_recursive_dict_tags_check": 2**20,
     "assume_dunder_attributes_remain_unchanged": False,
     "allow_rnn": True,
@@ -70,10 +70,6 @@ class _Missed(Exception):
 
 class _Captured(Exception):
     """A capture is there; nothing has run."""
-
-
-class _NotLookedAt(Exception):
-    """Guards cannot be filtered: PyTorch makes those of NumPy's arrays no second time."""
 
 
 class _Found(Exception):
@@ -253,21 +249,15 @@ class Captures:
     def _capture(self, call: Call) -> tuple[Any] | None:
         """Capture a call; where there is nothing to compute it has run: return what it returns.
 
-        Guards that cannot be looked at compare no versions of dictionaries. Numbers that have
-        changed since an earlier capture are inputs of the graph; where Dynamo cannot follow them
-        so, they are constants.
+        Numbers that have changed since an earlier capture are inputs of the graph; where Dynamo
+        cannot follow them so, they are constants.
         """
-        config: dict[str, Any] = {}
-        for instead in (dict.fromkeys(BY_DICTIONARIES, False), _CONSTANT):
-            try:
-                return self._captured(call, config)
-            except _NotLookedAt:
-                pass
-            except Exception:
-                if not self._captures:
-                    raise
-            config |= instead
-        return self._captured(call, config)
+        try:
+            return self._captured(call, {})
+        except Exception:
+            if not self._captures:
+                raise
+        return self._captured(call, _CONSTANT)
 
     def _captured(self, call: Call, config: dict[str, Any]) -> tuple[Any] | None:
         capture = _Capture(self._name)
@@ -278,12 +268,7 @@ class Captures:
 
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
-        looking: dict[str, Any] = {}
-        if (_CONFIG | config)[BY_DICTIONARIES[0]]:
-            looking["guard_filter_fn"] = without_versions_where_unsafe(call.model)
-        compiled = torch.compile(
-            capture.function, backend=compiled_with, fullgraph=True, options={**looking}
-        )
+        compiled = torch.compile(capture.function, backend=compiled_with, fullgraph=True)
         with (
             being_captured(),
             torch._dynamo.config.patch(options),
@@ -313,8 +298,6 @@ class Captures:
                     "set_stance), and a model under a limit is captured by it"
                 ) from None
             except Exception as error:
-                if looking and isinstance(error, torch._dynamo.exc.InternalTorchDynamoError):
-                    raise _NotLookedAt from None
                 raise said_by_dynamo(error, call.model, call.forward, call) from None
             self._come_first(capture)
         return made

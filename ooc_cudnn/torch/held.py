@@ -11,14 +11,17 @@ import operator
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
+from torch._dynamo import guards
+from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ooc_cudnn.torch.graph import Graph
 from ooc_cudnn.torch.overlaps import WrittenMemory
+from ooc_cudnn.torch.places import source_name
 
 #: Settings of TorchDynamo by which guards compare versions of dictionaries.
 BY_DICTIONARIES = (
@@ -33,33 +36,52 @@ _PLAIN = frozenset({
 })  # fmt: skip
 
 
-def without_versions_where_unsafe(
-    model: torch.nn.Module,
-) -> Callable[[Sequence[Any]], list[bool]]:
-    """Filter guards: none goes; but all are looked at where one is of what versions do not tell.
+def compare_by_versions_where_safe(model: torch.nn.Module) -> None:
+    """Have guards of what is traced now compare versions of dictionaries, where these tell all.
 
     Versions tell of numbers, tensors and parts of the model in plain dictionaries. They do not of
     attributes of tensors, of objects that pass for numbers or dictionaries (an `IntEnum`, an
     `EasyDict`), of methods of lists, and of modules elsewhere.
     """
+    output = InstructionTranslator.current_tx().output
     parts = set(map(id, model.modules()))
+    scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
+    values: dict[str, Any] = {}
+    for guard in output.guards:
+        name = source_name(guard.originating_source)
+        if not name:  # of the process
+            continue
+        if name not in values:
+            values[name] = _value_of(name, scope)
+        if not _is_told(values[name], guard.create_fn_name(), parts):
+            return
+    for setting in BY_DICTIONARIES:
+        if hasattr(torch._dynamo.config, setting):  # older versions have fewer
+            setattr(torch._dynamo.config, setting, True)
 
-    def kept(guards: Sequence[Any]) -> list[bool]:
-        if not all(_is_told(each, parts) for each in guards):
-            for name in BY_DICTIONARIES:
-                if hasattr(torch._dynamo.config, name):  # older versions have fewer
-                    setattr(torch._dynamo.config, name, False)
-        return [True] * len(guards)
 
-    return kept
+def _functions_of_guards() -> dict[str, Any]:
+    """What guards call in their expressions."""
+    found: dict[str, Any] = getattr(guards, "_get_closure_vars", dict)()
+    return found
 
 
-def _is_told(guard: Any, parts: set[int]) -> bool:
-    if not guard.has_value:
-        return not guard.name  # of the process
-    value = guard.value
+class _Nothing:
+    """Of a name that there is not: guards also compare that something is missing."""
+
+
+def _value_of(name: str, scope: dict[str, Any]) -> Any:
+    try:
+        return eval(name, scope)
+    except (AttributeError, LookupError, NameError, TypeError):
+        return _Nothing
+
+
+def _is_told(value: Any, guard: str, parts: set[int]) -> bool:
+    if value is _Nothing:
+        return False
     if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return bool(guard.guard_type == "TENSOR_MATCH")
+        return guard == "TENSOR_MATCH"
     if isinstance(value, torch.nn.Module):
         return id(value) in parts
     if type(value) is tuple:
