@@ -14,7 +14,7 @@
 #include "strided.cuh"
 
 template <typename I, typename T, int MODE, bool NEEDS_X, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(256) activation_backward(
+__global__ void __launch_bounds__(BLOCK_THREADS) activation_backward(
     Walk<I, 4> walk, T *dx, const T *y, const T *dy, const T *x, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
     const long long step = (long long)gridDim.x * blockDim.x * UNROLL;

@@ -9,7 +9,7 @@
 #include "strided.cuh"
 
 template <typename I, typename V, typename T, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(256) cast_scale(
+__global__ void __launch_bounds__(BLOCK_THREADS) cast_scale(
     Walk<I, 4> walk, T *y, const V *x, const Arithmetic<T> *__restrict__ mean,
     const Arithmetic<T> *__restrict__ scale) {
     using A = Arithmetic<T>;

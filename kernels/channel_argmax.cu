@@ -16,7 +16,7 @@ struct Sites {
 };
 
 template <typename I, typename T, typename V, int COUNT>
-__global__ void __launch_bounds__(256) channel_argmax(Sites<I> sites, const T *x, V *y) {
+__global__ void __launch_bounds__(BLOCK_THREADS) channel_argmax(Sites<I> sites, const T *x, V *y) {
     using A = Arithmetic<T>;
     const long long stride = (long long)gridDim.x * blockDim.x;
     for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < sites.walk.packs;

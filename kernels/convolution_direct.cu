@@ -23,7 +23,7 @@ struct ConvolutionGeometry {
     long long x_stride[5], w_stride[5], y_stride[5];  // elements: n, c (w: k, c), three spatial
     long long padding[3], stride[3], dilation[3];
     long long channel_tiles;       // of one group: ceil(channels_out / TILE)
-    long long threads;             // batch * positions * groups * channel_tiles
+    long long count;               // batch * positions * groups * channel_tiles
     long long channels_innermost;  // of y: channels-last
 };
 
@@ -36,13 +36,13 @@ __device__ inline long long take_digit(long long &number, long long size) {
 }
 
 template <typename T, typename D, int TILE>
-__global__ void __launch_bounds__(256) convolution_direct(
+__global__ void __launch_bounds__(BLOCK_THREADS) convolution_direct(
     ConvolutionGeometry geometry, const T *__restrict__ x, const T *__restrict__ w,
     D *__restrict__ y) {
     using A = Arithmetic<T>;
     const ConvolutionGeometry &g = geometry;
 
-    for (long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x; thread < g.threads;
+    for (long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x; thread < g.count;
          thread += (long long)gridDim.x * blockDim.x) {
         long long rest = thread, channel_thread = 0, position[3];
         if (g.channels_innermost) channel_thread = take_digit(rest, g.groups * g.channel_tiles);

@@ -46,7 +46,7 @@ __device__ inline long long seen_from(
 // A thread computes TILE input channels at one position of x, so that a value of dy is read once for
 // all of them. Neighbouring threads lie along the innermost axis of dx.
 template <typename T, typename D, int TILE>
-__global__ void __launch_bounds__(256) convolution_direct_data(
+__global__ void __launch_bounds__(BLOCK_THREADS) convolution_direct_data(
     ConvolutionGradient geometry, const T *__restrict__ w, const T *__restrict__ dy,
     D *__restrict__ dx) {
     using A = Arithmetic<T>;

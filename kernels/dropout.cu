@@ -32,7 +32,7 @@ __device__ inline Words philox(unsigned long long block, unsigned long long offs
 
 // `first` is the index of the first element, `state` (seed, offset); words from `threshold` on keep.
 template <typename I, typename T, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(256) dropout(
+__global__ void __launch_bounds__(BLOCK_THREADS) dropout(
     Walk<I, 3> walk, T *y, const T *x, const long long *state, long long first,
     long long threshold, Arithmetic<T> scale) {
     using A = Arithmetic<T>;

@@ -8,6 +8,14 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+constexpr int BLOCK_THREADS = 256;  // of all kernels that do not say otherwise
+
+// Bytes of the struct that a kernel takes first: the host's must have as many.
+template <typename Kernel>
+constexpr int STRUCT_BYTES = 0;
+template <typename Struct, typename... Others>
+constexpr int STRUCT_BYTES<void(Struct, Others...)> = sizeof(Struct);
+
 template <typename Element>
 struct ArithmeticOf {
     using type = float;

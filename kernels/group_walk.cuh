@@ -14,8 +14,6 @@
 
 #include "element.cuh"
 
-constexpr int BLOCK_THREADS = 256;
-
 // In 32 bits where the number allows it, which is several times faster. Neither is negative.
 __device__ inline long long divided(long long a, long long b) {
     if (((a | b) >> 32) == 0) return (unsigned)a / (unsigned)b;

@@ -173,7 +173,7 @@ __device__ inline Pack<T, COUNT> narrowed(const Arithmetic<T> (&totals)[COUNT]) 
 
 // A thread has up to PACKS packs of a row, one after the other.
 template <typename I, typename T, bool GRADIENT, int COUNT, int PACKS>
-__global__ void __launch_bounds__(256) interpolate_lanes(
+__global__ void __launch_bounds__(BLOCK_THREADS) interpolate_lanes(
     Interpolation<I> g, T *__restrict__ result, const T *__restrict__ source) {
     using A = Arithmetic<T>;
     const I lane_packs = quotient(g.lanes + COUNT - 1, I(COUNT));
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(256) interpolate_lanes(
 // The same of packs of sites, of each lane by itself. Outputs that lie side by side have the same rows
 // of x, and their places follow each other.
 template <typename I, typename T, bool GRADIENT, int COUNT, int PACKS>
-__global__ void __launch_bounds__(256) interpolate_rows(
+__global__ void __launch_bounds__(BLOCK_THREADS) interpolate_rows(
     Interpolation<I> g, T *__restrict__ result, const T *__restrict__ source) {
     using A = Arithmetic<T>;
     const Scales<A, I> scales(g);

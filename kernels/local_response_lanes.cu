@@ -81,7 +81,7 @@ struct Around {
 
 // A thread has UNROLL packs, all loaded before the first is used.
 template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(256) local_response_lanes(
+__global__ void __launch_bounds__(BLOCK_THREADS) local_response_lanes(
     Lanes<I, 2> g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> share,
     Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(256) local_response_lanes(
 }
 
 template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT>
-__global__ void __launch_bounds__(256) local_response_lanes_backward(
+__global__ void __launch_bounds__(BLOCK_THREADS) local_response_lanes_backward(
     Lanes<I, 3> g, T *dx, const T *__restrict__ x, const T *dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;

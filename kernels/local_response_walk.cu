@@ -71,7 +71,7 @@ struct Ring {
 
 // Loops over slots are unrolled, so that rings are in registers.
 template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT>
-__global__ void __launch_bounds__(256) local_response_walk(
+__global__ void __launch_bounds__(BLOCK_THREADS) local_response_walk(
     Columns<I, 2> g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> share,
     Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(256) local_response_walk(
 }
 
 template <typename I, typename T, int BEFORE, int BEHIND, Beta BETA, int COUNT>
-__global__ void __launch_bounds__(256) local_response_walk_backward(
+__global__ void __launch_bounds__(BLOCK_THREADS) local_response_walk_backward(
     Columns<I, 3> g, T *dx, const T *__restrict__ x, const T *dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;

@@ -56,7 +56,7 @@ struct Element {
 };
 
 template <typename T, Beta BETA>
-__global__ void __launch_bounds__(256) local_response_wide(
+__global__ void __launch_bounds__(BLOCK_THREADS) local_response_wide(
     LocalResponse g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> share,
     Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(256) local_response_wide(
 }
 
 template <typename T, Beta BETA>
-__global__ void __launch_bounds__(256) local_response_wide_backward(
+__global__ void __launch_bounds__(BLOCK_THREADS) local_response_wide_backward(
     LocalResponse g, T *__restrict__ dx, const T *__restrict__ x, const T *__restrict__ dy,
     Arithmetic<T> share, Arithmetic<T> beta, Arithmetic<T> k) {
     using A = Arithmetic<T>;

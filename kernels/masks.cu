@@ -18,7 +18,7 @@ enum Mode { RELU = 1, CLIPPED_RELU = 2, LEAKY_RELU = 8 };  // as in activation.c
 
 // The elements of a byte come in packs of COUNT; those past the end of the row are left out.
 template <typename I, typename T, int MODE, int COUNT>
-__global__ void __launch_bounds__(256) slope_mask(
+__global__ void __launch_bounds__(BLOCK_THREADS) slope_mask(
     Walk<I, 3> walk, unsigned char *mask, const T *x, long long extent, long long step,
     Arithmetic<T> coef) {
     using A = Arithmetic<T>;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(256) slope_mask(
 }
 
 template <typename I, typename T, int COUNT>
-__global__ void __launch_bounds__(256) masked_gradient(
+__global__ void __launch_bounds__(BLOCK_THREADS) masked_gradient(
     Walk<I, 4> walk, T *dx, const unsigned char *mask, const T *dy, long long extent,
     long long dx_step, long long dy_step, long long selects, Arithmetic<T> slope) {
     using A = Arithmetic<T>;

@@ -63,7 +63,7 @@ __device__ inline Pack<T, COUNT> load_b(
 }
 
 template <typename I, typename T, int OP, bool READS_A, int SPREAD, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(256) op_tensor(
+__global__ void __launch_bounds__(BLOCK_THREADS) op_tensor(
     Walk<I, 3> walk, T *c, const T *a, const T *__restrict__ b, Arithmetic<T> alpha_a,
     Arithmetic<T> alpha_b) {
     using A = Arithmetic<T>;

@@ -31,7 +31,7 @@ struct PointwiseGeometry {
 // CONTIGUOUS says that every inner stride is 1; where it is false, COUNT is 1.
 template <typename T, typename V, typename D, int MODE, bool ADDEND, bool OLD, int COUNT,
           int UNROLL, bool UNROLL_ROWS, bool CHANNEL_INNER, bool CONTIGUOUS>
-__global__ void __launch_bounds__(256, 2) pointwise(
+__global__ void __launch_bounds__(BLOCK_THREADS, 2) pointwise(
     PointwiseGeometry geometry, D *destination, const V *value, const Arithmetic<T> *addend,
     const T *__restrict__ scale, const T *__restrict__ shift, const D *old, Arithmetic<T> alpha,
     Arithmetic<T> beta, Arithmetic<T> coef) {

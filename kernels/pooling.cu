@@ -19,6 +19,9 @@
 
 #include "pooling.cuh"
 
+// Elements of a window of which `pool_windows` loads all before it uses the first.
+constexpr int SMALL_WINDOW = 16;
+
 template <typename I>
 struct PoolingGeometry {
     I a, b, lanes;      // lanes: in elements
@@ -48,7 +51,7 @@ __device__ inline A finish(A total, long long whole, I inside) {
 // rows and packs are aligned.
 template <typename I, typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW, int LEFT,
           int OUTPUTS, int LOAD, int STORE>
-__global__ void __launch_bounds__(256) pool_rows(
+__global__ void __launch_bounds__(BLOCK_THREADS) pool_rows(
     PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
     constexpr int MAIN = OUTPUTS * SW;
@@ -212,11 +215,11 @@ __device__ inline void small_windows(
 // within the lanes.
 template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
           int SW, int OUTPUTS, bool UNIT, bool PADDED>
-__global__ void __launch_bounds__(256) pool_windows(
+__global__ void __launch_bounds__(BLOCK_THREADS) pool_windows(
     PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
     constexpr int ROWS = (OUTPUTS - 1) * SH + KH;
-    constexpr bool SMALL = KD == 1 && (OUTPUTS > 1 || KH * KW <= 16);
+    constexpr bool SMALL = KD == 1 && (OUTPUTS > 1 || KH * KW <= SMALL_WINDOW);
     static_assert(SMALL || OUTPUTS == 1, "windows that share rows are held as a whole");
     const long long step = (long long)gridDim.x * blockDim.x;
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -257,7 +260,7 @@ __global__ void __launch_bounds__(256) pool_windows(
 
 template <typename I, typename T, int MODE, int COUNT, int KD, int KH, int KW, int SD, int SH,
           int SW>
-__global__ void __launch_bounds__(256) pool_by_warp(
+__global__ void __launch_bounds__(BLOCK_THREADS) pool_by_warp(
     PoolingGeometry<I> g, T *__restrict__ y, const T *__restrict__ x) {
     using A = Arithmetic<T>;
     const int thread = threadIdx.x % 32;

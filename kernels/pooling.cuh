@@ -162,7 +162,7 @@ struct Staging {
     }
     static __device__ void store(T *target, const T *stage, int words) {
         const int behind = shift(target);
-        for (int first = threadIdx.x * COUNT; first < words + behind; first += 256 * COUNT) {
+        for (int first = threadIdx.x * COUNT; first < words + behind; first += BLOCK_THREADS * COUNT) {
             const int at = first - behind;
             const uint4 wide = *reinterpret_cast<const uint4 *>(stage + first);
             Pack<T, COUNT> pack;

@@ -136,7 +136,7 @@ struct TargetOf<true> {
 // w (TW is a multiple of WIDE, or all of w).
 template <typename I, typename T, int MODE, bool BY_WARP, int COUNT, int WIDE, int TB, int TD, int TH,
           int TW, int TL, int KD, int KH, int KW, int SD, int SH, int SW>
-__global__ void __launch_bounds__(256, 3) unpool_tile(
+__global__ void __launch_bounds__(BLOCK_THREADS, 3) unpool_tile(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(256, 3) unpool_tile(
         const W w(first_w + g.origin.w + g.before.w);
 
         constexpr unsigned THREADS = BY_WARP ? 32 : 1;  // of a window
-        for (unsigned i = threadIdx.x / THREADS; i < WINDOWS; i += 256 / THREADS) {
+        for (unsigned i = threadIdx.x / THREADS; i < WINDOWS; i += BLOCK_THREADS / THREADS) {
             const unsigned lane = i % TL, i_w = i / TL % W::WINDOWS;
             const unsigned i_h = i / (TL * W::WINDOWS) % H::WINDOWS;
             const unsigned i_d = i / (TL * W::WINDOWS * H::WINDOWS) % D::WINDOWS;
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(256, 3) unpool_tile(
         };
         constexpr int GROUPS = (TW + WIDE - 1) / WIDE;
         constexpr int ELEMENTS = TB * TD * TH * GROUPS * TL;
-        for (unsigned i = threadIdx.x; i < ELEMENTS; i += 256) {
+        for (unsigned i = threadIdx.x; i < ELEMENTS; i += BLOCK_THREADS) {
             const unsigned lane = i % TL, group = i / TL % GROUPS;
             const unsigned i_h = i / (TL * GROUPS) % TH, i_d = i / (TL * GROUPS * TH) % TD;
             const unsigned i_b = i / (TL * GROUPS * TH * TD), i_w = group * WIDE;
@@ -494,16 +494,16 @@ struct Strip {
 // A block has the strips of TL packs of lanes; a thread goes down ROWS strides of one.
 template <typename I, typename T, int MODE, int COUNT, int JOINED, int TL, int ROWS,
           bool UNIT, bool PADDED, bool FLAT, int KD, int KH, int KW, int SD, int SH, int SW>
-__global__ void __launch_bounds__(256, 2) unpool_strips(
+__global__ void __launch_bounds__(BLOCK_THREADS, 2) unpool_strips(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     for (long long tile = blockIdx.x; tile < g.total; tile += gridDim.x) {
         I rest = (I)tile;
         const I lane = (take(rest, g.lane_tiles) * TL + threadIdx.x % TL) * COUNT;
-        rest = rest * (256 / TL) + threadIdx.x / TL;
+        rest = rest * (BLOCK_THREADS / TL) + threadIdx.x / TL;
         const I cell_w = take(rest, g.tiles.w), group = take(rest, g.tiles.h);
         const I cell_d = take(rest, g.tiles.d), b = take(rest, g.b), a = rest;
-        if (threadIdx.x >= 256 / TL * TL || lane >= g.lanes || a >= g.a) continue;
+        if (threadIdx.x >= BLOCK_THREADS / TL * TL || lane >= g.lanes || a >= g.a) continue;
         T *target = dx + at_offset(g.dx_stride, a, b, I(0), I(0), I(0), lane);
         const I begin = floor_quotient(g.origin.h + g.before.h, I(SH));
         const I end = floor_quotient(g.origin.h + g.before.h + g.dx.h - 1, I(SH)) + 1;
@@ -527,7 +527,7 @@ __global__ void __launch_bounds__(256, 2) unpool_strips(
 // across, and a thread goes down ROWS of them.
 template <typename I, typename T, int MODE, int STAGE, int TB, int TH, int CELLS_W, int ROWS, bool UNIT,
           bool PADDED, int KH, int KW, int SH, int SW>
-__global__ void __launch_bounds__(256, 4) unpool_planes(
+__global__ void __launch_bounds__(BLOCK_THREADS, 4) unpool_planes(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     constexpr int GROUPS = (TH + ROWS - 1) / ROWS;
@@ -546,7 +546,7 @@ __global__ void __launch_bounds__(256, 4) unpool_planes(
         const int rows = (int)(least((tile_h + TH) * SH - before, g.dx.h) - first_h);
         T *target = dx + at_offset(g.dx_stride, a, first_b, I(0), first_h, I(0), I(0));
         T *made = stage + Staging<T>::shift(target);
-        for (int i = threadIdx.x; i < TB * GROUPS * CELLS_W; i += 256) {
+        for (int i = threadIdx.x; i < TB * GROUPS * CELLS_W; i += BLOCK_THREADS) {
             const int cell_w = i % CELLS_W, group = i / CELLS_W % GROUPS, i_b = i / (CELLS_W * GROUPS);
             const I b = first_b + i_b, first = tile_h + group * ROWS;
             if (i_b >= planes) continue;
@@ -586,7 +586,7 @@ __device__ inline bool is_first_equal(
 }
 
 template <typename I, typename T, int MODE, int KD, int KH, int KW, int SD, int SH, int SW>
-__global__ void __launch_bounds__(256) unpool_direct(
+__global__ void __launch_bounds__(BLOCK_THREADS) unpool_direct(
     UnpoolingGeometry<I> g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;

@@ -31,7 +31,7 @@ struct Windows {
 
 template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW,
           bool POSITIVE, bool WITH_Y>
-__global__ void __launch_bounds__(256) pooling_indices(
+__global__ void __launch_bounds__(BLOCK_THREADS) pooling_indices(
     Windows<I, 6> w, unsigned char *index, const T *x, T *y) {
     using A = Arithmetic<T>;
     constexpr int COLUMNS = KW < 8 ? KW : 8;  // of a window, loaded before they are looked at
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(256) pooling_indices(
 // in packs of LOADED where they begin on boundaries.
 template <typename I, typename T, int COUNT, int LOADED, int KD, int KH, int KW, int SD, int SH,
           int SW, bool POSITIVE, bool WITH_Y>
-__global__ void __launch_bounds__(256) pooling_indices_rows(
+__global__ void __launch_bounds__(BLOCK_THREADS) pooling_indices_rows(
     Windows<I, 6> w, unsigned char *index, const T *x, T *y) {
     using A = Arithmetic<T>;
     constexpr int LOADS = ((COUNT - 1) * SW + KW + LOADED - 1) / LOADED;
@@ -179,7 +179,7 @@ struct Reaching {
 };
 
 template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
-__global__ void __launch_bounds__(256) pooling_from_indices(
+__global__ void __launch_bounds__(BLOCK_THREADS) pooling_from_indices(
     Windows<I, 6> w, T *dx, const unsigned char *index, const T *dy) {
     using A = Arithmetic<T>;
     using Depth = Reaching<I, KD, SD>;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(256) pooling_from_indices(
 // A thread has a pack of neighbours in a row of dx (NCHW). Each window that reaches one of them is
 // looked up once: its index says which of them its gradient is of, if any.
 template <typename I, typename T, int COUNT, int KD, int KH, int KW, int SD, int SH, int SW>
-__global__ void __launch_bounds__(256) pooling_from_indices_rows(
+__global__ void __launch_bounds__(BLOCK_THREADS) pooling_from_indices_rows(
     Windows<I, 6> w, T *dx, const unsigned char *index, const T *dy) {
     using A = Arithmetic<T>;
     using Depth = Reaching<I, KD, SD>;

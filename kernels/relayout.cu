@@ -23,7 +23,7 @@ struct CopyGeometry {
 // As in pointwise.cu: a thread owns UNROLL packs of COUNT words, down the rows or along one row;
 // CONTIGUOUS says that the inner strides are 1.
 template <typename Word, int COUNT, int UNROLL, bool UNROLL_ROWS, bool CONTIGUOUS>
-__global__ void __launch_bounds__(256) copy_strided(
+__global__ void __launch_bounds__(BLOCK_THREADS) copy_strided(
     CopyGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
     const Axes size = geometry.size;
     const long long rows = size.outer * size.middle;
@@ -95,8 +95,6 @@ struct Runs {
     }
 };
 
-constexpr int TRANSPOSE_THREADS = 256;
-
 // How a side's runs are cut into packs.
 //     ALIGNED  runs begin where packs may, and are whole packs
 //     FLAT     the tile has whole runs, which follow each other without a gap: packs run on from one to
@@ -113,24 +111,24 @@ struct Packs {
                                   : SIDE == ALIGNED ? LENGTH / COUNT
                                                     : (LENGTH + 2 * COUNT - 2) / COUNT;
     static constexpr int NUMBER = SIDE == FLAT ? ACROSS : RUNS * ACROSS;
-    static constexpr int ROUNDS = (NUMBER + TRANSPOSE_THREADS - 1) / TRANSPOSE_THREADS;
-    static constexpr bool EVEN = TRANSPOSE_THREADS % ACROSS == 0;  // then the column never changes
+    static constexpr int ROUNDS = (NUMBER + BLOCK_THREADS - 1) / BLOCK_THREADS;
+    static constexpr bool EVEN = BLOCK_THREADS % ACROSS == 0;  // then the column never changes
     static_assert(SIDE == SHIFTED || ACROSS * COUNT == (SIDE == FLAT ? RUNS : 1) * LENGTH, "whole packs");
 
     // False where nothing is left for this thread; known when compiled but in the last round.
     static __device__ bool has(int round) {
-        return (round + 1) * TRANSPOSE_THREADS <= NUMBER ||
-               threadIdx.x + round * TRANSPOSE_THREADS < NUMBER;
+        return (round + 1) * BLOCK_THREADS <= NUMBER ||
+               threadIdx.x + round * BLOCK_THREADS < NUMBER;
     }
     static __device__ int run(int round) {  // flat: 0
-        if (EVEN) return threadIdx.x / ACROSS + round * (TRANSPOSE_THREADS / ACROSS);
-        return (threadIdx.x + round * TRANSPOSE_THREADS) / ACROSS;
+        if (EVEN) return threadIdx.x / ACROSS + round * (BLOCK_THREADS / ACROSS);
+        return (threadIdx.x + round * BLOCK_THREADS) / ACROSS;
     }
     // The pack's first word, in its run; `words` has that run.
     template <typename Word>
     static __device__ int first(int round, const Word *words) {
         const int column =
-            EVEN ? threadIdx.x % ACROSS : (threadIdx.x + round * TRANSPOSE_THREADS) % ACROSS;
+            EVEN ? threadIdx.x % ACROSS : (threadIdx.x + round * BLOCK_THREADS) % ACROSS;
         if (SIDE != SHIFTED) return column * COUNT;
         return column * COUNT - (int)((unsigned long long)words / sizeof(Word) % COUNT);
     }
@@ -170,7 +168,7 @@ constexpr int BLOCKS = WANTED_BLOCKS<TILE_BYTES, Word> < MOST_BLOCKS ? WANTED_BL
 template <typename Word, int TILE_P, int TILE_Q, int LOAD, int STORE, bool P_NEAR, int SPLIT, int READ,
           int WRITTEN>
 __global__ void __launch_bounds__(
-    TRANSPOSE_THREADS, BLOCKS<TILE_P * TILE_Q * sizeof(Word), Word>) transpose(
+    BLOCK_THREADS, BLOCKS<TILE_P * TILE_Q * sizeof(Word), Word>) transpose(
     TransposeGeometry g, Word *__restrict__ destination, const Word *__restrict__ value) {
     using Read = Packs<READ, TILE_Q, TILE_P, LOAD>;
     using Write = Packs<WRITTEN, TILE_P, TILE_Q, STORE>;
@@ -267,7 +265,7 @@ __global__ void __launch_bounds__(
 
 // The host picks the widest Word (up to 16 bytes) that divides address, width and pitch.
 template <typename Word>
-__global__ void __launch_bounds__(256) fill_zero(
+__global__ void __launch_bounds__(BLOCK_THREADS) fill_zero(
     Word *destination, long long width, long long count, long long pitch) {
     const long long total = width * count, step = (long long)gridDim.x * blockDim.x;
     const Word zero = {};

@@ -27,12 +27,10 @@ struct Axis {
     double scale;                               // of NEAREST
 };
 
-using Three = Extents<long long>;
-
 struct Resampling {
     long long a, b, lanes;
-    Three made, first;        // spatial sizes of what is made, and where it begins
-    Three begins[3];          // where each operand begins
+    Extents<long long> made, first;  // spatial sizes of what is made, and where it begins
+    Extents<long long> begins[3];    // where each operand begins
     Strides<long long> result, operand[3];
     Axis axis[3];
     long long total;
@@ -114,7 +112,7 @@ template <typename T>
 __device__ inline const T *plane(
     const Resampling &g, const Element &at, int operand, const T *memory) {
     const Strides<long long> &s = g.operand[operand];
-    const Three &begins = g.begins[operand];
+    const Extents<long long> &begins = g.begins[operand];
     return memory + at_offset(s, at.a, at.b, -begins.d, -begins.h, -begins.w, at.lane);
 }
 
@@ -125,7 +123,7 @@ __device__ inline Arithmetic<T> value_at(
 }
 
 template <typename T, int KIND, bool IS_MAX>
-__global__ void __launch_bounds__(256) resample(
+__global__ void __launch_bounds__(BLOCK_THREADS) resample(
     Resampling g, T *__restrict__ y, const T *__restrict__ x, Arithmetic<T> empty) {
     using A = Arithmetic<T>;
     const long long step = (long long)gridDim.x * blockDim.x;
@@ -151,7 +149,7 @@ __global__ void __launch_bounds__(256) resample(
 }
 
 template <typename T, int KIND>
-__global__ void __launch_bounds__(256) resample_gradient(
+__global__ void __launch_bounds__(BLOCK_THREADS) resample_gradient(
     Resampling g, T *__restrict__ dx, const T *__restrict__ dy) {
     using A = Arithmetic<T>;
     const long long step = (long long)gridDim.x * blockDim.x;
@@ -188,7 +186,7 @@ __device__ inline bool is_later(
 }
 
 template <typename T>
-__global__ void __launch_bounds__(256) resample_max_gradient(
+__global__ void __launch_bounds__(BLOCK_THREADS) resample_max_gradient(
     Resampling g, T *__restrict__ dx, const T *__restrict__ y, const T *__restrict__ dy,
     const T *__restrict__ x) {
     using A = Arithmetic<T>;

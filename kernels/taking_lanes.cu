@@ -36,7 +36,7 @@ __device__ inline Pack<T, COUNT> taken_pack(
 
 // A thread has UNROLL packs of a row, all loaded before the first is stored.
 template <typename I, typename T, bool TAKES_ONE, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(256) take_lanes(
+__global__ void __launch_bounds__(BLOCK_THREADS) take_lanes(
     Taking<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
     const I lane_packs = quotient(g.lanes + COUNT - 1, I(COUNT));
     Pack<T, COUNT> nothing;

@@ -31,7 +31,7 @@ __device__ inline T taken_element(
 
 // A thread has up to PACKS packs of a row, one after the other.
 template <typename I, typename T, bool TAKES_ONE, int COUNT, int PACKS>
-__global__ void __launch_bounds__(256) take_rows(
+__global__ void __launch_bounds__(BLOCK_THREADS) take_rows(
     Taking<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
     const T nothing = narrow<T>(empty);
     const I length = g.made.w * g.lanes;

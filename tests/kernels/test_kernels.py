@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import arguments, launch, launch_geometry
+from ooc_cudnn.devices.kernels import launch, launch_geometry
 from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
 from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
@@ -21,6 +21,7 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.tensor import ACCUMULATOR
 from tests.support.card import ON_CARD, cupy
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close, random
@@ -97,7 +98,7 @@ def check_pointwise(
 
 
 @pytest.mark.parametrize("layout", ["first", "last"])
-@pytest.mark.parametrize("mode", list(arguments.MODES))
+@pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pointwise_modes_in_place(dtype, mode, layout):
     shape = (2, 16, 6, 8)

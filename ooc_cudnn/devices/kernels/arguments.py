@@ -8,20 +8,6 @@ import numpy as np
 
 from ooc_cudnn.devices.view import DeviceView
 
-# The numbers are the enumeration `Mode` in activation.cuh.
-MODES = {
-    "identity": 0,
-    "relu": 1,
-    "clipped_relu": 2,
-    "elu": 3,
-    "sigmoid": 4,
-    "tanh": 5,
-    "swish": 6,
-    "gelu": 7,
-    "leaky_relu": 8,
-    "hardsigmoid": 9,
-    "hardswish": 10,
-}
 MODES_WITH_COEFFICIENT = ("clipped_relu", "elu", "swish", "leaky_relu")
 
 CUDA_TYPES = {
@@ -72,12 +58,6 @@ def is_small(views: Sequence[DeviceView | None], *numbers: int) -> bool:
 def index_type(*, small: bool) -> str:
     """The template argument I of the kernels that compute offsets in either width."""
     return "int" if small else "long long"
-
-
-def geometry(*numbers: int, small: bool = False) -> np.ndarray:
-    """A C struct of long longs, or ints, which CuPy passes by value."""
-    data = np.array(numbers, np.int32 if small else np.int64)
-    return data.view(f"V{data.nbytes}")
 
 
 def three(numbers: Sequence[int], filler: int) -> tuple[int, ...]:

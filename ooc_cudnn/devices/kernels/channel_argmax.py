@@ -5,12 +5,12 @@ from __future__ import annotations
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_INTEGERS,
     CUDA_TYPES,
-    geometry,
     index_type,
     is_small,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.elementwise import pack_count, walk_numbers
+from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.elementwise import pack_count, walk_fields
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
@@ -28,14 +28,19 @@ def plan_channel_argmax(operation: ChannelArgmax, x: DeviceView, y: DeviceView) 
     count = pack_count(axes, [first, y])
     if x.strides[1] % count:  # the packs of other channels begin elsewhere
         count = 1
-    numbers = (*walk_numbers(axes, count), x.shape[1], x.strides[1])
-    small = is_small([x, y], x.size, *numbers)
-    types = f"{index_type(small=small)}, {CUDA_TYPES[x.dtype]}, {CUDA_INTEGERS[y.dtype]}"
+    walk = walk_fields(axes, count)
+    index = index_type(small=is_small([x, y], x.size, x.strides[1]))
+    types = f"{index}, {CUDA_TYPES[x.dtype]}, {CUDA_INTEGERS[y.dtype]}"
     return Launch(
         "channel_argmax.cu",
         f"channel_argmax<{types}, {count}>",
-        grid_of(walk_numbers(axes, count)[-1], BLOCK_THREADS),
-        geometry(*numbers, small=small),
+        grid_of(walk["packs"], BLOCK_THREADS),
+        fill_struct(
+            *("channel_argmax.cu", f"Sites<{index}>"),
+            walk=walk,
+            channels=x.shape[1],
+            step=x.strides[1],
+        ),
     )
 
 

@@ -32,8 +32,11 @@ def _compile_options(folder: Path) -> tuple[str, ...]:
     return ("-std=c++17", f"-I{folder}", f"-DOOC_CUDNN_HEADERS=0x{digest}")
 
 
-def function(device: int, source: str, expression: str) -> Any:
-    """The kernel `expression` (a template instance) of `kernels/<source>`, on `device`."""
+def function(device: int, source: str, expression: str, struct_bytes: int = 0) -> Any:
+    """The kernel `expression` (a template instance) of `kernels/<source>`, on `device`.
+
+    Its first parameter is a struct of so many bytes, where that is not 0.
+    """
     key = (device, source, expression)
     function = _compiled.get(key)
     if function is None:
@@ -43,8 +46,13 @@ def function(device: int, source: str, expression: str) -> Any:
             function = _compiled.get(key)
             if function is None:
                 folder = sources_folder()
+                code = (folder / source).read_text(encoding="utf-8")
+                if struct_bytes:
+                    code += (
+                        f"static_assert(STRUCT_BYTES<decltype({expression})> == {struct_bytes});"
+                    )
                 module = cupy.RawModule(
-                    code=(folder / source).read_text(encoding="utf-8"),
+                    code=code,
                     options=_compile_options(folder),
                     name_expressions=(expression,),
                 )

@@ -5,7 +5,8 @@ Correct, and slow.
 
 from __future__ import annotations
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, three
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, three
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
@@ -46,16 +47,23 @@ def plan(
     tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
     tiles = -(-each // tile)  # of a group
     total = result.size // each * tiles
-    numbers = _numbers(forward, x, w, y)
-    if isinstance(operation, Convolution):
-        numbers = (*numbers[:3], *numbers[4:])  # the batch needs no bound
-    channels_innermost = int(walked.strides[1] == 1 and walked.shape[1] > 1)
+    struct, fields = "ConvolutionGradient", _fields(forward, x, w, y)
+    if not isinstance(operation, Convolution):
+        fields["batch"] = forward.x_shape[0]
+    else:
+        struct = "ConvolutionGeometry"
     return Launch(
         source,
         f"{kernel}<{CUDA_TYPES[first.dtype]}, {CUDA_TYPES[result.dtype]}, {tile}>",
         # a block sums for an element of dw; a thread for one of y or dx
         grid_of(total, 1 if kernel == "convolution_direct_filter" else BLOCK_THREADS),
-        geometry(*numbers, tiles, total, channels_innermost),
+        fill_struct(
+            *(source, struct),
+            **fields,
+            channel_tiles=tiles,
+            count=total,
+            channels_innermost=int(walked.strides[1] == 1 and walked.shape[1] > 1),
+        ),
     )
 
 
@@ -93,24 +101,19 @@ def _check(
         raise ValueError(f"the result is {result.dtype}; it must be {' or '.join(allowed)}")
 
 
-def _numbers(forward: Convolution, x: DeviceView, w: DeviceView, y: DeviceView) -> tuple[int, ...]:
+def _fields(
+    forward: Convolution, x: DeviceView, w: DeviceView, y: DeviceView
+) -> dict[str, int | tuple[int, ...]]:
     """What the kernels read of a convolution; unused axes come first, of size 1."""
-
-    def strides(view: DeviceView) -> tuple[int, ...]:
-        return view.strides[:2] + three(view.strides[2:], 0)
-
-    return (
-        forward.groups,
-        forward.w_shape[1],
-        forward.w_shape[0] // forward.groups,
-        forward.x_shape[0],
-        *three(x.shape[2:], 1),
-        *three(w.shape[2:], 1),
-        *three(y.shape[2:], 1),
-        *strides(x),
-        *strides(w),
-        *strides(y),
-        *three(tuple(before for before, _ in forward.padding), 0),
-        *three(forward.stride, 1),
-        *three(forward.dilation, 1),
-    )
+    fields: dict[str, int | tuple[int, ...]] = {
+        "groups": forward.groups,
+        "channels_in": forward.w_shape[1],
+        "channels_out": forward.w_shape[0] // forward.groups,
+        "padding": three(tuple(before for before, _ in forward.padding), 0),
+        "stride": three(forward.stride, 1),
+        "dilation": three(forward.dilation, 1),
+    }
+    for name, view in (("x", x), ("w", w), ("y", y)):
+        fields[f"{name}_size"] = three(view.shape[2:], 1)
+        fields[f"{name}_stride"] = view.strides[:2] + three(view.strides[2:], 0)
+    return fields

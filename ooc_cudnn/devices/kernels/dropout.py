@@ -8,13 +8,13 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    geometry,
     index_type,
     is_small,
     real_type,
 )
 from ooc_cudnn.devices.kernels.checks import check, check_packed
-from ooc_cudnn.devices.kernels.elementwise import pack_count, walk_numbers
+from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.elementwise import pack_count, walk_fields, walk_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
@@ -33,13 +33,13 @@ def plan_dropout(operation: Dropout, x: DeviceView, y: DeviceView) -> Launch | N
     axes = merged_axes(y.shape, [y.strides, x.strides, indices.strides])
     count = pack_count(axes, [y, x])
     small = is_small([y, x, indices], y.size)
-    numbers = walk_numbers(axes, count)
+    walk = walk_fields(axes, count)
     types = f"{index_type(small=small)}, {CUDA_TYPES[y.dtype]}"
     return Launch(
         "dropout.cu",
         f"dropout<{types}, {count}, {UNROLL}>",
-        grid_of(numbers[-1], BLOCK_THREADS * UNROLL),
-        geometry(*numbers, small=small),
+        grid_of(walk["packs"], BLOCK_THREADS * UNROLL),
+        walk_struct(walk, small=small),
     )
 
 
@@ -69,7 +69,9 @@ def advance(operation: Advance, call: Call) -> None:
     launch(
         operation,
         (result, state),
-        lambda: Launch("dropout.cu", "advance<1>", (1,), geometry(1), (1, 1)),
+        lambda: Launch(
+            "dropout.cu", "advance<1>", (1,), fill_struct("dropout.cu", "Steps", count=1), (1, 1)
+        ),
         (),
         call.stream,
     )

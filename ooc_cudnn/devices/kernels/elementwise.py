@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    MODES,
     boolean,
-    geometry,
     index_type,
     is_small,
     real_type,
 )
 from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.declarations import constant, fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
@@ -25,21 +28,14 @@ from ooc_cudnn.operations.elementwise.activation_gradient import (
 )
 from ooc_cudnn.operations.elementwise.binary import OpTensor, wide_shape
 
-# The numbers are the enumerations `Op` and `Spread` in op_tensor.cu.
-OPS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3, "prelu": 4, "divide": 5}
-CONSTANT, PACKED, STRIDED, CARRIED = 0, 1, 2, 3
-
-#: Of `Mode` in activation_backward.cu: x and its slopes in the places of y and x.
-PRELU = 11
-
 #: Packs of a thread, all loaded before the first is used. An activation's gradient loads up to
 #: three operands for each and needs the registers.
 UNROLL_OP_TENSOR = 4
 UNROLL_ACTIVATION = 2
 
 
-#: Of `Walk` in strided.cuh.
-OUTER_AXES = 4
+#: Of the struct `Walk`.
+OUTER_AXES = constant("strided.cuh", "OUTER_AXES")
 
 
 def is_packable(
@@ -53,22 +49,25 @@ def is_packable(
     return axes.inner_strides[operand] == 1 and is_aligned(view, steps, count)
 
 
-def walk_numbers(axes: MergedAxes, count: int) -> tuple[int, ...]:
+def walk_fields(axes: MergedAxes, count: int) -> dict[str, Any]:
     """The struct `Walk` of strided.cuh, for packs of `count` elements."""
     missing = OUTER_AXES - len(axes.sizes)
     row_packs = -(-axes.inner // count)
-    packs = row_packs
-    for size in axes.sizes:
-        packs *= size
-    return (
-        *((1,) * missing + axes.sizes),
-        axes.inner,
-        *(step for steps in axes.strides for step in (0,) * missing + steps),
-        *axes.inner_strides,
-        missing,
-        row_packs,
-        packs,
-    )
+    return {
+        "size": (1,) * missing + axes.sizes,
+        "inner": axes.inner,
+        "stride": [(0,) * missing + steps for steps in axes.strides],
+        "inner_stride": axes.inner_strides,
+        "first": missing,
+        "row_packs": row_packs,
+        "packs": row_packs * math.prod(axes.sizes),
+    }
+
+
+def walk_struct(walk: dict[str, Any], *, small: bool) -> np.ndarray:
+    """Fill the struct `Walk`."""
+    kind = f"Walk<{index_type(small=small)}, {len(walk['inner_stride'])}>"
+    return fill_struct("strided.cuh", kind, **walk)
 
 
 def pack_count(axes: MergedAxes, views: Sequence[DeviceView | None]) -> int:
@@ -108,28 +107,28 @@ def plan_op_tensor(
     flat_count = 1 if flat.sizes else pack_count(flat, [c, a])
     walked = count  # elements of a step of the walk
     if flat_count > count and axes.inner > 1:
-        spread, count, walked = CARRIED, flat_count, 1
+        spread, count, walked = "CARRIED", flat_count, 1
     elif axes.inner_strides[2] == 0:
-        spread = CONSTANT
+        spread = "CONSTANT"
     else:
-        spread = PACKED if count > 1 and is_packable(axes, 2, b, count) else STRIDED
+        spread = "PACKED" if count > 1 and is_packable(axes, 2, b, count) else "STRIDED"
     small = is_small([a, b, c], c.size)
     arguments = (
         index_type(small=small),
         CUDA_TYPES[operation.dtype],
-        str(OPS[operation.op]),
+        operation.op.upper(),
         boolean(a is not None),
-        str(spread),
+        spread,
         str(count),
         str(UNROLL_OP_TENSOR),
     )
-    numbers = walk_numbers(axes, walked)
-    packs = -(-numbers[-1] * walked // count)
+    walk = walk_fields(axes, walked)
+    packs = -(-walk["packs"] * walked // count)
     return Launch(
         "op_tensor.cu",
         f"op_tensor<{', '.join(arguments)}>",
         grid_of(packs, BLOCK_THREADS * UNROLL_OP_TENSOR),
-        geometry(*numbers, small=small),
+        walk_struct(walk, small=small),
     )
 
 
@@ -163,12 +162,12 @@ def plan_activation_backward(
     for name, view in (("dx", dx), ("y", y), ("dy", dy), ("x", x)):
         if view is not None:
             check(name, view, operation.shape, operation.dtype)
-    return _plan_gradient(operation, MODES[operation.mode], [dx, y, dy, x], [dx, y, dy, x])
+    return _plan_gradient(operation, operation.mode.upper(), [dx, y, dy, x], [dx, y, dy, x])
 
 
 def _plan_gradient(
     operation: ActivationBackward | PreluBackward,
-    mode: int,
+    mode: str,
     views: Sequence[DeviceView | None],
     packed: Sequence[DeviceView | None],
 ) -> Launch | None:
@@ -188,12 +187,12 @@ def _plan_gradient(
         str(count),
         str(UNROLL_ACTIVATION),
     )
-    numbers = walk_numbers(axes, count)
+    walk = walk_fields(axes, count)
     return Launch(
         "activation_backward.cu",
         f"activation_backward<{', '.join(arguments)}>",
-        grid_of(numbers[-1], BLOCK_THREADS * UNROLL_ACTIVATION),
-        geometry(*numbers, small=small),
+        grid_of(walk["packs"], BLOCK_THREADS * UNROLL_ACTIVATION),
+        walk_struct(walk, small=small),
     )
 
 
@@ -220,7 +219,7 @@ def plan_prelu_backward(
     for name, view in (("dx", dx), ("x", x), ("dy", dy)):
         check(name, view, operation.shape, operation.dtype)
     w = broadcast(check("w", w, operation.w_shape, operation.dtype), len(dx.shape))
-    return _plan_gradient(operation, PRELU, [dx, x, dy, w], [dx, x, dy])
+    return _plan_gradient(operation, "PRELU", [dx, x, dy, w], [dx, x, dy])
 
 
 def prelu_backward(operation: PreluBackward, call: Call) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.group_walk import REDUCTION_BLOCKS, Most, walk_channels
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.reduction import (
-    PRODUCTS,
     SUMS,
-    TOTAL,
+    image_steps,
     kept_columns,
     normalise_sums,
     plan_totals,
@@ -31,7 +30,7 @@ MOST = Most(packs=2, elements=4)
 
 def _sum(
     operation: GradientSums | NormaliseSums,
-    kind: int,
+    kind: str,
     call: Call,
     tensors: Sequence[DeviceView | None],
     vectors: Sequence[DeviceView | None],
@@ -50,8 +49,8 @@ def _sum(
 
     def partials() -> Launch:
         assert walk is not None
-        flags = [tensors[0] is None, kind == PRODUCTS]
-        arguments = CUDA_TYPES[dy.dtype], MODES[operation.mode], *map(boolean, flags)
+        flags = [tensors[0] is None, kind == "PRODUCTS"]
+        arguments = CUDA_TYPES[dy.dtype], operation.mode.upper(), *map(boolean, flags)
         return walk.launch("gradient_sums.cu", "gradient_partials", *arguments)
 
     if walk is not None:
@@ -63,7 +62,7 @@ def _sum(
         (operation, walk, "totals"),
         (call.output, dy),
         lambda: plan_totals(walk, dy, call.output, kind, 1),
-        (partial, geometry(0, 0, 0, 0)),
+        (partial, image_steps(0, 0, 0, 0)),
         call.stream,
     )
 
@@ -83,7 +82,7 @@ def gradient_sums(operation: GradientSums, call: Call) -> None:
         more = x = mean = None
     result_dtype = "float64" if operation.products else operation.result_dtype
     check_packed("the sums", call.output, operation.output_shape, result_dtype)
-    kind = PRODUCTS if operation.products else TOTAL
+    kind = "PRODUCTS" if operation.products else "TOTAL"
     _sum(operation, kind, call, (dz, y, dy, x, more), (mean, None, None, None))
 
 
@@ -100,7 +99,7 @@ def any_normalise_sums(operation: NormaliseSums, call: Call) -> None:
     names = ("mean", "the inverse deviation", "scale", "bias")
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     check_packed("the sums", call.output, operation.output_shape, "float64")
-    _sum(operation, PRODUCTS, call, (None, None, dy, x, None), vectors)
+    _sum(operation, "PRODUCTS", call, (None, None, dy, x, None), vectors)
 
 
 RUNNERS: dict[type, Runner] = {GradientSums: gradient_sums, NormaliseSums: any_normalise_sums}

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ooc_cudnn.devices.kernels.arguments import boolean, geometry
+from ooc_cudnn.devices.kernels.arguments import boolean
+from ooc_cudnn.devices.kernels.declarations import fill_struct, struct_type
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
@@ -40,13 +41,18 @@ class GroupWalk(NamedTuple):
     some neighbouring ones and `groups` counts the blocks side by side.
     """
 
-    numbers: tuple[int, ...]
+    size: tuple[int, ...]  # up to `group_stride` as in the struct
+    last_inner: int
+    groups: int
+    parts: int
+    tiles: int
+    column_tiles: int
+    stride: tuple[tuple[int, ...], ...]
+    group_stride: tuple[int, ...]
     pack: int
     unroll: int
     unroll_rows: bool
     columns: bool
-    groups: int
-    parts: int
     repeats: int
     block: tuple[int, int]
 
@@ -59,11 +65,13 @@ class GroupWalk(NamedTuple):
         """
         flags = [self.unroll_rows, self.columns] if with_columns else [self.unroll_rows]
         template = [*arguments, self.pack, self.unroll, *map(boolean, flags)]
+        kind = f"GroupWalk<{len(self.stride)}>"
+        names = struct_type("group_walk.cuh", kind).names or ()
         return Launch(
             source,
             f"{kernel}<{', '.join(map(str, template))}>",
             grid_of(self.groups * self.parts),
-            geometry(*self.numbers),
+            fill_struct("group_walk.cuh", kind, **{name: getattr(self, name) for name in names}),
             self.block,
         )
 
@@ -149,15 +157,21 @@ def _walk_runs(views: Views, rows: Rows, blocks: int, most: Most, *, images: boo
     down = min(down, -(-max(lines, 1) // (unroll if shape.unroll_rows else 1)))
     tiles = 0 if empty else shape.tiles
     parts = max(1, min(tiles, blocks // max(groups, 1)))
-    strides = [(0, of_rows[1] if images else of_rows[0], of_rows[2]) for of_rows in rows.strides]
-    group_strides = [of_rows[0] if images else of_rows[1] for of_rows in rows.strides]
-    numbers = (
-        *(1, lines, inner, inner, groups, parts, tiles, shape.column_tiles),
-        *(number for stride in strides for number in stride),
-        *group_strides,
-    )
     return GroupWalk(
-        numbers, count, unroll, shape.unroll_rows, False, groups, parts, 1, (across, down)
+        size=(1, lines, inner),
+        last_inner=inner,
+        groups=groups,
+        parts=parts,
+        tiles=tiles,
+        column_tiles=shape.column_tiles,
+        stride=tuple((0, steps[1] if images else steps[0], steps[2]) for steps in rows.strides),
+        group_stride=tuple(steps[0] if images else steps[1] for steps in rows.strides),
+        pack=count,
+        unroll=unroll,
+        unroll_rows=shape.unroll_rows,
+        columns=False,
+        repeats=1,
+        block=(across, down),
     )
 
 
@@ -186,12 +200,22 @@ def _walk_columns(views: Views, rows: Rows, blocks: int, most: Most) -> GroupWal
     down = BLOCK_THREADS // across
     tiles = -(-outer * middle // (down * unroll))
     parts = max(1, min(tiles, blocks // groups))
-    numbers = (
-        *(*rows.sizes, last_inner, groups, parts, tiles, 1),
-        *(number for stride in rows.strides for number in stride),
-        *(0,) * len(views),
+    return GroupWalk(
+        size=rows.sizes,
+        last_inner=last_inner,
+        groups=groups,
+        parts=parts,
+        tiles=tiles,
+        column_tiles=1,
+        stride=rows.strides,
+        group_stride=(0,) * len(views),
+        pack=count,
+        unroll=unroll,
+        unroll_rows=True,
+        columns=True,
+        repeats=repeats,
+        block=(across, down),
     )
-    return GroupWalk(numbers, count, unroll, True, True, groups, parts, repeats, (across, down))
 
 
 def _joined(rows: Rows, count: int) -> tuple[Rows, int, int]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import (
     ELEMENTWISE_BLOCKS,
     REDUCTION_BLOCKS,
@@ -19,7 +20,6 @@ from ooc_cudnn.devices.kernels.group_walk import (
 )
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
-from ooc_cudnn.devices.kernels.softmax_plans import ACCURATE, ACCURATE_BACKWARD, BACKWARD, FORWARD
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.softmax.channels import (
     ImageMaximum,
@@ -43,7 +43,7 @@ def _plan(walk: GroupWalk, kernel: str, *arguments: object) -> Launch | None:
 def image_state(
     operation: Hashable,
     what: str,
-    task: int,
+    task: str,
     operands: tuple[DeviceView | None, ...],
     call: Call,
 ) -> None:
@@ -71,7 +71,7 @@ def image_state(
                 "image_softmax.cu",
                 f"join_image_{what}<{BLOCK_THREADS}>",
                 grid_of(images),
-                geometry(images, walk.parts),
+                fill_struct("image_softmax.cu", "ImageParts", images=images, parts=walk.parts),
             ),
             (parts,),
             stream,
@@ -80,7 +80,7 @@ def image_state(
 
 def image_outcomes(
     operation: Hashable,
-    task: int,
+    task: str,
     views: tuple[DeviceView, DeviceView, DeviceView | None],
     state: DeviceView,
     stream: Any,
@@ -101,7 +101,7 @@ def image_maximum(operation: ImageMaximum, call: Call) -> None:
     """Run `ImageMaximum` on (x,)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     check_packed("the state", call.output, operation.output_shape, "float64")
-    image_state(operation, "peaks", ACCURATE, (x,), call)
+    image_state(operation, "peaks", "ACCURATE", (x,), call)
 
 
 def image_softmax(operation: ImageSoftmax, call: Call) -> None:
@@ -110,16 +110,16 @@ def image_softmax(operation: ImageSoftmax, call: Call) -> None:
     state = check_packed("the state", call.inputs[1], (operation.shape[0], 2), "float64")
     check("y", call.output, operation.shape, operation.dtype)
     image_outcomes(
-        operation, FORWARD[operation.algorithm], (call.output, x, None), state, call.stream
+        operation, operation.algorithm.upper(), (call.output, x, None), state, call.stream
     )
 
 
 def image_product_sum(operation: ImageProductSum, call: Call) -> None:
     """Run `ImageProductSum` on (y, dy); for "log" y is not read."""
-    task = BACKWARD[operation.algorithm]
+    task = f"{operation.algorithm.upper()}_BACKWARD"
     dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
     y = None
-    if task == ACCURATE_BACKWARD:
+    if task == "ACCURATE_BACKWARD":
         y = check("y", call.inputs[0], operation.shape, operation.dtype)
     check_packed("the sums", call.output, operation.output_shape, "float64")
     image_state(operation, "sums", task, (y, dy), call)
@@ -132,7 +132,11 @@ def image_softmax_backward(operation: ImageSoftmaxBackward, call: Call) -> None:
     sums = check_packed("the sums", call.inputs[2], (operation.shape[0], 1), "float64")
     check("dx", call.output, operation.shape, operation.dtype)
     image_outcomes(
-        operation, BACKWARD[operation.algorithm], (call.output, y, dy), sums, call.stream
+        operation,
+        f"{operation.algorithm.upper()}_BACKWARD",
+        (call.output, y, dy),
+        sums,
+        call.stream,
     )
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_INTEGERS,
     CUDA_TYPES,
-    geometry,
     index_type,
     is_small,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.elementwise import broadcast, pack_count, walk_numbers
+from ooc_cudnn.devices.kernels.elementwise import broadcast, pack_count, walk_fields, walk_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
@@ -32,13 +31,13 @@ def plan_cast_scale(
     axes = merged_axes(y.shape, [view.strides for view in (y, x, *vectors)])
     count = pack_count(axes, [y, x])
     small = is_small([y, x, *vectors], y.size)
-    numbers = walk_numbers(axes, count)
+    walk = walk_fields(axes, count)
     types = f"{index_type(small=small)}, {CUDA_INTEGERS[x.dtype]}, {CUDA_TYPES[y.dtype]}"
     return Launch(
         "cast_scale.cu",
         f"cast_scale<{types}, {count}, {UNROLL}>",
-        grid_of(numbers[-1], BLOCK_THREADS * UNROLL),
-        geometry(*numbers, small=small),
+        grid_of(walk["packs"], BLOCK_THREADS * UNROLL),
+        walk_struct(walk, small=small),
     )
 
 

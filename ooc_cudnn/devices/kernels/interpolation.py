@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     boolean,
-    geometry,
     index_type,
     is_small,
     three,
 )
+from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import grid_of
 from ooc_cudnn.devices.kernels.pooling import aligned_pack, lane_axis, six_axes
@@ -71,17 +72,22 @@ def plan(
     edges = [_edges(windows) for windows in axes]
     rows = math.prod(made.sizes[:4])
     blocks = block_over(rows, row_packs, PACKS)
-    numbers = (
-        *(made.sizes[0], made.sizes[1], made.sizes[5]),
-        *made.sizes[2:5],
-        *three([start for start, _ in makes], 0),
-        *three([start for start, _ in begins], 0),
-        *made.strides,
-        *read.strides,
-        *(number for edge in edges for number in edge.numbers),
-        *(windows.count for windows in axes),
-        *(rows, row_packs, blocks.column_tiles, blocks.tiles),
+    fill = partial(
+        *(fill_struct, "interpolation.cu"),
+        **made.outer_sizes,
+        made=made.sizes[2:5],
+        first=three([start for start, _ in makes], 0),
+        begins=three([start for start, _ in begins], 0),
+        result=made.strides,
+        source=read.strides,
+        axis=[edge.fields for edge in edges],
+        count=[windows.count for windows in axes],
+        rows=rows,
+        row_packs=row_packs,
+        column_tiles=blocks.column_tiles,
+        tiles=blocks.tiles,
     )
+    wide = fill("Interpolation<long long>")
     # Places are computed for a few outputs behind the last one, and offsets from where the whole
     # source would begin.
     places = (
@@ -90,7 +96,8 @@ def plan(
     )
     ends = zip(three([stop for _, stop in begins], 1), read.strides[2:5], strict=True)
     last = sum((stop - 1) * step for stop, step in ends)
-    small = is_small([result, source], *numbers, *places, last, rows * row_packs * count)
+    numbers = (largest(wide), *places, last, rows * row_packs * count)
+    small = is_small([result, source], *numbers)
     arguments = (
         index_type(small=small),
         CUDA_TYPES[forward.dtype],
@@ -102,6 +109,6 @@ def plan(
         "interpolation.cu",
         f"interpolate_{name}<{', '.join(arguments)}>",
         grid_of(blocks.tiles),
-        geometry(*numbers, small=small),
+        fill("Interpolation<int>") if small else wide,
         blocks.block,
     )

@@ -78,7 +78,9 @@ def _prepare(device: int, key: Hashable, planned: Launch | None) -> tuple[Any, L
     """Compile a launch and remember it."""
     function = None
     if planned is not None:
-        function = compiling.function(device, planned.source, planned.expression)
+        function = compiling.function(
+            device, planned.source, planned.expression, planned.geometry.nbytes
+        )
     if len(_prepared) >= MOST_LAUNCHES:
         _prepared.clear()
     _prepared[key] = function, planned

@@ -6,13 +6,13 @@ access; a tile is what one block of threads does at once.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ooc_cudnn.devices.kernels.declarations import constant
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
-BLOCK_THREADS = 256
+BLOCK_THREADS = constant("element.cuh", "BLOCK_THREADS")
 LARGEST_GRID = 2**31 - 1  # along x
 SHORTEST_RUN = 32  # packs that neighbouring threads move together, at the least: a warp
 
@@ -31,11 +31,6 @@ class Rows(NamedTuple):
     strides: tuple[Triple, ...]  # of each operand, in elements
     inner_is_channel: bool
     contiguous: bool  # along inner, in every operand
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Sizes and strides as kernels read them."""
-        return *self.sizes, *itertools.chain.from_iterable(self.strides)
 
 
 def common_rows(sizes: Triple, strides: Sequence[Triple], *, keep_channel: bool) -> Rows:

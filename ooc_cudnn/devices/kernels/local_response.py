@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    geometry,
     index_type,
     is_small,
     real_type,
 )
 from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
@@ -117,8 +118,9 @@ def _plan_lanes(
         of_block -= of_block % row_packs
         if of_block == 0:
             return None
-    numbers = (*rows.numbers, row_packs, packs, of_block, int(in_place))
-    return _launch("local_response_lanes", taps, views, arguments, packs, of_block, numbers)
+    fields = {"packs": packs, "of_block": of_block, "in_place": int(in_place)}
+    kind = ("local_response_lanes", "Lanes")
+    return _launch(kind, taps, views, arguments, packs, of_block, rows, row_packs, fields)
 
 
 def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView], *, in_place: bool) -> Launch:
@@ -131,8 +133,9 @@ def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView], *, in_place: boo
     packs = outer * row_packs
     segments, length = (1, channels) if in_place else segmented(channels, packs, taps.window)
     blocks = -(-packs // BLOCK_THREADS) * segments
-    numbers = (*rows.numbers, row_packs, packs, segments, length, blocks)
-    return _launch("local_response_walk", taps, views, [count], blocks, 1, numbers)
+    fields = {"packs": packs, "segments": segments, "length": length, "blocks": blocks}
+    kind = ("local_response_walk", "Columns")
+    return _launch(kind, taps, views, [count], blocks, 1, rows, row_packs, fields)
 
 
 def segmented(channels: int, packs: int, window: int) -> tuple[int, int]:
@@ -148,11 +151,15 @@ def segmented(channels: int, packs: int, window: int) -> tuple[int, int]:
 
 
 def _launch(
-    kernel: str, taps: Taps, views: list[DeviceView], counts: list[int], work: int,
-    of_a_block: int, numbers: tuple[int, ...],
+    kind: tuple[str, str], taps: Taps, views: list[DeviceView], counts: list[int], work: int,
+    of_a_block: int, rows: Rows, row_packs: int, fields: dict[str, int],
 ) -> Launch:  # fmt: skip
-    small = is_small(views, *numbers)
-    name = kernel + ("_backward" if len(views) == 3 else "")
+    (kernel, struct), operands = kind, len(views)
+    walked = {"size": rows.sizes, "stride": rows.strides, "row_packs": row_packs}
+    fill = partial(fill_struct, f"{kernel}.cu", rows=walked, **fields)
+    wide = fill(f"{struct}<long long, {operands}>")
+    small = is_small(views, largest(wide))
+    name = kernel + ("_backward" if operands == 3 else "")
     arguments = (
         index_type(small=small),
         CUDA_TYPES[views[0].dtype],
@@ -164,7 +171,7 @@ def _launch(
         f"{kernel}.cu",
         f"{name}<{', '.join(arguments)}>",
         grid_of(work, of_a_block),
-        geometry(*numbers, small=small),
+        fill(f"{struct}<int, {operands}>") if small else wide,
     )
 
 
@@ -172,15 +179,24 @@ def _plan_wide(taps: Taps, views: list[DeviceView]) -> Launch:
     """A thread for each element."""
     size, own = views[0].flat()
     total = math.prod(size)
-    strides = [views[index].flat()[1] for index in (0, 1, -1)]
+    result, x, dy = (views[index].flat()[1] for index in (0, 1, -1))
     last = int(size[1] > 1 and own[1] == 1)
-    numbers = (*size, *(step for each in strides for step in each), taps.before, taps.behind)
     name = "local_response_wide" + ("_backward" if len(views) == 3 else "")
     return Launch(
         "local_response_wide.cu",
         f"{name}<{CUDA_TYPES[views[0].dtype]}, {taps.beta}>",
         grid_of(total, BLOCK_THREADS),
-        geometry(*numbers, last, total),
+        fill_struct(
+            *("local_response_wide.cu", "LocalResponse"),
+            size=size,
+            result=result,
+            x=x,
+            dy=dy,
+            before=taps.before,
+            behind=taps.behind,
+            channels_last=last,
+            total=total,
+        ),
     )
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_INTEGERS, CUDA_TYPES, geometry
+from ooc_cudnn.devices.kernels.arguments import CUDA_INTEGERS, CUDA_TYPES
 from ooc_cudnn.devices.kernels.checks import check, check_packed
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.losses.launches import (
-    SIGMOID,
-    SQUARED,
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,
@@ -25,9 +24,9 @@ from ooc_cudnn.operations.losses.launches import (
 )
 from ooc_cudnn.tensor import ACCUMULATOR
 
-# The numbers are the enumeration `LossMode` in losses.cu.
-MODES = {SQUARED: 0, SIGMOID: 1}
 WARP = 32
+#: Of `LossRows` in losses.cu.
+AXES = ("n", "c", "row", "outer", "inner")
 
 
 def five(shape: Sequence[int], numbers: Sequence[int], filler: int) -> tuple[int, ...]:
@@ -56,13 +55,13 @@ def _rows(
     kernel: str, arguments: Sequence[object], shape: Sequence[int], threads: int, strides: Any
 ) -> Launch | None:
     """A launch over the rows of a tensor, with as many threads each as have something to do."""
-    n, c, row, outer, inner = five(shape, shape, 1)
+    sizes = dict(zip(AXES, five(shape, shape, 1), strict=True))
     if 0 in shape:
         return None
     block = min(BLOCK_THREADS, -(-threads // WARP) * WARP)
-    numbers = geometry(n, c, row, outer, inner, *(step for steps in strides for step in steps))
+    struct = fill_struct("losses.cu", f"LossRows<{len(strides)}>", **sizes, stride=strides)
     expression = f"{kernel}<{', '.join(map(str, arguments))}>"
-    return Launch("losses.cu", expression, grid_of(n * row), numbers, (block, 1))
+    return Launch("losses.cu", expression, grid_of(sizes["n"] * sizes["row"]), struct, (block, 1))
 
 
 def _vector(view: DeviceView | None, channels: int, dtype: str) -> DeviceView | None:
@@ -141,7 +140,7 @@ def element_loss(operation: ElementLoss | ElementLossBackward, call: Call) -> No
     def plan() -> Launch | None:
         shape = operation.shape
         elements = math.prod(shape[1:2] + shape[3:])
-        arguments = CUDA_TYPES[operation.dtype], MODES[operation.mode]
+        arguments = CUDA_TYPES[operation.dtype], operation.mode.upper()
         strides = [*map(_strides, operands), *map(_strides, results)]
         kernel = "element_loss_backward" if results else "element_loss"
         return _rows(kernel, arguments, shape, elements, strides)
@@ -156,7 +155,8 @@ def total(operation: Total, call: Call) -> None:
     result = check_packed("the total", call.output, (1,), "float64")
 
     def plan() -> Launch | None:
-        return Launch("losses.cu", "loss_total", (1,), geometry(math.prod(operation.shape)))
+        struct = fill_struct("losses.cu", "Values", count=math.prod(operation.shape))
+        return Launch("losses.cu", "loss_total", (1,), struct)
 
     scalars = (np.float64(operation.scale),)
     launch(operation, (result, values, divisor), plan, scalars, call.stream)

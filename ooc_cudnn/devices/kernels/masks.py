@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    MODES,
-    geometry,
     index_type,
     is_small,
     real_type,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.elementwise import walk_numbers
+from ooc_cudnn.devices.kernels.elementwise import walk_fields, walk_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import DeviceView
@@ -60,13 +58,13 @@ def _plan(
     strides = [view.strides if view is mask else _steps_of_bytes(view) for view in views]
     axes = merged_axes(mask.shape, [*strides, place])
     small = is_small(views, BITS * mask.size)
-    numbers = walk_numbers(axes, 1)
+    walk = walk_fields(axes, 1)
     count = _pack([view for view in views if view is not mask])
     return Launch(
         "masks.cu",
         f"{kernel}<{', '.join((index_type(small=small), *template, str(count)))}>",
-        grid_of(numbers[-1], BLOCK_THREADS),
-        geometry(*numbers, small=small),
+        grid_of(walk["packs"], BLOCK_THREADS),
+        walk_struct(walk, small=small),
     )
 
 
@@ -74,7 +72,7 @@ def slope_mask(operation: SlopeMask, call: Call) -> None:
     """Run `SlopeMask` on (x,)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     mask = check("the mask", call.output, mask_shape(operation.shape), "uint8")
-    template = CUDA_TYPES[operation.dtype], str(MODES[operation.mode])
+    template = CUDA_TYPES[operation.dtype], operation.mode.upper()
     launch(
         operation,
         (mask, x),

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import ELEMENTWISE_BLOCKS, walk_channels
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
@@ -25,9 +26,6 @@ from ooc_cudnn.operations.normalization.batch_launches import (
 )
 from ooc_cudnn.operations.softmax.channels import MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
-
-# The numbers are the enumeration `What` in states.cu.
-WHAT = {"mean": 0, "inverse_deviation": 1, "running_mean": 2, "running_variance": 3}
 
 
 def _plan(kernel: str, views: Sequence[DeviceView], *arguments: object) -> Launch | None:
@@ -49,7 +47,7 @@ def normalise(operation: Normalise, call: Call) -> None:
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     is_variance = operation.epsilon is not None
     flags = boolean(is_variance), boolean(operation.has_addend)
-    arguments = CUDA_TYPES[x.dtype], MODES[operation.mode], *flags
+    arguments = CUDA_TYPES[x.dtype], operation.mode.upper(), *flags
     real = real_type(operation.dtype)
     launch(
         operation,
@@ -75,7 +73,7 @@ def normalise_backward(operation: NormaliseBackward, call: Call) -> None:
     sums = check_packed("sums", sums, (2, channels), "float64")
     if operation.mode != "identity":
         bias = check_packed("bias", bias, *vector)
-    arguments = CUDA_TYPES[x.dtype], MODES[operation.mode]
+    arguments = CUDA_TYPES[x.dtype], operation.mode.upper()
     real = real_type(operation.dtype)
     launch(
         operation,
@@ -108,7 +106,8 @@ def _launch_small(
         count = _count(operation)
         if count == 0:
             return None
-        return Launch("states.cu", expression, grid_of(count, BLOCK_THREADS), geometry(count))
+        struct = fill_struct("states.cu", "Extent", count=count)
+        return Launch("states.cu", expression, grid_of(count, BLOCK_THREADS), struct)
 
     launch(operation, (call.output, *views), plan, scalars, call.stream)
 
@@ -140,7 +139,7 @@ def moments_result(operation: MomentsResult, call: Call) -> None:
     _launch_small(
         operation,
         call,
-        f"moments_result<{CUDA_TYPES[operation.dtype]}, {WHAT[operation.what]}>",
+        f"moments_result<{CUDA_TYPES[operation.dtype]}, {operation.what.upper()}>",
         ("state", _state_shape(operation, call, 3), "float64"),
         ("old", operation.output_shape, operation.dtype) if running else None,
         result_dtype=operation.dtype,

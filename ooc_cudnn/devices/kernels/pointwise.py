@@ -6,12 +6,11 @@ from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    MODES,
     MODES_WITH_COEFFICIENT,
     boolean,
-    geometry,
     real_type,
 )
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     block_shape,
@@ -21,6 +20,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     packs_a_thread,
 )
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
+from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
 
 
@@ -54,7 +54,7 @@ def pointwise(
         What beta multiplies, of the destination's type and shape; usually the destination itself.
         Not read if beta is 0.
     mode : str
-        One of `arguments.MODES`. NaN in gives NaN out in every mode.
+        One of `activation.MODES`. NaN in gives NaN out in every mode.
     coef : float, optional
         clipped_relu: the ceiling; elu: the negative saturation; swish: beta; leaky_relu: the
         negative slope. Required for these, refused for the others.
@@ -168,7 +168,7 @@ def plan_pointwise(
         CUDA_TYPES[dtype],
         CUDA_TYPES[value.dtype],
         CUDA_TYPES[destination.dtype],
-        str(MODES[mode]),
+        mode.upper(),
         boolean(addend is not None),
         boolean(old is not None),
         str(count),
@@ -181,6 +181,12 @@ def plan_pointwise(
         "pointwise.cu",
         f"pointwise<{', '.join(arguments)}>",
         grid_of(blocks.tiles),
-        geometry(*rows.numbers, blocks.tiles, blocks.column_tiles),
+        fill_struct(
+            *("pointwise.cu", "PointwiseGeometry"),
+            size=rows.sizes,
+            **dict(zip(("destination", "value", "addend", "old"), rows.strides, strict=True)),
+            tiles=blocks.tiles,
+            column_tiles=blocks.column_tiles,
+        ),
         blocks.block,
     )

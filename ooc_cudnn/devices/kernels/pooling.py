@@ -12,24 +12,16 @@ from typing import NamedTuple
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     boolean,
-    geometry,
     index_type,
     is_small,
     three,
 )
 from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.declarations import constant, fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.pooling.forward import Pooling
-
-# The numbers are the enumeration `Mode` in pooling.cuh.
-MODES = {
-    "max": 0,
-    "max_deterministic": 0,
-    "average_include_padding": 1,
-    "average_exclude_padding": 2,
-}
 
 
 def is_padded(operation: Pooling) -> bool:
@@ -48,14 +40,15 @@ def is_padded(operation: Pooling) -> bool:
     )
 
 
-def mode_number(operation: Pooling) -> int:
-    """The number of a mode in pooling.cuh; without padding both averages have one divisor.
+def mode_name(operation: Pooling) -> str:
+    """The name of a mode in pooling.cuh; without padding both averages have one divisor.
 
-    >>> mode_number(Pooling.of((1, 1, 6, 6), window=2, mode="average_exclude_padding"))
-    1
+    >>> mode_name(Pooling.of((1, 1, 6, 6), window=2, mode="average_exclude_padding"))
+    'AVERAGE_INCLUDE_PADDING'
     """
-    divisors_differ = operation.is_max or is_padded(operation)
-    return MODES[operation.mode if divisors_differ else "average_include_padding"]
+    if operation.is_max:
+        return "MAX"
+    return (operation.mode if is_padded(operation) else "average_include_padding").upper()
 
 
 #: Windows of so many elements are shared by a warp: always where lanes are not contiguous, else
@@ -64,8 +57,7 @@ WARP_TAPS = 32
 FEWEST_THREADS = 2**18
 #: Elements of x (or words of them) that a thread may hold in registers.
 MOST_HELD = 72
-#: Elements of a window of which `pool_windows` loads all before it uses the first (pooling.cu).
-SMALL_WINDOW = 16
+SMALL_WINDOW = constant("pooling.cu", "SMALL_WINDOW")
 
 
 class SixAxes(NamedTuple):
@@ -76,6 +68,11 @@ class SixAxes(NamedTuple):
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @property
+    def outer_sizes(self) -> dict[str, int]:
+        """All sizes but the spatial ones, as the structs of kernels name them."""
+        return {"a": self.sizes[0], "b": self.sizes[1], "lanes": self.sizes[5]}
 
 
 def lane_axis(views: Sequence[DeviceView]) -> int | None:
@@ -165,7 +162,8 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     window, stride = three(operation.window, 1), three(operation.stride, 1)
     before = three([pair[0] for pair in operation.padding], 0)
     small = is_small([x, y], x.size, y.size, *window, *stride, *before, overhang(x_axes, window))
-    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(operation))]
+    index = index_type(small=small)
+    arguments = [index, CUDA_TYPES[operation.dtype], mode_name(operation)]
     windows = [str(number) for number in (*window, *stride)]
     taps = math.prod(window)
 
@@ -198,15 +196,15 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         "pooling.cu",
         f"{name}<{', '.join(arguments)}>",
         grid_of(total, threads),
-        geometry(
-            *(y_axes.sizes[0], y_axes.sizes[1], y_axes.sizes[5]),
-            *y_axes.sizes[2:5],
-            *x_axes.sizes[2:5],
-            *before,
-            *y_axes.strides,
-            *x_axes.strides,
-            total,
-            small=small,
+        fill_struct(
+            *("pooling.cu", f"PoolingGeometry<{index}>"),
+            **y_axes.outer_sizes,
+            y=y_axes.sizes[2:5],
+            x=x_axes.sizes[2:5],
+            before=before,
+            y_stride=y_axes.strides,
+            x_stride=x_axes.strides,
+            total=total,
         ),
     )
 

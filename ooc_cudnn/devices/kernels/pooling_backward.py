@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from operator import add
 from typing import NamedTuple
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    boolean,
-    geometry,
     index_type,
     is_small,
     three,
 )
 from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (
@@ -21,7 +21,7 @@ from ooc_cudnn.devices.kernels.pooling import (
     aligned_pack,
     is_padded,
     lane_axis,
-    mode_number,
+    mode_name,
     overhang,
     pooling,
     six_axes,
@@ -221,6 +221,145 @@ def _piece(extent: int, longest: int, step: int = 1) -> int:
     return rounded if rounded <= longest else size
 
 
+class Gradient(NamedTuple):
+    """A gradient of pooling as its kernels see it; operands are dx, y, dy and x."""
+
+    operation: PoolingBackward
+    views: tuple[DeviceView, ...]
+    axes: list[SixAxes]
+    window: tuple[int, ...]  # along three spatial axes, as all that follows
+    stride: tuple[int, ...]
+    before: tuple[int, ...]  # padding
+    padded: tuple[int, ...]  # where dx begins in x with its padding
+    pack: int  # lanes that one access moves in every operand
+    strips: Strips | None
+    is_contiguous: bool  # along w, whatever is read
+    is_flat: bool  # depth needs no windows
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of dx."""
+        return self.axes[0].sizes
+
+    @classmethod
+    def of(cls, operation: PoolingBackward, views: tuple[DeviceView, ...]) -> Gradient:
+        """See what the choice of a kernel depends on."""
+        forward, axes = operation.forward, six_axes(views, lanes=lane_axis(views))
+        window, windows = three(forward.window, 1), three(forward.output_shape[2:], 1)
+        # The stride of a single window says nothing: one as long as the window tells that none
+        # overlap.
+        steps = zip(three(forward.stride, 1), window, windows, strict=True)
+        stride = tuple(max(step, size) if number == 1 else step for step, size, number in steps)
+        before = three([pair[0] for pair in forward.padding], 0)
+        padded = tuple(map(add, three(operation.origin, 0), before))
+        count = max(PACK_BYTES // views[0].item_bytes, 1)
+        while count > axes[0].sizes[5]:
+            count //= 2
+        for view, each in zip(views, axes, strict=True):
+            count = min(count, aligned_pack(view, each, 5, count))
+        is_deep = windows[0] != three(forward.x_shape[2:], 1)[0] or before[0] != 0
+        strips = choose_strips(
+            *(axes[0].sizes, padded, window, stride, count, views[0].item_bytes),
+            is_max=forward.is_max,
+        )
+        contiguous = all(each.strides[4] == 1 for each in axes[1:])
+        flat = window[0] == stride[0] == 1 and not is_deep
+        return cls(
+            *(operation, views, axes, window, stride, before, padded, count, strips),
+            *(contiguous, flat),
+        )
+
+
+class Choice(NamedTuple):
+    """A kernel and its arguments behind type and mode; how dx is cut along b, d, h, w and lanes."""
+
+    kernel: str
+    arguments: tuple[int | bool, ...]
+    tiles: tuple[int, ...]
+    lane_tiles: int
+    total: int  # of the struct
+    blocks: int
+
+
+def by_planes(gradient: Gradient) -> Choice | None:
+    """Collect whole rows in shared memory: without lanes, where rows of dx follow each other."""
+    strips, sizes, window = gradient.strips, gradient.sizes, gradient.window
+    if strips is None or not gradient.is_flat or sizes[5] > 1 or not is_packed(gradient.axes[0]):
+        return None
+    stride = gradient.stride
+    reach = (window[1] - 1) // stride[1]
+    planes = choose_planes(sizes, strips.cells, stride[1], reach, gradient.views[0].item_bytes)
+    if planes is None:
+        return None
+    tiles = (-(-sizes[1] // planes.b), 1, -(-strips.cells[1] // planes.h), 1)
+    blocks = sizes[0] * math.prod(tiles)
+    flags = (gradient.is_contiguous, is_padded(gradient.operation.forward))
+    cut = (planes.words, planes.b, planes.h, strips.cells[2], planes.rows)
+    arguments = (*cut, *flags, *window[1:], *stride[1:])
+    return Choice("unpool_planes", arguments, tiles, 1, blocks, blocks)
+
+
+def by_strips(gradient: Gradient) -> Choice | None:
+    """Go down strips of dx in registers."""
+    strips, sizes, stride = gradient.strips, gradient.sizes, gradient.stride
+    if strips is None:
+        return None
+    packs = -(-sizes[5] // strips.pack)
+    lanes = _piece(packs, TILE_LANES)
+    lane_tiles = -(-packs // lanes)
+    deep, high, wide = strips.cells
+    there = math.prod(sizes[:2]) * packs * deep * high * wide
+    rows = min(max(there // STRIP_THREADS, 1), high)
+    rows = -(-high // -(-high // rows))
+    # A thread writes its stride at once where that is a pack: half the accesses, or fewer.
+    whole = gradient.padded[2] % stride[2] == 0 and sizes[4] % stride[2] == 0 and sizes[5] == 1
+    dx, axes = gradient.views[0], gradient.axes[0]
+    joins = whole and aligned_pack(dx, axes, 4, stride[2]) == stride[2] in (2, 4)
+    unit = sizes[5] == 1 and gradient.is_contiguous
+    flags = (unit, is_padded(gradient.operation.forward), gradient.is_flat)
+    cut = (strips.pack, stride[2] if joins else 1, lanes, rows)
+    tiles = (1, deep, -(-high // rows), wide)
+    total = -(-math.prod(sizes[:2]) * math.prod(tiles) // (BLOCK_THREADS // lanes)) * lane_tiles
+    arguments = (*cut, *flags, *gradient.window, *stride)
+    return Choice("unpool_strips", arguments, tiles, lane_tiles, total, total)
+
+
+def by_tile(gradient: Gradient) -> Choice | None:
+    """Make boxes of dx from what their windows give, in shared memory."""
+    operation, sizes, count = gradient.operation, gradient.sizes, gradient.pack
+    is_max, taps = operation.forward.is_max, math.prod(gradient.window)
+    if taps >= 2**30:
+        return None
+    real_bytes = 8 if operation.dtype == "float64" else 4
+    lane_bytes = real_bytes + (is_max and (2 if taps < 2**15 else 4))
+    tile = choose_tile(sizes, count, gradient.window, gradient.stride, lane_bytes)
+    if tile is None:
+        return None
+    wide = 1
+    if count == 1:
+        dx, axes = gradient.views[0], gradient.axes[0]
+        wide = aligned_pack(dx, axes, 4, PACK_BYTES // dx.item_bytes)
+    while wide > 1 and tile.w % wide and tile.w < sizes[4]:
+        wide //= 2
+    tiles = tuple(-(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True))
+    lane_tiles = -(-sizes[5] // (tile.lanes * count))
+    total = sizes[0] * math.prod(tiles) * lane_tiles
+    cut = (is_max and taps >= WARP_TAPS, count, wide, *tile)
+    arguments = (*cut, *gradient.window, *gradient.stride)
+    return Choice("unpool_tile", arguments, tiles, lane_tiles, total, total)
+
+
+def directly(gradient: Gradient) -> Choice:
+    """Make each element from global memory: always possible."""
+    total = math.prod(gradient.sizes)
+    windows = (*gradient.window, *gradient.stride)
+    return Choice("unpool_direct", windows, (1,) * 4, 1, total, -(-total // BLOCK_THREADS))
+
+
+#: The kernels of pooling_backward.cu, best first.
+CANDIDATES = (by_planes, by_strips, by_tile, directly)
+
+
 def plan_pooling_backward(
     operation: PoolingBackward,
     y: DeviceView | None,
@@ -228,118 +367,47 @@ def plan_pooling_backward(
     x: DeviceView | None,
     dx: DeviceView,
 ) -> Launch | None:
-    """Choose the kernel of pooling_backward.cu; None if there is nothing to do."""
+    """Take the first of `CANDIDATES` that serves; None if there is nothing to do."""
     forward = operation.forward
-    for name, view, shape in (
-        ("dx", dx, operation.output_shape),
-        ("dy", dy, forward.output_shape),
-        ("y", y, forward.output_shape),
-        ("x", x, forward.x_shape),
-    ):
+    y_shape = forward.output_shape
+    shapes = {"dx": operation.output_shape, "dy": y_shape, "y": y_shape, "x": forward.x_shape}
+    for (name, shape), view in zip(shapes.items(), (dx, dy, y, x), strict=True):
         if view is not None:
             check(name, view, shape, operation.dtype)
     if dx.size == 0:
         return None
     # The absent ones take the place of another and are never read.
-    views = [dx, y or dy, dy, x or dx]
-    axes = six_axes(views, lanes=lane_axis(views))
-    sizes = axes[0].sizes
-    window = three(forward.window, 1)
-    # The stride of a single window says nothing: one as long as the window tells that none overlap.
-    stride = tuple(
-        max(step, size) if windows == 1 else step
-        for step, size, windows in zip(
-            three(forward.stride, 1), window, three(forward.output_shape[2:], 1), strict=True
-        )
-    )
-    before = three([pair[0] for pair in forward.padding], 0)
-    origin = three(operation.origin, 0)
+    gradient = Gradient.of(operation, (dx, y or dy, dy, x or dx))
+    choice = next(filter(None, (candidate(gradient) for candidate in CANDIDATES)))
+    return _launch(gradient, choice)
 
-    count = max(PACK_BYTES // dx.item_bytes, 1)
-    while count > sizes[5]:
-        count //= 2
-    for view, each in zip(views, axes, strict=True):
-        count = min(count, aligned_pack(view, each, 5, count))
-    real_bytes = 8 if operation.dtype == "float64" else 4
-    taps = math.prod(window)
-    lane_bytes = real_bytes + (forward.is_max and (2 if taps < 2**15 else 4))
-    padded = tuple(o + p for o, p in zip(origin, before, strict=True))
-    strips = choose_strips(
-        sizes, padded, window, stride, count, dx.item_bytes, is_max=forward.is_max
-    )
-    planes = None
-    y_sizes, x_sizes = axes[2].sizes[2:5], three(forward.x_shape[2:], 1)
-    plain = window[0] == stride[0] == 1 and not before[0] and y_sizes[0] == x_sizes[0]
-    if strips is not None and plain and sizes[5] == 1 and is_packed(axes[0]):
-        reach = (window[1] - 1) // stride[1]
-        planes = choose_planes(sizes, strips.cells, stride[1], reach, dx.item_bytes)
-    tile = choose_tile(sizes, count, window, stride, lane_bytes) if taps < 2**30 else None
 
+def _launch(gradient: Gradient, choice: Choice) -> Launch:
+    forward, axes, window = gradient.operation.forward, gradient.axes, gradient.window
+    views, before = gradient.views, gradient.before
     beyond = [overhang(each, window) for each in axes]
-    small = is_small(views, *[view.size for view in views], *window, *stride, *before, *beyond)
-    arguments = [index_type(small=small), CUDA_TYPES[operation.dtype], str(mode_number(forward))]
-    windows = (*window, *stride)
-    lane_tiles = 1
-    unit = all(each.strides[4] == 1 for each in axes[1:])
-    if planes is not None and strips is not None:
-        windows = (*window[1:], *stride[1:])
-        arguments += map(str, (planes.words, planes.b, planes.h, strips.cells[2], planes.rows))
-        arguments += map(boolean, (unit, is_padded(forward)))
-        tiles = [-(-sizes[1] // planes.b), 1, -(-strips.cells[1] // planes.h), 1]
-        name, blocks = "unpool_planes", sizes[0] * math.prod(tiles)
-        total = blocks
-    elif strips is not None:
-        packs = -(-sizes[5] // strips.pack)
-        lanes = _piece(packs, TILE_LANES)
-        lane_tiles = -(-packs // lanes)
-        deep, high, wide = strips.cells
-        there = math.prod(sizes[:2]) * packs * deep * high * wide
-        rows = min(max(there // STRIP_THREADS, 1), high)
-        rows = -(-high // -(-high // rows))
-        # A thread writes its stride at once where that is a pack: half the accesses, or fewer.
-        whole = padded[2] % stride[2] == 0 and sizes[4] % stride[2] == 0 and sizes[5] == 1
-        joins = whole and aligned_pack(dx, axes[0], 4, stride[2]) == stride[2] in (2, 4)
-        arguments += map(str, (strips.pack, stride[2] if joins else 1, lanes, rows))
-        arguments += map(boolean, (sizes[5] == 1 and unit, is_padded(forward), plain))
-        tiles = [1, deep, -(-high // rows), wide]
-        a_block = BLOCK_THREADS // lanes
-        total = -(-math.prod(sizes[:2]) * math.prod(tiles) // a_block) * lane_tiles
-        name, blocks = "unpool_strips", total
-    elif tile is not None:
-        by_warp = forward.is_max and taps >= WARP_TAPS
-        wide = 1
-        if count == 1:
-            wide = aligned_pack(dx, axes[0], 4, PACK_BYTES // dx.item_bytes)
-        while wide > 1 and tile.w % wide and tile.w < sizes[4]:
-            wide //= 2
-        arguments += [boolean(by_warp), str(count), str(wide), *map(str, tile)]
-        tiles = [
-            -(-size // piece) for size, piece in zip(sizes[1:5], tile[:4], strict=True)
-        ]  # b, d, h, w
-        lane_tiles = -(-sizes[5] // (tile.lanes * count))
-        total = sizes[0] * math.prod(tiles) * lane_tiles
-        name, blocks = "unpool_tile", total
-    else:
-        tiles, total = [1] * 4, dx.size
-        name, blocks = "unpool_direct", -(-total // BLOCK_THREADS)
-    arguments += map(str, windows)
+    sizes = [view.size for view in views]
+    small = is_small(views, *sizes, *window, *gradient.stride, *before, *beyond)
+    index, dtype = index_type(small=small), CUDA_TYPES[forward.dtype]
+    numbers = [str(number).lower() for number in choice.arguments]  # booleans, too
+    strides = (f"{name}_stride" for name in ("dx", "y", "dy", "x"))
     return Launch(
         "pooling_backward.cu",
-        f"{name}<{', '.join(arguments)}>",
-        grid_of(blocks),
-        geometry(
-            *(sizes[0], sizes[1], sizes[5]),
-            *sizes[2:5],
-            *origin,
-            *three(forward.x_shape[2:], 1),
-            *three(forward.output_shape[2:], 1),
-            *before,
-            *(step for each in axes for step in each.strides),
-            *tiles[1:],
-            tiles[0],
-            lane_tiles,
-            total,
-            small=small,
+        f"{choice.kernel}<{', '.join((index, dtype, mode_name(forward), *numbers))}>",
+        grid_of(choice.blocks),
+        fill_struct(
+            *("pooling_backward.cu", f"UnpoolingGeometry<{index}>"),
+            **axes[0].outer_sizes,
+            dx=gradient.sizes[2:5],
+            origin=three(gradient.operation.origin, 0),
+            x=three(forward.x_shape[2:], 1),
+            y=three(forward.output_shape[2:], 1),
+            before=before,
+            **dict(zip(strides, (each.strides for each in axes), strict=True)),
+            tiles=choice.tiles[1:],
+            b_tiles=choice.tiles[0],
+            lane_tiles=choice.lane_tiles,
+            total=choice.total,
         ),
     )
 

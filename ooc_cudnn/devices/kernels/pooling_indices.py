@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry, index_type, is_small, three
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, index_type, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.elementwise import is_packable, walk_numbers
+from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.elementwise import is_packable, walk_fields
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
@@ -66,18 +68,26 @@ def _plan(
         count = _count(walked, written, most_in_row)
         if count > 1:
             kernel, packs = f"{kernel}_rows", (count, *loaded(count))
-    numbers = walk_numbers(walked, packs[0])
+    walk = walk_fields(walked, packs[0])
     windows = (*three(forward.window, 1), *three(forward.stride, 1))
     before = three([pair[0] for pair in forward.padding], 0)
     extent, *steps = where
-    along = (*three(extent, 1), *(number for each in steps for number in three(each, 0)))
-    small = is_small(views, result.size, *before, *along)
+    along = {"extent": three(extent, 1)}
+    names = ("step", "index_step", "origin")
+    along |= {name: three(each, 0) for name, each in zip(names, steps, strict=True)}
+    numbers = itertools.chain(*along.values())
+    index = index_type(small=is_small(views, result.size, *before, *numbers))
     return Launch(
         "pooling_indices.cu",
-        f"{kernel}<{index_type(small=small)}, {CUDA_TYPES[forward.dtype]}, "
+        f"{kernel}<{index}, {CUDA_TYPES[forward.dtype]}, "
         f"{', '.join(map(str, (*packs, *windows, *further)))}>",
-        grid_of(numbers[-1], BLOCK_THREADS),
-        geometry(*numbers, *before, *along, small=small),
+        grid_of(walk["packs"], BLOCK_THREADS),
+        fill_struct(
+            *("pooling_indices.cu", f"Windows<{index}, {len(strides) + PLACES}>"),
+            walk=walk,
+            before=before,
+            **along,
+        ),
     )
 
 

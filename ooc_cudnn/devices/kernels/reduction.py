@@ -6,13 +6,17 @@ order of the additions follows from shapes and strides alone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
+import numpy as np
+
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import (
     COLUMN_PACKS,
     REDUCTION_BLOCKS,
@@ -28,10 +32,9 @@ from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
 from ooc_cudnn.operations.normalization.batch_launches import Moments, NormaliseSums
 from ooc_cudnn.tensor import ACCUMULATOR
 
-# The numbers are the enumeration `Kind` in channel_reduction.cu.
-TOTAL, MOMENTS, PRODUCTS, WEIGHTED, NEGATIVE = 0, 1, 2, 3, 4
-SUMS = {TOTAL: 1, MOMENTS: 2, PRODUCTS: 2, WEIGHTED: 1, NEGATIVE: 1}
-KINDS = {"": TOTAL, "x": WEIGHTED, "negative_x": NEGATIVE}
+#: Sums of a channel, of each `Kind` in channel_reduction.cu.
+SUMS = {"TOTAL": 1, "MOMENTS": 2, "PRODUCTS": 2, "WEIGHTED": 1, "NEGATIVE": 1}
+KINDS = {"": "TOTAL", "x": "WEIGHTED", "negative_x": "NEGATIVE"}
 
 #: Channels that neighbouring threads add up the partial sums of, where there are few of those.
 TOTALS_ACROSS = 32
@@ -54,7 +57,7 @@ def _blocks(images: int) -> int:
 
 
 def plan_totals(
-    walk: GroupWalk | None, x: DeviceView, result: DeviceView, kind: int, images: int
+    walk: GroupWalk | None, x: DeviceView, result: DeviceView, kind: str, images: int
 ) -> Launch | None:
     """The launch that adds up the partial sums of each channel."""
     channels = x.shape[1]
@@ -69,7 +72,14 @@ def plan_totals(
         "channel_reduction.cu",
         f"channel_totals<{types}, {kind}>",
         (-(-channels // across), images),
-        geometry(parts, repeats, channels, x.size // channels, x.strides[1]),
+        fill_struct(
+            *("channel_reduction.cu", "ChannelTotals"),
+            parts=parts,
+            repeats=repeats,
+            channels=channels,
+            count=x.size // channels,
+            channel_stride=x.strides[1],
+        ),
         (across, BLOCK_THREADS // across),
     )
 
@@ -79,9 +89,16 @@ def kept_columns(walk: GroupWalk, channels: int) -> int:
     return channels * walk.repeats if walk.columns and walk.groups > 1 else channels
 
 
+@functools.lru_cache(maxsize=4096)
+def image_steps(x: int, dy: int, partial: int, result: int) -> np.ndarray:
+    """Return the struct `Images`: elements from one image to the next, in each operand."""
+    source = "channel_reduction.cu"
+    return fill_struct(source, "Images", x=x, dy=dy, partial=partial, result=result)
+
+
 def _reduce(
     operation: Hashable,
-    kind: int,
+    kind: str,
     x: DeviceView,
     dy: DeviceView | None,
     mean: DeviceView | None,
@@ -95,7 +112,7 @@ def _reduce(
     if walk is not None:
         numbers = SUMS[kind] * walk.parts * kept_columns(walk, channels)
         partial = workspace_pointer(call.workspace, 8 * numbers * images)
-    steps = geometry(x.strides[0], (dy or x).strides[0], numbers, channels)
+    steps = image_steps(x.strides[0], (dy or x).strides[0], numbers, channels)
 
     def partials() -> Launch:
         assert walk is not None
@@ -178,7 +195,7 @@ def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
     rest = (pointer + room, max(available - room, 0))
     _reduce(operation, kind, dy, x, None, call._replace(output=row, workspace=rest))
     row = DeviceView(pointer, "float64", (1, 1, channels), (channels, channels, 1))
-    _reduce((operation, "row"), TOTAL, row, None, None, call._replace(workspace=rest))
+    _reduce((operation, "row"), "TOTAL", row, None, None, call._replace(workspace=rest))
 
 
 def _kept(operation: BroadcastSum) -> tuple[bool, bool]:
@@ -205,7 +222,7 @@ def moments(operation: Moments, call: Call) -> None:
     """Run `Moments` on (x,)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     check_packed("the moments", call.output, operation.output_shape, "float64")
-    _reduce(operation, MOMENTS, x, None, None, call)
+    _reduce(operation, "MOMENTS", x, None, None, call)
 
 
 def normalise_sums(operation: NormaliseSums, call: Call) -> None:
@@ -214,7 +231,7 @@ def normalise_sums(operation: NormaliseSums, call: Call) -> None:
     dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
     mean = check_packed("mean", call.inputs[2], (operation.shape[1],), ACCUMULATOR[operation.dtype])
     check_packed("the sums", call.output, operation.output_shape, "float64")
-    _reduce(operation, PRODUCTS, x, dy, mean, call)
+    _reduce(operation, "PRODUCTS", x, dy, mean, call)
 
 
 RUNNERS: dict[type, Runner] = {
@@ -223,6 +240,6 @@ RUNNERS: dict[type, Runner] = {
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     BroadcastSum: _sum_bytes,
-    Moments: lambda operation: workspace_bytes(operation.shape, SUMS[MOMENTS]),
-    NormaliseSums: lambda operation: workspace_bytes(operation.shape, SUMS[PRODUCTS]),
+    Moments: lambda operation: workspace_bytes(operation.shape, SUMS["MOMENTS"]),
+    NormaliseSums: lambda operation: workspace_bytes(operation.shape, SUMS["PRODUCTS"]),
 }

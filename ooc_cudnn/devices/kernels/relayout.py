@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.kernels import compiling
-from ooc_cudnn.devices.kernels.arguments import WORDS, boolean, geometry
+from ooc_cudnn.devices.kernels.arguments import WORDS, boolean
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,
@@ -93,7 +94,7 @@ class Transposition(NamedTuple):
     destination_p: int
     inner: int = 1
     outer_stride: int = 0
-    split: int = 0
+    split: str = "WHOLE"
 
 
 #: An axis as short as this one is joined by the batch, where that goes.
@@ -115,7 +116,7 @@ def plan_transposition(destination: DeviceView, value: DeviceView) -> Transposit
     (64, 100, 3, 300, 100, 300, 3)
     >>> plan_transposition(view(chwn), view(nhwc))  # p is (s, c), which is split in CHWN
     Transposition(batch=1, size_p=300, size_q=64, value_n=0, value_q=300, destination_n=0, \
-destination_p=6400, inner=3, outer_stride=64, split=1)
+destination_p=6400, inner=3, outer_stride=64, split='SPLIT_P')
     """
     merged = merged_axes(destination.shape, [destination.strides, value.strides])
     # each as (size, its step in destination, its step in value)
@@ -128,9 +129,9 @@ destination_p=6400, inner=3, outer_stride=64, split=1)
     batch, to_n, of_n = next((axis for axis in axes if axis not in (p, q)), (1, 0, 0))
     (size_p, to_p, _), (size_q, _, of_q) = p, q
     if batch > 1 and size_p < SHORT_AXIS and size_p <= size_q and of_n == size_p:
-        return Transposition(1, size_p * batch, size_q, 0, of_q, 0, to_p, size_p, to_n, 1)
+        return Transposition(1, size_p * batch, size_q, 0, of_q, 0, to_p, size_p, to_n, "SPLIT_P")
     if batch > 1 and size_q < SHORT_AXIS and size_q <= size_p and to_n == size_q:
-        return Transposition(1, size_p, size_q * batch, 0, of_q, 0, to_p, size_q, of_n, 2)
+        return Transposition(1, size_p, size_q * batch, 0, of_q, 0, to_p, size_q, of_n, "SPLIT_Q")
     return Transposition(batch, size_p, size_q, of_n, of_q, to_n, to_p)
 
 
@@ -178,7 +179,14 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
         f"copy_strided<{WORDS[item]}, {count}, {unroll}, {boolean(blocks.unroll_rows)}, "
         f"{boolean(rows.contiguous)}>",
         grid_of(blocks.tiles),
-        geometry(*rows.numbers, blocks.tiles, blocks.column_tiles),
+        fill_struct(
+            *("relayout.cu", "CopyGeometry"),
+            size=rows.sizes,
+            destination=rows.strides[0],
+            value=rows.strides[1],
+            tiles=blocks.tiles,
+            column_tiles=blocks.column_tiles,
+        ),
         blocks.block,
     )
 
@@ -186,8 +194,8 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
 def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transposition) -> Launch:
     item = destination.item_bytes
     # Runs that follow each other without a gap.
-    gapless_p = on.value_q == on.size_p and on.split != 2
-    gapless_q = on.destination_p == on.size_q and on.split != 1
+    gapless_p = on.value_q == on.size_p and on.split != "SPLIT_Q"
+    gapless_q = on.destination_p == on.size_q and on.split != "SPLIT_P"
     whole = [
         size
         for size, gapless in ((on.size_p, gapless_p), (on.size_q, gapless_q))
@@ -203,22 +211,22 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
             count //= 2
         return count
 
-    def side(tile: int, size: int, gapless: bool, pointer: int, *steps: int) -> tuple[int, int]:
+    def side(tile: int, size: int, gapless: bool, pointer: int, *steps: int) -> tuple[int, str]:
         """Words of a pack, and the `Side` of relayout.cu."""
         begin, widest = pointer // item, pack()
         flat = pack(begin, tile_p * tile_q, steps[0]) if gapless and tile == size else 0
         aligned = pack(begin, tile, size, *steps)
         if widest not in (flat, aligned) and tile * item >= SHIFTED_BYTES:
-            return widest, 2
-        return (flat, 1) if flat >= aligned else (aligned, 0)
+            return widest, "SHIFTED"
+        return (flat, "FLAT") if flat >= aligned else (aligned, "ALIGNED")
 
     load, read = side(
         tile_p, on.size_p, gapless_p, value.pointer,
-        on.value_n, on.value_q, (on.split == 2) * on.outer_stride,
+        on.value_n, on.value_q, (on.split == "SPLIT_Q") * on.outer_stride,
     )  # fmt: skip
     store, written = side(
         tile_q, on.size_q, gapless_q, destination.pointer,
-        on.destination_n, on.destination_p, (on.split == 1) * on.outer_stride,
+        on.destination_n, on.destination_p, (on.split == "SPLIT_P") * on.outer_stride,
     )  # fmt: skip
     tiles_p, tiles_q = -(-on.size_p // tile_p), -(-on.size_q // tile_q)
     # Where there is no batch, tiles side by side along the narrow axis fill whole runs together.
@@ -232,5 +240,12 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
         f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_near)}, "
         f"{on.split}, {read}, {written}>",
         grid_of(tiles),
-        geometry(*on[:9], near, far, tiles, value_words),
+        fill_struct(
+            *("relayout.cu", "TransposeGeometry"),
+            **{name: number for name, number in on._asdict().items() if name != "split"},
+            near_tiles=near,
+            far_tiles=far,
+            tiles=tiles,
+            value_words=value_words,
+        ),
     )

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ooc_cudnn.devices.kernels import interpolation, taking
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, geometry, real_type, three
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type, three
 from ooc_cudnn.devices.kernels.checks import check
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import lane_axis, six_axes
@@ -17,32 +18,24 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.resampling.axis_windows import AxisWindows, Nearest, Windows
 from ooc_cudnn.operations.resampling.forward import Ranges, Resampling, ResamplingBackward
 
-# The numbers are the enumeration `Kind` in resampling.cu.
-KINDS: dict[type, int] = {Nearest: 0, Windows: 1}
+#: Of each kind of axes its `Kind` in resampling.cu, and one that is not there.
+KINDS: dict[type, tuple[str, AxisWindows]] = {
+    Nearest: ("NEAREST", Nearest(1, 1, 1.0)),
+    Windows: ("WINDOWS", Windows(1, 1, 1)),
+}
 #: Operands of the struct `Resampling`.
 MOST_OPERANDS = 3
 
 
-def _bits(number: float) -> int:
-    """A double as the integer of the same bits: the struct has both, of eight bytes each."""
-    return int(np.float64(number).view(np.int64))
-
-
-def _axis(windows: AxisWindows) -> tuple[int, ...]:
+def _axis(windows: AxisWindows) -> dict[str, float]:
     """The struct `Axis`."""
-    numbers = (windows.extent, windows.count)
+    fields = {"extent": windows.extent, "count": windows.count}
     if isinstance(windows, Nearest):
-        return (*numbers, 1, 1, 1, 0, 0, _bits(float(np.float32(windows.scale))))
+        one = dict.fromkeys(("step", "per", "reach"), 1)
+        return {**fields, **one, "before": 0, "after": 0, "scale": float(np.float32(windows.scale))}
     assert isinstance(windows, Windows)
-    placed = (windows.step, windows.per, windows.reach, windows.before, windows.after)
-    return (*numbers, *placed, 0)
-
-
-#: An axis that is not there, of each kind.
-MISSING: dict[int, AxisWindows] = {
-    0: Nearest(1, 1, 1.0),
-    1: Windows(1, 1, 1),
-}
+    names = ("step", "per", "reach", "before", "after")
+    return {**fields, **{name: getattr(windows, name) for name in names}, "scale": 0.0}
 
 
 def _starts(ranges: Ranges) -> tuple[int, ...]:
@@ -61,15 +54,15 @@ def plan(
         return None
     views = [result, *(view for view, _ in operands)]
     made, *read = six_axes(views, lanes=lane_axis(views))
-    kinds = {KINDS[type(windows)] for windows in forward.windows}
+    kinds = {type(windows) for windows in forward.windows}
     if len(kinds) > 1:
         raise ValueError(f"axes of several kinds have no kernel: {forward.windows}")
+    kind, missing_axis = KINDS[kinds.pop()]
     missing = MOST_OPERANDS - len(operands)
-    (kind,) = kinds
-    axes = [*[MISSING[kind]] * (3 - len(forward.windows)), *forward.windows]
+    axes = [*[missing_axis] * (3 - len(forward.windows)), *forward.windows]
     arguments = [CUDA_TYPES[forward.dtype]]
     if name != "resample_max_gradient":
-        arguments.append(str(kind))
+        arguments.append(kind)
     if name == "resample":
         arguments.append(boolean(forward.is_max))
     total = math.prod(made.sizes)
@@ -77,17 +70,16 @@ def plan(
         "resampling.cu",
         f"{name}<{', '.join(arguments)}>",
         grid_of(total, BLOCK_THREADS),
-        geometry(
-            *(made.sizes[0], made.sizes[1], made.sizes[5]),
-            *made.sizes[2:5],
-            *_starts(makes),
-            *(number for _, ranges in operands for number in _starts(ranges)),
-            *(0,) * 3 * missing,
-            *made.strides,
-            *(number for axes_read in read for number in axes_read.strides),
-            *(0,) * 6 * missing,
-            *(number for windows in axes for number in _axis(windows)),
-            total,
+        fill_struct(
+            *("resampling.cu", "Resampling"),
+            **made.outer_sizes,
+            made=made.sizes[2:5],
+            first=_starts(makes),
+            begins=[*(_starts(ranges) for _, ranges in operands), *[(0,) * 3] * missing],
+            result=made.strides,
+            operand=[*(each.strides for each in read), *[(0,) * 6] * missing],
+            axis=list(map(_axis, axes)),
+            total=total,
         ),
     )
 

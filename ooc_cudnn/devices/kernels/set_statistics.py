@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, MODES, boolean, geometry, real_type
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
 from ooc_cudnn.devices.kernels.normalise import moments_result
@@ -80,20 +81,22 @@ def _sum(
     x, dy, *vectors = tensors
     units, images, sets = _units(operation), operation.shape[0], operation.sets
 
-    def numbers() -> np.ndarray:
+    def plan(kernel: str, work: int, of_a_block: int = 1) -> Launch | None:
+        if work == 0:
+            return None
         triples = [view.flat()[1] if view else (0, 0, 0) for view in (x, dy)]
         triples += map(broadcast_strides, vectors)
         if operation.by_site:
             triples = [(n, sites, c) for n, c, sites in triples]
-        strides = [step for triple in triples for step in triple]
-        return geometry(images, sets, operation.members, operation.unit, units, *strides)
-
-    def plan(kernel: str, work: int, of_a_block: int = 1) -> Launch | None:
-        return Launch(SOURCE, kernel, grid_of(work, of_a_block), numbers()) if work else None
+        sizes = {"images": images, "sets": sets, "members": operation.members}
+        units_each = {"unit": operation.unit, "units": units}
+        strides = zip(("x", "dy", "mean", "inverse", "scale"), triples, strict=True)
+        struct = fill_struct(SOURCE, "Sets", **sizes, **units_each, **dict(strides))
+        return Launch(SOURCE, kernel, grid_of(work, of_a_block), struct)
 
     kind = boolean(isinstance(operation, SetSums))
     blocks = images * units * -(-sets // ACROSS)
-    partials = f"set_partials<{CUDA_TYPES[operation.dtype]}, {kind}, {MODES[mode]}>"
+    partials = f"set_partials<{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}>"
     numbers_after = (partial, real_type(operation.dtype)(coef))
     every = (*tensors, *of_y)
     launch(operation, every, lambda: plan(partials, blocks), numbers_after, call.stream)
@@ -140,8 +143,9 @@ def _on_states(
     def plan() -> Launch | None:
         if threads == 0:
             return None
-        numbers = geometry(operation.images, columns, groups)
-        return Launch(SOURCE, kernel, grid_of(threads, BLOCK_THREADS), numbers)
+        sizes = {"images": operation.images, "sets": columns, "groups": groups}
+        struct = fill_struct(SOURCE, "ImageStates", **sizes)
+        return Launch(SOURCE, kernel, grid_of(threads, BLOCK_THREADS), struct)
 
     launch(operation, (call.output, *call.inputs), plan, (), call.stream)
 
@@ -206,13 +210,21 @@ def plan_normalise_sets(
     count = pack_size(Rows(sizes, strides, inner_is_channel, contiguous), views)
     packs = -(-sizes[2] // count)
     statistic, channel = (turned(broadcast_strides(view)) for view in (mean, scale))
-    of_dy = strides[2] if dy else (0, 0, 0)
-    numbers = (*sizes, *strides[0], *strides[1], *of_dy, *statistic, *channel, packs, mean.size)
     return Launch(
         SOURCE,
-        f"normalise_sets<{CUDA_TYPES[dtype]}, {MODES[mode]}, {boolean(dy is not None)}, {count}>",
+        f"normalise_sets<{CUDA_TYPES[dtype]}, {mode.upper()}, {boolean(dy is not None)}, {count}>",
         grid_of(sizes[0] * sizes[1] * packs, BLOCK_THREADS),
-        geometry(*numbers),
+        fill_struct(
+            *(SOURCE, "Elements"),
+            size=sizes,
+            result=strides[0],
+            x=strides[1],
+            dy=strides[2] if dy else (0, 0, 0),
+            statistic=statistic,
+            channel=channel,
+            packs=packs,
+            sets=mean.size,
+        ),
     )
 
 

@@ -11,11 +11,7 @@ from ooc_cudnn.devices.kernels.checks import check, workspace_pointer
 from ooc_cudnn.devices.kernels.image_softmax import image_outcomes, image_state, parts_bytes
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.softmax_plans import (
-    ACCURATE,
-    BACKWARD,
     FORWARD,
-    LOG,
-    LOG_BACKWARD,
     LONG_ROW,
     plan_columns,
     plan_rows,
@@ -27,7 +23,7 @@ from ooc_cudnn.operations.softmax.channels import Softmax, SoftmaxBackward
 
 def _over_channels(
     operation: Softmax | SoftmaxBackward,
-    task: int,
+    task: str,
     first: DeviceView,
     second: DeviceView | None,
     call: Call,
@@ -51,16 +47,16 @@ def _over_channels(
     launch(operation, (output, first, second), plan, (), call.stream)
 
 
-def _over_long_rows(operation: Hashable, task: int, views: list[DeviceView], call: Call) -> None:
+def _over_long_rows(operation: Hashable, task: str, views: list[DeviceView], call: Call) -> None:
     """Rows as if they were images, with the state between the sweeps in the workspace."""
     output, first, second = views
-    rows, forward = output.shape[0], task in (ACCURATE, LOG)
+    rows, forward = output.shape[0], task in FORWARD
     columns = 2 if forward else 1
     nbytes = 8 * rows * columns
     pointer = workspace_pointer(call.workspace, nbytes)
     state = DeviceView(pointer, "float64", (rows, columns), (columns, 1))
     what = "peaks" if forward else "sums"
-    operands = (first,) if forward else (None if task == LOG_BACKWARD else first, second)
+    operands = (first,) if forward else (None if task == "LOG_BACKWARD" else first, second)
     rest = call._replace(output=state, workspace=(pointer + nbytes, call.workspace[1] - nbytes))
     image_state((operation, what), what, task, operands, rest)
     sources = (output, first, None if forward else second)
@@ -71,7 +67,7 @@ def softmax(operation: Softmax, call: Call) -> None:
     """Run `Softmax` on (x,)."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     check("y", call.output, operation.shape, operation.dtype)
-    task = FORWARD[operation.algorithm]
+    task = operation.algorithm.upper()
     _over_channels(operation, task, x, None, call)
 
 
@@ -80,7 +76,7 @@ def softmax_backward(operation: SoftmaxBackward, call: Call) -> None:
     y = check("y", call.inputs[0], operation.shape, operation.dtype)
     dy = check("dy", call.inputs[1], operation.shape, operation.dtype)
     check("dx", call.output, operation.shape, operation.dtype)
-    task = BACKWARD[operation.algorithm]
+    task = f"{operation.algorithm.upper()}_BACKWARD"
     _over_channels(operation, task, y, dy, call)
 
 

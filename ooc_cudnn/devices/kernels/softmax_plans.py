@@ -14,16 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, geometry
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
 
-# The numbers are the enumeration `Task` in softmax_steps.cuh.
-ACCURATE, LOG, ACCURATE_BACKWARD, LOG_BACKWARD = 0, 1, 2, 3
-FORWARD = {"accurate": ACCURATE, "log": LOG}
-BACKWARD = {"accurate": ACCURATE_BACKWARD, "log": LOG_BACKWARD}
+#: Of `Task` in softmax_steps.cuh.
+FORWARD = ("ACCURATE", "LOG")
+#: Whose strides the structs have.
+OPERANDS = ("result", "first", "second")
 
 WARP = 32
 #: Numbers of packs or items that kernels are compiled for.
@@ -83,7 +84,7 @@ def _at_least(number: int) -> int:
     return next(packs for packs in PACKS if packs >= number)
 
 
-def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
+def plan_rows(task: str, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
     """Choose the kernel for contiguous channels."""
     dtype, item = views[0].dtype, views[0].item_bytes
     channels = sites.channels
@@ -110,7 +111,7 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
         lanes *= 2
     while lanes < WARP and -(-packs // lanes) * count > most:
         lanes *= 2
-    forward = task in (ACCURATE, LOG)
+    forward = task in FORWARD
     name = "softmax_rows"
     if -(-packs // lanes) * count > most:
         blocks = FORWARD_LANES if forward else BLOCK_LANES
@@ -136,17 +137,22 @@ def plan_rows(task: int, views: Sequence[DeviceView], sites: SitesByChannels) ->
 def _row_geometry(
     views: Sequence[DeviceView], sites: SitesByChannels, tile: int, tiles: int, middle_tiles: int
 ) -> np.ndarray:
-    strides = [number for of_n, _, of_s in sites.strides for number in (of_n, of_s, 1)]
-    return geometry(
-        *(sites.images, sites.sites, sites.channels), *strides, tile, tiles, middle_tiles
+    strides = [(of_n, of_s, 1) for of_n, _, of_s in sites.strides]
+    return fill_struct(
+        *("softmax.cu", "SoftmaxRows"),
+        size=(sites.images, sites.sites, sites.channels),
+        **dict(zip(OPERANDS, strides, strict=True)),
+        tile_rows=tile,
+        tiles=tiles,
+        middle_tiles=middle_tiles,
     )
 
 
-def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch | None:
+def _plan_staged(task: str, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch | None:
     """Rows without gaps, moved many at a time; None if they are too long for that."""
     dtype, item = views[0].dtype, views[0].item_bytes
     channels = sites.channels
-    operands = 1 if task in (ACCURATE, LOG) else 2
+    operands = 1 if task in FORWARD else 2
     fitting = [stage for stage in STAGE_BYTES if STAGED_ROWS * channels * item * operands <= stage]
     lanes = 1 if channels <= WARP else 8 if channels <= 2 * WARP else WARP
     if not fitting or -(-channels // lanes) > lane_elements(dtype) * (2 if lanes == 1 else 1):
@@ -170,10 +176,10 @@ def _plan_staged(task: int, views: Sequence[DeviceView], sites: SitesByChannels)
     )
 
 
-def plan_columns(task: int, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
+def plan_columns(task: str, views: Sequence[DeviceView], sites: SitesByChannels) -> Launch:
     """Choose the kernel for contiguous sites; the swept one is right for any strides."""
     dtype = views[0].dtype
-    forward = task in (ACCURATE, LOG)
+    forward = task in FORWARD
     rows = Rows(
         (sites.images, sites.channels, sites.sites),
         sites.strides,
@@ -216,10 +222,13 @@ def _columns(expression: str, sites: SitesByChannels, count: int, block: tuple[i
         "softmax_columns.cu",
         expression,
         grid_of(sites.images * tiles),
-        geometry(
-            *(sites.images, sites.channels, sites.sites),
-            *(number for stride in sites.strides for number in stride),
-            tiles,
+        fill_struct(
+            *("softmax_columns.cu", "SoftmaxColumns"),
+            images=sites.images,
+            channels=sites.channels,
+            sites=sites.sites,
+            **dict(zip(OPERANDS, sites.strides, strict=True)),
+            column_tiles=tiles,
         ),
         (across, block[1]),
     )

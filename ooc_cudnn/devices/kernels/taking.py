@@ -8,15 +8,16 @@ lie side by side `take_lanes` has packs of them; elsewhere, and where they are n
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     boolean,
-    geometry,
     index_type,
     is_small,
 )
+from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import SixAxes, aligned_pack, lane_axis, six_axes
@@ -46,9 +47,10 @@ class Edges(NamedTuple):
     extent: int  # of the source
 
     @property
-    def numbers(self) -> tuple[int, ...]:
+    def fields(self) -> dict[str, int]:
         """The struct `TakenAxis` of taking.cuh."""
-        return (*self[:3], self.times // self.over, self.times % self.over, self.extent)
+        whole, rest = divmod(self.times, self.over)
+        return {**self._asdict(), "whole": whole, "rest": rest}
 
     @classmethod
     def forward(cls, windows: Windows, first: int, begin: int, extent: int) -> Edges:
@@ -122,19 +124,25 @@ def plan(
         row_packs = made.sizes[4] * -(-made.sizes[5] // count)
     rows = math.prod(made.sizes[:4])
     blocks = block_over(rows, row_packs, packs_each)
-    numbers = (
-        *(made.sizes[0], made.sizes[1], made.sizes[5]),
-        *made.sizes[2:5],
-        *made.strides,
-        *read.strides,
-        *(number for edge in edges for number in edge.numbers),
-        *(rows, row_packs, blocks.column_tiles, blocks.tiles),
+    fill = partial(
+        fill_struct,
+        **made.outer_sizes,
+        made=made.sizes[2:5],
+        result=made.strides,
+        source=read.strides,
+        axis=[edge.fields for edge in edges],
+        rows=rows,
+        row_packs=row_packs,
+        column_tiles=blocks.column_tiles,
+        tiles=blocks.tiles,
     )
+    file = f"taking_{name}.cu"
+    wide = fill(file, "Taking<long long>")
     reach = (
         edge.times * (size + widest) + abs(edge.plus)
         for edge, size in zip(edges, made.sizes[2:5], strict=True)
     )
-    small = is_small([result, source], *numbers, *reach, rows * row_packs * widest)
+    small = is_small([result, source], largest(wide), *reach, rows * row_packs * widest)
     arguments = (
         index_type(small=small),
         CUDA_TYPES[forward.dtype],
@@ -143,10 +151,10 @@ def plan(
         str(packs_each),
     )
     return Launch(
-        f"taking_{name}.cu",
+        file,
         f"take_{name}<{', '.join(arguments)}>",
         grid_of(blocks.tiles),
-        geometry(*numbers, small=small),
+        fill(file, "Taking<int>") if small else wide,
         blocks.block,
     )
 

@@ -31,13 +31,13 @@ def view(shape, dtype, layout, offset=0):
 
 def met(walk):
     """(group or column, offset) of every element that the threads of all blocks meet."""
-    outer, middle, inner, last_inner, groups, parts, tiles, column_tiles, *rest = walk.numbers
-    stride, group_stride = rest[:3], rest[-1]
+    outer, middle, inner = walk.size
+    stride, group_stride = walk.stride[0], walk.group_stride[-1]
     across, down = walk.block
-    for group, part in itertools.product(range(groups), range(parts)):
-        for tile in range(part, tiles, parts):
-            row_tile = tile if walk.columns else tile // column_tiles
-            column_tile = group if walk.columns else tile % column_tiles
+    for group, part in itertools.product(range(walk.groups), range(walk.parts)):
+        for tile in range(part, walk.tiles, walk.parts):
+            row_tile = tile if walk.columns else tile // walk.column_tiles
+            column_tile = group if walk.columns else tile % walk.column_tiles
             for x, y, u in itertools.product(range(across), range(down), range(walk.unroll)):
                 row = row_tile * down * (walk.unroll if walk.unroll_rows else 1) + y
                 column = column_tile * across * (1 if walk.unroll_rows else walk.unroll) + x
@@ -46,7 +46,7 @@ def met(walk):
                 if row >= outer * middle:
                     continue
                 at = (row // middle, row % middle)
-                end = last_inner if at[1] == middle - 1 else inner
+                end = walk.last_inner if at[1] == middle - 1 else inner
                 for element in range(column, min(column + walk.pack, end)):
                     offset = at[0] * stride[0] + at[1] * stride[1] + element * stride[2]
                     if walk.columns:

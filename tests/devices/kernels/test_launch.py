@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import compiling, launch
-from ooc_cudnn.devices.kernels.arguments import geometry
+from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch
 from ooc_cudnn.devices.kernels.runners import RUNNERS
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.core.pointwise import Pointwise
 
 SHAPE, STRIDES = (2, 3, 8), (24, 8, 1)
+STRUCT = fill_struct("image_softmax.cu", "ImageParts", images=1, parts=2)
 
 
 class Card:
@@ -21,7 +22,8 @@ class Card:
     def __init__(self):
         self.compiled, self.launched, self.current = [], [], 0
 
-    def function(self, device, source, expression):
+    def function(self, device, source, expression, struct_bytes):
+        assert struct_bytes == 16
         self.compiled.append((device, source, expression))
 
         def run(grid, block, arguments, *, stream):
@@ -45,7 +47,7 @@ def view(pointer, shape=SHAPE, strides=STRIDES):
 
 def plan(made):
     made.append(1)
-    return Launch("some.cu", "kernel<4>", (7,), geometry(1, 2))
+    return Launch("some.cu", "kernel<4>", (7,), STRUCT)
 
 
 def test_views_alike_are_planned_and_compiled_once(card):

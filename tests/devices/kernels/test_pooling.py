@@ -46,21 +46,21 @@ def names(operation, order, *, pointer=4096):
 def test_the_common_windows_move_in_16_byte_packs():
     operation = Pooling.of((8, 64, 128, 128), window=3, stride=2, padding=1, dtype="float16")
     forward, backward = names(operation, "first")
-    assert forward == "pool_rows<int, __half, 0, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
-    assert backward.startswith("unpool_planes<int, __half, 0, ")
+    assert forward == "pool_rows<int, __half, MAX, 1, 3, 3, 1, 2, 2, 1, 8, 8, 8>"
+    assert backward.startswith("unpool_planes<int, __half, MAX, ")
     forward, backward = names(operation, "last")
-    assert forward == "pool_windows<int, __half, 0, 8, 1, 3, 3, 1, 2, 2, 1, false, true>"
-    assert backward.startswith("unpool_strips<int, __half, 0, 4, ")
+    assert forward == "pool_windows<int, __half, MAX, 8, 1, 3, 3, 1, 2, 2, 1, false, true>"
+    assert backward.startswith("unpool_strips<int, __half, MAX, 4, ")
     forward, backward = names(operation, "last", pointer=4098)
-    assert forward.startswith("pool_windows<int, __half, 0, 1, ")
-    assert backward.startswith("unpool_strips<int, __half, 0, 1, ")
+    assert forward.startswith("pool_windows<int, __half, MAX, 1, ")
+    assert backward.startswith("unpool_strips<int, __half, MAX, 1, ")
 
 
 def test_large_windows_are_shared_by_a_warp_and_huge_tensors_have_long_offsets():
     assert names(Pooling.of((2, 3, 50, 50), window=50), "first")[0].startswith("pool_by_warp<int, ")
     forward, backward = names(Pooling.of((2, 64, 8192, 4096), window=2), "first")
     assert forward.startswith("pool_rows<long long, ")
-    assert backward.startswith("unpool_strips<long long, float, 0, ")
+    assert backward.startswith("unpool_strips<long long, float, MAX, ")
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 1, 112, 112, 1), (3, 70, 9, 9, 9, 1), (1, 4, 1, 7, 7, 64),
@@ -105,17 +105,17 @@ def test_axes_merge_to_the_same_elements():
 @pytest.mark.parametrize(
     ("shape", "b_shape", "order", "expected"),
     [
-        ((2, 64, 8, 8), (1, 64, 1, 1), "first", "true, 0, 4, 4>"),
-        ((2, 64, 8, 8), (1, 64, 1, 1), "last", "true, 1, 4, 4>"),
-        ((2, 64, 7, 7), (1, 64, 1, 1), "first", "true, 3, 4, 4>"),
-        ((2, 64, 7, 7), (2, 64, 7, 7), "first", "true, 1, 4, 4>"),
+        ((2, 64, 8, 8), (1, 64, 1, 1), "first", "true, CONSTANT, 4, 4>"),
+        ((2, 64, 8, 8), (1, 64, 1, 1), "last", "true, PACKED, 4, 4>"),
+        ((2, 64, 7, 7), (1, 64, 1, 1), "first", "true, CARRIED, 4, 4>"),
+        ((2, 64, 7, 7), (2, 64, 7, 7), "first", "true, PACKED, 4, 4>"),
     ],
 )
 def test_how_b_is_read(shape, b_shape, order, expected):
     a, b = packed(shape, order=order), packed(b_shape, order=order)
     launch = plan_op_tensor(OpTensor(shape, b_shape, "float32"), a, b, a)
     assert launch is not None
-    assert launch.expression == f"op_tensor<int, float, 0, {expected}"
+    assert launch.expression == f"op_tensor<int, float, ADD, {expected}"
 
 
 def test_plans_refuse_operands_that_do_not_fit():
