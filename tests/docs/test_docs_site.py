@@ -1,6 +1,7 @@
 """The pages of the site say what the code does; `make docs` builds it, with warnings as errors."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import re
@@ -93,6 +94,7 @@ def test_every_page_is_reached_from_the_front_page():
 # --- troubleshooting ----------------------------------------------------------------------------
 
 
+@functools.cache
 def templates():
     """Every string of the code in its literal parts, and whole messages of the memory errors."""
     found = []
@@ -119,7 +121,6 @@ def templates():
     return found
 
 
-TEMPLATES = templates()
 QUOTES = [
     line
     for block in re.findall(r"```text\n(.*?)```", page("troubleshooting.md"), re.DOTALL)
@@ -141,12 +142,12 @@ def says(message, template):
 @pytest.mark.parametrize("message", [*QUOTES, *FINDINGS])
 def test_every_quoted_message_is_one_of_the_code(message):
     assert len(re.sub(r"[^a-z]", "", message)) >= 10, "too short to tell"
-    assert any(says(message, template) for template in TEMPLATES)
+    assert any(says(message, template) for template in templates())
 
 
 def test_what_is_no_message_is_found_out():
     assert len(QUOTES) >= 40
-    assert not any(says("... has no plan between ...", template) for template in TEMPLATES)
+    assert not any(says("... has no plan between ...", template) for template in templates())
 
 
 def test_every_error_class_is_explained():
