@@ -59,6 +59,7 @@ def item(nodeid, **parameters):
 
 
 def test_of_some_folders_a_part_is_left_out(monkeypatch):
+    monkeypatch.setattr(sampling, "TURNS", {})
     monkeypatch.setattr(sampling, "ONE_IN", {"functions": 2})
     cases = [(name, at) for name in ("data: 1d", "filter: 1d", "data: 2d") for at in range(4)]
     items = {
@@ -74,12 +75,34 @@ def test_of_some_folders_a_part_is_left_out(monkeypatch):
 
 
 def test_of_cases_that_are_alike_some_run_and_those_that_are_named(monkeypatch):
+    monkeypatch.setattr(sampling, "TURNS", {})
     monkeypatch.setattr(sampling, "ALIKE", {"network/f.py::test": (3, "5")})
     items = [item(f"tests/network/f.py::test[{at}]", at=at) for at in range(7)]
     others = [item(f"tests/network/f.py::test_more[{at}]", at=at) for at in range(7)]
     out = sampling.left_out([*items, *others])
     assert [each.callspec.params["at"] for each in items if each not in out] == [0, 3, 5, 6]
     assert out.isdisjoint(others)
+
+
+def test_cases_of_the_tests_of_a_file_take_turns(monkeypatch):
+    monkeypatch.setattr(sampling, "TURNS", {"torch": 3})
+    monkeypatch.setattr(sampling, "ALIKE", {})
+    items = {
+        name: [item(f"tests/torch/{name}[{at}]", at=at) for at in range(count)]
+        for name, count in {
+            "f.py::test": 7, "f.py::test_more": 7, "f.py::test_few": 3, "f.py::test_last": 4,
+            "g.py::test": 7,
+        }.items()
+    }  # fmt: skip
+    out = sampling.left_out(list(itertools.chain(*items.values())))
+    runs = {
+        name: [each.callspec.params["at"] for each in cases if each not in out]
+        for name, cases in items.items()
+    }
+    assert runs == {
+        "f.py::test": [0, 3, 6], "f.py::test_more": [1, 4], "f.py::test_few": [0, 1, 2],
+        "f.py::test_last": [0, 3], "g.py::test": [0, 3, 6],
+    }  # fmt: skip
 
 
 def test_what_is_marked_runs_where_every_case_does():

@@ -2,22 +2,31 @@
 
 Tests of some folders and files, which go through everything that a function may be given, are
 sampled where they have several parameters (`ONE_IN`). Of tests whose cases are alike some cases run
-(`ALIKE`). Tests marked `every_case` run where every case does: what they find others find too. What
-goes through cases of its own asks `number` how many it takes.
+(`ALIKE`). The cases of other tests take turns (`TURNS`): many tests of a file go through the same
+names, and each name is in some of them. Tests marked `every_case` run where every case does: what
+they find others find too. What goes through cases of its own asks `number` how many it takes.
 
 A sample is judged by mutants: code under test is edited in small ways (a comparison, an off by
 one, a dropped term), and a sample should fail for each edit that all cases fail for. A case that
-alone found one is named in `ALIKE`.
+alone found one is named in `ALIKE`. `python -m tests.support.mutants` does so.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 #: Of tests in these folders and files of `tests/` one case in so many runs.
 ONE_IN = {
     "functions": 32, "devices": 6, "operations": 6,
 }  # fmt: skip
+#: Of other tests in these folders that still have `FEW` cases or more, one in so many runs, and in
+#: each test of a file others do.
+TURNS = {
+    "benchmarks": 3, "dask": 3, "functions": 4, "fuzz": 3, "memory": 3, "network": 3,
+    "operations": 2, "pipeline": 3, "pricing": 3, "torch": 3,
+}  # fmt: skip
+FEW = 4
 #: Of these tests one case in so many runs, and those cases that alone found a mutant. Of a product
 #: of parameters the number has no factor in common with their counts: all values have their turn.
 ALIKE = {
@@ -113,14 +122,26 @@ def left_out(items):
     for item in items:
         if hasattr(item, "callspec") and item not in found:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    tests = Counter()  # of a file
     for test, of_test in cases.items():
-        taken = {of_test[at] for at in places_taken(test.partition("/")[2], of_test)}
+        file = test.partition("::")[0]
+        taken = {of_test[at] for at in places_taken(test.partition("/")[2], of_test, tests[file])}
         found |= set(of_test) - taken
+        tests[file] += 1
     return found
 
 
-def places_taken(test, items):
-    """The places of a test's cases that run; the test's path is one in `tests/`."""
+def places_taken(test, items, turn):
+    """The places of a test's cases that run.
+
+    Parameters
+    ----------
+    test : str
+        Its path in `tests/`, and name.
+    items : list of pytest.Item
+    turn : int
+        How many tests with cases come before it in its file.
+    """
     if test in ALIKE:
         one_in, *named = ALIKE[test]
         return [
@@ -128,7 +149,14 @@ def places_taken(test, items):
             if at % one_in == 0 or item.callspec.id in named
         ]  # fmt: skip
     file = test.partition("::")[0]
-    one_in = next((ONE_IN[each] for each in (file, file.split("/")[0]) if each in ONE_IN), 1)
-    if one_in == 1:
-        return range(len(items))
-    return sample([values_of(item) for item in items], one_in)
+    one_in = _of(ONE_IN, file)
+    taken = range(len(items))
+    if one_in > 1:
+        taken = sample([values_of(item) for item in items], one_in)
+    turns = _of(TURNS, file) if len(taken) >= FEW else 1
+    return taken[turn % turns :: turns]
+
+
+def _of(table, file):
+    """What a table has for a file of `tests/`, or for its folder."""
+    return table.get(file, table.get(file.split("/")[0], 1))

@@ -53,7 +53,9 @@ def own_sources() -> bytes:
 def library(source: str, options: tuple[str, ...]) -> Path:
     """Compile `source`, unless that was done before."""
     command = (compiler() or "g++", *options)
-    content = "\0".join((*command, source)).encode() + own_sources()
+    # Headers are told by what they hold (`OOC_CUDNN_HEADERS`): other checkouts have the same.
+    what = (option for option in command if not option.startswith("-I"))
+    content = "\0".join((*what, source)).encode() + own_sources()
     path = cache_folder() / f"{hashlib.sha256(content).hexdigest()[:32]}.so"
     if not path.exists():
         unfinished = path.with_suffix(f".{os.getpid()}")  # other processes may do the same
