@@ -18,6 +18,7 @@ from tests.support.function_cases import (
     lay,
     some_limits,
 )
+from tests.support.sampling import number
 
 pytest.importorskip("ml_dtypes")
 
@@ -289,7 +290,7 @@ def recipes(draw_from):
     return tuple(shape), tuple(recipe), draw_from(st.sampled_from([0.0, 0.1, 0.4, 1.0]))
 
 
-@settings(max_examples=16)
+@settings(max_examples=number(4, of=16))
 @given(drawn=recipes(), last_channels=st.booleans())
 def test_random_chains_under_a_random_limit(drawn, last_channels):
     shape, recipe, share = drawn

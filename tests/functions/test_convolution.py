@@ -306,6 +306,7 @@ def test_result_is_new_and_in_the_order_of_x(case):
     assert np.moveaxis(y, 1, -1).flags.c_contiguous
 
 
+@pytest.mark.every_case
 def test_larger_random_cases(random):
     """Odd shapes with many pieces, under a limit far below the data."""
     for _ in range(12):

@@ -19,6 +19,7 @@ from tests.support.function_cases import (
     draw,
     some_limits,
 )
+from tests.support.sampling import number
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
@@ -219,7 +220,7 @@ def geometries(draw_from):
 
 
 @pytest.mark.parametrize("which", WHICH)
-@settings(max_examples=16)
+@settings(max_examples=number(4, of=16))
 @given(drawn=geometries())
 def test_random_geometry_under_a_random_limit(which, drawn):
     case, share = drawn

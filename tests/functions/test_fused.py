@@ -17,6 +17,7 @@ from tests.support.function_cases import (
     check_under_falling_limits,
     some_limits,
 )
+from tests.support.sampling import number
 
 pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
@@ -198,7 +199,7 @@ def geometries(draw_from):
 
 
 @pytest.mark.parametrize("function", MAKE)
-@settings(max_examples=16)
+@settings(max_examples=number(4, of=16))
 @given(drawn=geometries())
 def test_random_geometry_under_a_random_limit(function, drawn):
     case, share = drawn

@@ -22,6 +22,7 @@ from tests.support.function_cases import (
     draw,
     some_limits,
 )
+from tests.support.sampling import number
 
 pytest.importorskip("ml_dtypes")
 
@@ -238,7 +239,7 @@ def geometries(draw_from):
 
 
 @pytest.mark.parametrize("direction", MAKE)
-@settings(max_examples=16)
+@settings(max_examples=number(4, of=16))
 @given(drawn=geometries())
 def test_random_geometry_under_a_random_limit(direction, drawn):
     case, mode, share = drawn

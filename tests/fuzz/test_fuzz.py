@@ -15,9 +15,10 @@ from tests.fuzz.cases import DRAWERS, draw_case
 from tests.fuzz.draw_module import draw_module
 from tests.fuzz.modules import reproduction, run_module
 from tests.fuzz.runner import run
+from tests.support.sampling import number
 
 #: Cases of each test, so that all of them take less than a minute on two cores.
-CASES = 15
+CASES = number(5, of=15)
 
 
 @pytest.mark.parametrize("function", sorted(DRAWERS))

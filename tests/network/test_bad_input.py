@@ -90,7 +90,7 @@ def without_scipy(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", imported)
 
 
-@pytest.fixture(params=["missing", "numerical", "raises", "iterations"][: number(2, of=4)])
+@pytest.fixture(params=["missing", "numerical", "raises", "iterations"][: number(1, of=4)])
 def broken(request, monkeypatch):
     """A solver that is not there, raises, goes wrong, or takes too long; and what is said of it."""
     if request.param == "missing":

@@ -39,7 +39,7 @@ def test_calls(function, with_workspace):
     assert ooc_cudnn.plan(function, memory_limit=least, **arguments).device_bytes <= least
 
 
-@pytest.mark.parametrize("policy", ["best", "keep"])
+@pytest.mark.parametrize("policy", [pytest.param("best", marks=pytest.mark.every_case), "keep"])
 def test_steps(policy, with_workspace, monkeypatch):
     """In bands and in parts sums are added to, and that takes more than all at once: they do not
     count where they do not fit."""

@@ -59,7 +59,7 @@ def planned(step, machine, limit, policy):
     return plan
 
 
-@pytest.mark.parametrize("seed", range(number(2, of=5)))
+@pytest.mark.parametrize("seed", range(number(1, of=5)))
 def test_best_is_never_slower_than_a_policy(seed, monkeypatch):
     """Not even where no other plans are compared: with less work, `best` finds less."""
     step = drawn_step(seed)

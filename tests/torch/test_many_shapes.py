@@ -15,6 +15,7 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
+from tests.support.sampling import number
 from tests.support.torch_checks import close
 
 pytestmark = [
@@ -99,8 +100,8 @@ def train(steps, distinct, at_a_time, *, objects_too=True):
 
 def test_shapes_that_come_again_take_no_more():
     """Eight shapes in turn, which are all kept: steps alone add nothing."""
-    train(steps=64, distinct=8, at_a_time=4)
-    assert train(steps=96, distinct=8, at_a_time=4) <= MOST_OBJECTS
+    train(steps=number(32, of=64), distinct=8, at_a_time=4)
+    assert train(steps=number(32, of=96), distinct=8, at_a_time=4) <= MOST_OBJECTS
 
 
 @pytest.mark.nightly

@@ -55,6 +55,7 @@ def losses(model, steps, x, target, **options):
     return found
 
 
+@pytest.mark.every_case
 def test_twenty_steps_in_single_precision_follow_pytorchs(pair):
     found, expected = (losses(each, STEPS, *batch(), lr=0.02, momentum=0.9) for each in pair)
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -25,7 +25,7 @@ LIMIT = "160KiB"
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch, tmp_path):
+def kept(monkeypatch, tmp_path, few_plans):
     """Keep every plan, in a folder of the test; say what is wrong with one again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(plan_cache, "SHORTEST_SECONDS", 0.0)

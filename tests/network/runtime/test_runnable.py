@@ -8,7 +8,7 @@ from tests.support.residual import blocks
 
 
 @pytest.fixture
-def step():
+def step(few_plans):
     """A step of two batch normalizations under a limit that streams its maps."""
     net = ooc_cudnn.Network()
     x = net.input("x", (4, 6, 12, 12))

@@ -78,7 +78,7 @@ def chain():
     return Drawn(net, h)
 
 
-@pytest.mark.parametrize("make", [unet, chain])
+@pytest.mark.parametrize("make", [chain, pytest.param(unet, marks=pytest.mark.every_case)])
 def test_what_is_made_again_leaves_less_on_the_host(make):
     """And changes nothing."""
     drawn, found = make(), []

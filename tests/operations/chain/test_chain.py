@@ -19,6 +19,7 @@ from ooc_cudnn.pricing.rings import DEPTHS
 from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import Forced, legal_splits
+from tests.support.sampling import number
 
 
 class Built:
@@ -196,7 +197,7 @@ chains = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=number(25, of=80))
 @given(chains, st.integers(1, 25), st.integers(1, 3), st.data())
 def test_random_chains(items, rows, n, data):
     channels, described, extent = 2, [], rows
