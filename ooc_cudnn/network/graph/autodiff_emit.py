@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase
 from ooc_cudnn.network.ir.tensor import (
+    Origin,
     Place,
     Tensor,
     extents,
@@ -265,7 +266,8 @@ class Backward(_Emit):
         )
 
     def _new(self, of: Tensor) -> Tensor:
-        return self.known(Tensor(self._free(f"{of.name}.gradient"), of.shape, of.dtype, "gradient"))
+        name, origin = self._free(f"{of.name}.gradient"), Origin(gradient_of=of.name)
+        return self.known(Tensor(name, of.shape, of.dtype, "gradient", origin=origin))
 
     def _free(self, name: str) -> str:
         """The name, or with the first number that makes it a new one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.operation import Shape
@@ -18,6 +18,35 @@ from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 KINDS = ("input", "parameter", "running", "map", "statistics", "gradient")
 #: Kinds of tensors that are handed in, and those of them that a step changes.
 GIVEN = ("input", "parameter", "running")
+
+
+class Origin(NamedTuple):
+    """Provenance: which tensor a pass made one of, and which part or copy of it this is.
+
+    Names tell it to people; code reads it here.
+
+    Attributes
+    ----------
+    of : str
+        The tensor as it was before any pass; empty for a tensor that no pass made of another.
+    gradient_of : str
+        The tensor of which a gradient is the gradient, or adds to it.
+    copy : str
+        "rematerialized", or "rows" where a row tile has its own copy of rows of a whole tensor.
+    batch_slice, row_tile, micro_batch : int, optional
+        The number of the part that it holds.
+    """
+
+    of: str = ""
+    gradient_of: str = ""
+    copy: str = ""
+    batch_slice: int | None = None
+    row_tile: int | None = None
+    micro_batch: int | None = None
+
+
+#: Of a tensor that no pass made.
+NO_ORIGIN = Origin()
 
 
 @dataclass(frozen=True)
@@ -36,6 +65,7 @@ class Tensor:
     of, region : str, ((start, stop), ...)
         Of a view: the tensor whose region it is. The region has the view's extents, but for axes of
         extent 1, of which either may have more.
+    origin : Origin
     """
 
     name: str
@@ -44,6 +74,23 @@ class Tensor:
     kind: str = "map"
     of: str = ""
     region: Region = ()
+    origin: Origin = NO_ORIGIN
+
+    @property
+    def source(self) -> str:
+        """Name of the tensor, before any pass, that it is a part or a copy of; else its own."""
+        return self.origin.of or self.name
+
+    def derived(self, name: str, origin: Mapping[str, Any], **changes: Any) -> Tensor:
+        """Return a tensor that a pass makes of this one, with what is new of its origin.
+
+        >>> h = Tensor("h", (4, 8), "float32")
+        >>> part = h.derived("h [1]", {"micro_batch": 1}, shape=(2, 8))
+        >>> part.source, part.origin.micro_batch, part.shape
+        ('h', 1, (2, 8))
+        """
+        made = self.origin._replace(of=self.source, **origin)
+        return replace(self, name=name, origin=made, **changes)
 
     @property
     def nbytes(self) -> int:

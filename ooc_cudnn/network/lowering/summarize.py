@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering.device_gradients import bytes_there, gradients_of
 from ooc_cudnn.network.lowering.external_memory import outside_bytes, outside_bytes_of, why_outside
 from ooc_cudnn.network.lowering.lower import Placed
-from ooc_cudnn.network.passes.rematerialize import REMADE
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
@@ -98,22 +96,17 @@ def predicted(
     )
 
 
-#: What rewriting adds to the name of a tensor, for a band or a micro-batch of it.
-_PART = re.compile(r"( band \d+)?( \[\d+\])?$")
-#: And what remaking does.
-_AGAIN = re.compile(rf"( \(\d+\))?{REMADE}$")
-
-
 def _fates(step: Step, residency: LiveRanges, terms: PlanConstraints) -> Iterator[Fate]:
     """What becomes of each tensor that is no view; what is made twice counts once."""
     touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
     there = gradients_of(step, terms.given)
-    again = {_AGAIN.sub("", _PART.sub("", name)) for name in touched if REMADE in name}
+    tensors = (step.tensors[name] for name in touched)
+    again = {each.source for each in tensors if each.origin.copy == "rematerialized"}
     for name, tensor in step.tensors.items():
-        if name not in touched or REMADE in name:
+        if name not in touched or tensor.origin.copy:
             continue
         stays = residency.get(name, ())
-        if _PART.sub("", name) in again:
+        if tensor.source in again and tensor.origin.batch_slice is None:
             fate = "recomputed"
         elif not stays:
             fate = "given" if tensor.kind in GIVEN or name in there else "streamed"

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.passes.microbatch import OfImages, WholeBatchError
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.subcall import SubCall
@@ -54,6 +53,8 @@ class _Stretch:
 
 class _Slabs(OfImages):
     """A step cut into stretches, those of outer phases into slabs."""
+
+    numbered = "batch_slice"
 
     def __init__(self, step: Step, slabs: int) -> None:
         super().__init__(step)
@@ -162,10 +163,8 @@ class _Slabs(OfImages):
         return replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds)
 
     def _state(self, name: str, index: int) -> str:
-        tensor = self.step.tensors[name]
         made = f"{name}{OF_SLAB}{index}"
-        shape = tensor.shape
-        self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind)
+        self.tensors[made] = self._numbered(name, made, index)
         return made
 
     def _merged(self, each: Iterable[int]) -> Iterable[Phase]:

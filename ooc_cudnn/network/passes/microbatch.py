@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import GIVEN, Tensor, whole
@@ -23,16 +23,6 @@ from ooc_cudnn.operations.core.subcall import SubCall
 
 class WholeBatchError(ValueError):
     """A phase needs what is summed over the whole batch, as batch normalization does."""
-
-
-def whole_name(name: str) -> str:
-    """Of a tensor of some images the name of that of all.
-
-    >>> whole_name("conv1 [3]"), whole_name("conv1 [left]")
-    ('conv1', 'conv1 [left]')
-    """
-    whole, _, number = name.rpartition(" [")
-    return whole if number.removesuffix("]").isdigit() else name
 
 
 def images_of(step: Step) -> int:
@@ -129,6 +119,9 @@ class OfImages:
         Of the rewritten step.
     """
 
+    #: Which number of its origin a tensor of some images has.
+    numbered = "micro_batch"
+
     def __init__(self, step: Step) -> None:
         self.step = step
         self.images = images_of(step)
@@ -170,16 +163,17 @@ class OfImages:
         if made in self.tensors:
             return made
         shape = (images[1] - images[0], *tensor.shape[1:])
+        of, region = "", tuple[Range, ...]()
         if self._stays_whole(name):
-            region = (images, *whole(tensor.shape)[1:])
-            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind, name, region)
+            of, region = name, (images, *whole(tensor.shape)[1:])
         elif tensor.of:
-            base = self._of(tensor.of, index, images)
-            region = ((0, shape[0]), *tensor.region[1:])
-            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind, base, region)
-        else:
-            self.tensors[made] = Tensor(made, shape, tensor.dtype, tensor.kind)
+            of, region = self._of(tensor.of, index, images), ((0, shape[0]), *tensor.region[1:])
+        self.tensors[made] = self._numbered(name, made, index, shape=shape, of=of, region=region)
         return made
+
+    def _numbered(self, name: str, made: str, index: int, **changes: Any) -> Tensor:
+        """A tensor of part `index`."""
+        return self.step.tensors[name].derived(made, {self.numbered: index}, **changes)
 
 
 class _Batch(OfImages):

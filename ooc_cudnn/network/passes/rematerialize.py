@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from ooc_cudnn.network.cost.compute_seconds import compute_seconds
 from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 from perfmodel import MachineModel
-
-#: What the name of the second tensor ends in.
-REMADE = " remade"
 
 
 def can_be_remade(step: Step) -> frozenset[str]:
@@ -157,13 +156,19 @@ class Remaking:
 
     def _repeat(self, maker: Phase) -> None:
         for result in maker.writes:
-            self.times[result] += 1
-            time = self.times[result]
-            name = self.made[result] = result + (f" ({time})" if time > 1 else "") + REMADE
-            tensor = self.before.tensors[result]
-            self.tensors[name] = replace(tensor, name=name, of="", region=())
+            self._copy(result)
         again = self._rebound(maker)
         self.phases.append(replace(again, name=f"{maker.name} again", is_backward=True))
+
+    def _copy(self, result: str) -> None:
+        """Let what reads a map from here on read another tensor."""
+        self.times[result] += 1
+        time = self.times[result]
+        name = self.made[result] = result + (f" ({time})" if time > 1 else "") + " remade"
+        self.tensors[name] = self._derived(result, name, of="", region=())
+
+    def _derived(self, source: str, name: str, **changes: Any) -> Tensor:
+        return self.before.tensors[source].derived(name, {"copy": "rematerialized"}, **changes)
 
     def _rebound(self, phase: Phase) -> Phase:
         """A phase that reads and writes what is made again in place of what was."""
@@ -177,6 +182,5 @@ class Remaking:
         of = self.made[base]
         made = name + of[len(base) :]
         if made not in self.tensors:  # a view of what is made again
-            tensor = self.before.tensors[name]
-            self.tensors[made] = replace(tensor, name=made, of=of, region=region)
+            self.tensors[made] = self._derived(name, made, of=of, region=region)
         return made

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
-from ooc_cudnn.network.passes.rematerialize import REMADE, Remaking
+from ooc_cudnn.network.passes.rematerialize import Remaking
 
 
 def repeated(step: Step, again: Iterable[RematEvent]) -> Step:
@@ -61,10 +61,7 @@ class _Repeating(Remaking):
         results = (self.before.base(name) for maker in makers for name in maker.writes)
         as_it_was = dict(self.made)
         for result in dict.fromkeys(results):
-            self.times[result] += 1
-            time = self.times[result]
-            name = self.made[result] = result + (f" ({time})" if time > 1 else "") + REMADE
-            self.tensors[name] = replace(self.before.tensors[result], name=name)
+            self._copy(result)
         for maker in makers:
             self.phases.append(self._repeating(maker))
         for result in results_beside(self.before, makers, map_name):

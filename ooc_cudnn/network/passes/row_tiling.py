@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.passes.rematerialize import REMADE, can_be_remade, forward_only, remade
+from ooc_cudnn.network.passes.rematerialize import can_be_remade, forward_only, remade
 from ooc_cudnn.network.passes.row_tiling_cache import with_copied_rows
 from ooc_cudnn.network.passes.row_tiling_regions import Stretches
 from ooc_cudnn.operations.core.call import Region
@@ -21,8 +21,6 @@ from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.core.subcall import SubCall
 
-#: What stands in the names of tensors of bands, before the number.
-OF_BAND = " band "
 #: Phases of forward after which a map that is read again is kept whole.
 FAR = 12
 
@@ -44,15 +42,14 @@ def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
         maps = again | (forward_only(step) - whole)
         stretches = Stretches(remade(step, again), maps, whole)
         # what is remade in one stretch and read in another must be whole
-        surely_whole = {name.removesuffix(REMADE) for name in stretches.whole} & again
+        tensors = stretches.step.tensors
+        surely_whole = {tensors[name].source for name in stretches.whole} & again
         if not surely_whole:
             break
         again -= surely_whole
 
-    def cut(step: Step, copies: frozenset[str]) -> Stretches:
-        return Stretches(step, maps | copies, whole)
-
-    return _in_bands(with_copied_rows(stretches, cut), bands)
+    copied = with_copied_rows(stretches, lambda step: Stretches(step, maps, whole))
+    return _in_bands(copied, bands)
 
 
 def _in_bands(stretches: Stretches, bands: int) -> Step:
@@ -168,21 +165,16 @@ class _Band:
                 region = [(0, extent) for extent in tensor.shape]
                 region[ROW_AXIS] = self.needed[name]
                 held.append((operand, tuple(region)))
-                binds[operand] = made = f"{name}{OF_BAND}{self.band}"
+                binds[operand] = made = f"{name} band {self.band}"
                 if made not in self.tensors:
                     shape = tuple(stop - start for start, stop in region)
-                    self.tensors[made] = replace(tensor, name=made, shape=shape)
+                    self.tensors[made] = tensor.derived(made, {"row_tile": self.band}, shape=shape)
         sums = any("h_y" not in call.operands[result].axes for result in call.results)
         if rows[0] and sums:
             call = replace(call, beta=1.0)
         made_call = SubCall.of_rows(call, rows, tuple(held))
         name = f"{phase.name} (band {self.band})"
         return replace(phase, name=name, call=made_call, binds=binds)
-
-
-def is_of_band(name: str) -> bool:
-    """Whether a tensor exists for one band at a time."""
-    return OF_BAND in name
 
 
 def whole_maps(step: Step) -> frozenset[str]:

@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.passes.rematerialize import REMADE
 from ooc_cudnn.network.passes.row_tiling_regions import Stretches
 from ooc_cudnn.operations.chain.chain import Chain
 
-#: Makes stretches of a step, whose banded tensors may be these copies, too.
-Cut = Callable[[Step, frozenset[str]], Stretches]
+#: Makes stretches of a step, whose banded tensors may be copies, too.
+Cut = Callable[[Step], Stretches]
 
 
 class _Copy(NamedTuple):
@@ -31,14 +30,14 @@ class _Copy(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.source} of {self.readers[0]}{REMADE}"
+        return f"{self.source} of {self.readers[0]} remade"
 
 
 def with_copied_rows(stretches: Stretches, cut: Cut) -> Stretches:
     """The stretches of a step in which each reads rows of a whole tensor once."""
     step, copies = stretches.step, tuple(_wanted(stretches))
     while copies:
-        found = cut(_copied(step, copies), frozenset(copy.name for copy in copies))
+        found = cut(_copied(step, copies))
         banded = tuple(copy for copy in copies if copy.name in found.banded_tensors)
         if banded == copies:
             return found
@@ -84,7 +83,7 @@ def _copied(step: Step, copies: tuple[_Copy, ...]) -> Step:
     tensors, phases = dict(step.tensors), list[Phase]()
     for copy in copies:
         source = step.tensors[copy.source]
-        tensors[copy.name] = replace(source, name=copy.name, kind="map")
+        tensors[copy.name] = source.derived(copy.name, {"copy": "rows"}, kind="map")
     for at, phase in enumerate(step.phases):
         binds = dict(phase.binds)
         for copy in copies:

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
-from ooc_cudnn.network.passes.rematerialize import REMADE
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
@@ -36,13 +35,13 @@ class Stretches:
         self.uses = step.uses
         self.places = {name: step.place(name) for name in step.tensors}
         results = {self.places[n].base for n in (*step.outputs, *step.gradients.values())}
-        maps = {*again, *(name + REMADE for name in again)}
+        self._again = frozenset(again)
         self.banded_tensors = {
             name
             for name, used in self.uses.items()
             if used.written
             and name not in results
-            and (name in maps or self._is_gradient(name, set(whole)))
+            and (self._is_made_again(name) or self._is_gradient(name, set(whole)))
             and self._has_rows(name)
         }
         self.whole: set[str] = set()
@@ -54,9 +53,14 @@ class Stretches:
             self.banded_tensors -= crossing
             self.whole |= crossing
 
+    def _is_made_again(self, name: str) -> bool:
+        """Whether a tensor is a map to be made again, a copy of it, or a copy of rows."""
+        tensor = self.step.tensors[name]
+        return tensor.source in self._again or tensor.origin.copy == "rows"
+
     def _is_gradient(self, name: str, whole: set[str]) -> bool:
         """Whether a tensor is the gradient of something that need not be whole."""
-        of = name.split(".gradient")[0]
+        of = self.step.tensors[name].origin.gradient_of
         given = of in self.step.tensors and self.step.tensors[of].kind in GIVEN
         return self.step.tensors[name].kind == "gradient" and of not in whole and not given
 
@@ -118,7 +122,9 @@ class Stretches:
 
     def _makes_again(self, phase: Phase) -> bool:
         """Whether a phase makes again what is banded, and nothing that must end first."""
-        return all(n.endswith(REMADE) and n in self.banded_tensors for n in phase.writes)
+        return all(
+            self.step.tensors[n].origin.copy and n in self.banded_tensors for n in phase.writes
+        )
 
     def _crossing(self) -> set[str]:
         """Banded tensors that several stretches touch."""

@@ -53,5 +53,5 @@ def leaving(step: Step, names: frozenset[str]) -> LiveRanges:
     gaps = idle(step, step.uses)
     return offloaded(
         step,
-        {name: first - 1 for name, (_, first) in gaps.items() if name.split(" [")[0] in names},
+        {n: first - 1 for n, (_, first) in gaps.items() if step.tensors[n].source in names},
     )

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.figures import COLOURS, legend, panels
-from ooc_cudnn.network.ir.step import Phase
+from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import PlannedStep
-from ooc_cudnn.network.passes.rematerialize import REMADE
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
@@ -88,7 +87,7 @@ def course_of(made: PlannedStep, measured: Trace | None = None) -> Course:
         first, last = found.get((each.stream, each.item), (start, stop))
         found[each.stream, each.item] = min(first, start), max(last, stop)
     tasks = sorted(item for stream, item in found if stream == COMPUTE)
-    kinds = dict(zip(tasks, map(_kind_of, made.step.phases), strict=True))
+    kinds = dict(zip(tasks, (_kind_of(made.step, p) for p in made.step.phases), strict=True))
     spans = [
         Span(stream, kinds[item] if stream == COMPUTE else "copies", *span)
         for (stream, item), span in found.items()
@@ -128,7 +127,7 @@ def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
             name = "weights"
         elif tensor.kind == "gradient":
             name = "gradients"
-        elif REMADE in base:
+        elif tensor.origin.copy:
             name = "recomputed maps"
         else:
             name = "offloaded maps" if len(stays) > 1 else "kept maps"
@@ -190,8 +189,8 @@ def _draw_streams(axes: Any, course: Course, scale: float) -> None:
     legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)  # above: bars fill the panel
 
 
-def _kind_of(phase: Phase) -> str:
-    if any(REMADE in name for name in phase.writes):
+def _kind_of(step: Step, phase: Phase) -> str:
+    if any(step.tensors[name].origin.copy for name in phase.writes):
         return "recomputing"
     return "backward" if phase.is_backward else "forward"
 

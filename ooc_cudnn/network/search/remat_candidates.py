@@ -14,7 +14,7 @@ from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering.lower import working_bytes
-from ooc_cudnn.network.passes.microbatch import parts_of, whole_name
+from ooc_cudnn.network.passes.microbatch import parts_of
 from ooc_cudnn.network.passes.rematerialize_events import makers_of
 from ooc_cudnn.network.search.remat_greedy import fits, search
 from ooc_cudnn.network.search.remat_state import RematState
@@ -69,7 +69,9 @@ class RematSolution(NamedTuple):
         again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
         if phases:
             again = tuple(
-                RematEvent(phases[each.before], whole_name(each.name), each.is_made)
+                RematEvent(
+                    phases[each.before], makings.step.tensors[each.name].source, each.is_made
+                )
                 for each in again
             )
         back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.network.passes.microbatch import whole_name
 from ooc_cudnn.network.search.remat_state import RematState
 
 #: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
@@ -182,7 +181,8 @@ class _Search:
                 meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
                 counted = self._with_parents([event], among, held) if self.measure else [event]
                 seconds = sum(map(self.of.seconds_of, counted))
-                group = (whole_name(name), event.is_made) if self.together else event
+                source = self.of.step.tensors[name].source
+                group = (source, event.is_made) if self.together else event
                 found[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
         return [*map(_together, found.values())]
 

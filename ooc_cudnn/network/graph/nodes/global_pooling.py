@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
-from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.ir.tensor import Origin, Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.pooling import forward as pooling
 from ooc_cudnn.operations.pooling.global_average import GlobalAverageCall as Average
@@ -64,9 +64,9 @@ class GlobalMax(Node):
             return
         maps, poolings = self._maps(emit), self._poolings()
         if len(poolings) > 1:
-            of_rows = emit.known(
-                Tensor(f"{self.name}.rows.gradient", maps[1].shape, dy.dtype, "gradient")
-            )
+            name, origin = f"{self.name}.rows.gradient", Origin(gradient_of=maps[1].name)
+            made = Tensor(name, maps[1].shape, dy.dtype, "gradient", origin=origin)
+            of_rows = emit.known(made)
             call = PoolingGradientCall(poolings[1])
             emit.phase("gradient of rows", call, y=self.y, dy=dy, x=maps[1], dx=of_rows)
             dy = of_rows

@@ -10,7 +10,6 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import most_held
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
-from ooc_cudnn.network.passes.row_tiling import is_of_band
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
@@ -56,7 +55,11 @@ class RowTiles(Strategy):
             except WholeBatchError:
                 return
             live_ranges = _without_inputs(rewritten)
-            of_bands = {base: ranges for base, ranges in live_ranges.items() if is_of_band(base)}
+            of_bands = {
+                base: ranges
+                for base, ranges in live_ranges.items()
+                if rewritten.tensors[base].origin.row_tile is not None
+            }
             if not of_bands:
                 return
             if most_held(rewritten, of_bands) > SHARE_OF_BANDS * constraints.target.room_bytes:
