@@ -100,13 +100,13 @@ def _fates(step: Step, residency: LiveRanges, terms: PlanConstraints) -> Iterato
     """What becomes of each tensor that is no view; what is made twice counts once."""
     touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
     there = gradients_of(step, terms.given)
-    tensors = (step.tensors[name] for name in touched)
-    again = {each.source for each in tensors if each.origin.copy == "rematerialized"}
+    copies = (t for name in touched if (t := step.tensors[name]).origin.copy == "rematerialized")
+    again = {(each.source, each.origin.batch_slice) for each in copies}
     for name, tensor in step.tensors.items():
         if name not in touched or tensor.origin.copy:
             continue
         stays = residency.get(name, ())
-        if tensor.source in again and tensor.origin.batch_slice is None:
+        if (tensor.source, tensor.origin.batch_slice) in again:
             fate = "recomputed"
         elif not stays:
             fate = "given" if tensor.kind in GIVEN or name in there else "streamed"
