@@ -12,6 +12,7 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.operands import Wrapped
 from ooc_cudnn.arrays.stores import wrap_regional
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.runtime.inference import ForwardStep
@@ -24,6 +25,7 @@ from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.before import leave, run_after, run_before
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.fallbacks import draws
 from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent, bytes_of
 from ooc_cudnn.torch.function import (
     Request,
@@ -108,6 +110,9 @@ class ReadyModel:
         after = self.lowered.after
         self._hooked = {y for e in after if e.name == "register_hook" for y in e.results}
         self._copies_of_others = self._values_that_are_copies()
+        self._draws = bool(self.lowered.drawn) or any(
+            map(draws, (*graph.before, *self.lowered.before))
+        )
         self._places = FixedPlaces(self.device)
         self._wrapping = Wrapping()
         #: Running statistics that the network holds in a wider type.
@@ -206,7 +211,16 @@ class ReadyModel:
             What the graph returns.
         """
         with without_autocast(), at(self.device):  # the graph has its casts
-            return self._called(tensors, out)
+            if not self._draws:
+                return self._called(tensors, out)
+            states = torch.get_rng_state(), _state_of(self.device)
+            try:
+                return self._called(tensors, out)
+            except PlanInfeasibleError:  # nothing has run: who tries again draws the same numbers
+                torch.set_rng_state(states[0])
+                if states[1] is not None:
+                    torch.cuda.set_rng_state(states[1], self.device)
+                raise
 
     def _called(self, tensors: Sequence[Any], out: Any) -> list[Any]:
         known = self._known(tensors)
@@ -409,6 +423,11 @@ class ReadyModel:
         # a plan may choose another memory order than PyTorch, and `view` wants its own
         ordered = (made if each.is_plain else made.permute(each.axes)).contiguous()
         return same(ordered, of_ours=True)
+
+
+def _state_of(device: torch.device) -> torch.Tensor | None:
+    """The state of random numbers of a card; None of the host."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def _for_hooks(result: Any) -> Any:

@@ -26,6 +26,7 @@ import torch
 import torch._dynamo
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
@@ -35,6 +36,7 @@ from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
+from ooc_cudnn.torch.stand_ins import give_back
 
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
@@ -94,6 +96,8 @@ class Call:
     options : Options
     real : mapping
         Of each stand-in, by its `id`, what it stands for.
+    containers : sequence
+        Lists and dictionaries of the user's, each with the one that forward is given in its place.
     """
 
     model: torch.nn.Module
@@ -102,6 +106,11 @@ class Call:
     kwargs: Mapping[str, Any]
     options: Options
     real: Mapping[int, Any] = field(default_factory=dict)
+    containers: Sequence[tuple[Any, Any]] = ()
+
+    def give_back(self) -> None:
+        """Leave in the user's containers what forward has left in theirs."""
+        give_back(self.containers, self.real)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -148,7 +157,7 @@ class _Capture:
         try:
             with working_on(call, checked):
                 return self._known(call.forward, call.args, call.kwargs)
-        except _Missed:
+        except (_Missed, PlanInfeasibleError):
             if state is not None:
                 random.setstate(state)
             raise

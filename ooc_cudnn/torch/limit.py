@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import MethodType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import overlapping
 from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
-from ooc_cudnn.torch.stand_ins import StandIns, is_array, torch_dtype
+from ooc_cudnn.torch.stand_ins import StandIns, containers_in, is_array, torch_dtype
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.units import parse_limit
 
@@ -100,6 +101,11 @@ def limit(
     check_scale(scale)
     inner = within_ddp(model)
     check_model(inner)
+    if isinstance(_forward_of_class(inner), property):
+        raise UnsupportedModelError(
+            f"{type(inner).__name__}.forward is a property, which cannot be replaced: make it a "
+            "method"
+        )
     forget_calls(inner)
     inner.forward = Limited(inner, memory_limit, strict=strict, statistics=statistics, scale=scale)
     return model
@@ -132,6 +138,7 @@ class Limited:
         #: What the user had put in place of the class's forward.
         self.before: Any = own.before if isinstance(own, Limited) else own
         self.last: ReadyModel | None = None
+        self._is_method = isinstance(_forward_of_class(model), FunctionType)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "last": None}
@@ -161,10 +168,23 @@ class Limited:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model; as a part of a model under a limit, be captured with it."""
         if is_captured_by_us():  # TorchDynamo traces this: it makes no methods of its own
-            if self.before is None:
+            if self.before is not None:
+                return self.before(*args, **kwargs)
+            if self._is_method:
                 return type(self.model).forward(self.model, *args, **kwargs)
-            return self.before(*args, **kwargs)
+            return type(self.model).forward(*args, **kwargs)
         return self._run(args, kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What `inspect.signature` says of the model's forward: trainers look what it takes."""
+        return inspect.signature(self.own)
+
+    @property
+    def __code__(self) -> CodeType:
+        """TorchDynamo looks at that of a `torch.fx.GraphModule`."""
+        code: CodeType = self.own.__code__
+        return code
 
     @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,7 +194,9 @@ class Limited:
             self.last = ready
             return ready(tensors)
 
-        return calls_of(self.model).of(kind, call)(call, run)
+        result = calls_of(self.model).of(kind, call)(call, run)
+        call.give_back()
+        return result
 
 
 def called(
@@ -214,13 +236,16 @@ def called(
         tuple(each for hooks in _HOOKS_OF_ALL for each in hooks.items()),
         overlapping([leaf for leaf in filled if isinstance(leaf, torch.Tensor)]),
     )
+    containers: list[tuple[Any, Any]] = []
     if any(one is not other for one, other in zip(filled, leaves, strict=True)):
         # else what is changed is theirs
         if structure is None:
             args = tuple(filled)
         else:
+            given = args, kwargs
             args, kwargs = pytree.tree_unflatten(filled, structure)
-    return kind, Call(model, forward, args, kwargs, options, standing.real)
+            containers = containers_in(given, (args, kwargs))
+    return kind, Call(model, forward, args, kwargs, options, standing.real, containers)
 
 
 #: Hooks of all modules there are. Guards look at those of a module.
@@ -244,4 +269,13 @@ def own_forward(model: torch.nn.Module) -> Callable[..., Any]:
     held = model.__dict__.get("forward")
     if isinstance(held, Limited):
         held = held.before
-    return MethodType(type(model).forward, model) if held is None else held
+    if held is not None:
+        return held
+    of_class = _forward_of_class(model)
+    binds = getattr(type(of_class), "__get__", None)
+    return of_class if binds is None else binds(of_class, model, type(model))
+
+
+def _forward_of_class(model: torch.nn.Module) -> Any:
+    """Return the attribute of the class: a function, a staticmethod, any callable."""
+    return next(vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))

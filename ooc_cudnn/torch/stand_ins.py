@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.refusals import check_tensor
 from ooc_cudnn.torch.stored import STORED_DTYPES, scaled_dtype
@@ -55,6 +57,35 @@ class StandIns:
         follows = isinstance(given, torch.Tensor) and given.requires_grad
         with self._mode, torch.inference_mode(False):
             return torch.empty(given.shape, dtype=dtype, device=device, requires_grad=follows)
+
+
+def containers_in(given: Any, standing: Any) -> list[tuple[Any, Any]]:
+    """Lists and dictionaries that a call is given, each with what stands for it, alike in shape."""
+    if type(given) not in pytree.SUPPORTED_NODES:
+        return []
+    flatten = pytree.SUPPORTED_NODES[type(given)].flatten_fn
+    found = [(given, standing)] if isinstance(given, dict | list | deque) else []
+    for pair in zip(flatten(given)[0], flatten(standing)[0], strict=True):
+        found += containers_in(*pair)
+    return found
+
+
+def give_back(containers: Sequence[tuple[Any, Any]], real: Mapping[int, Any]) -> None:
+    """Do to a user's lists and dictionaries what forward has done to those that stood for them."""
+    theirs = {id(standing): given for given, standing in containers} | dict(real)
+    for given, standing in containers:
+        if isinstance(given, dict):
+            now = {key: theirs.get(id(each), each) for key, each in standing.items()}
+            if [(key, id(each)) for key, each in given.items()] != [
+                (key, id(each)) for key, each in now.items()
+            ]:
+                given.clear()
+                given.update(now)
+        else:
+            values = [theirs.get(id(each), each) for each in standing]
+            if [*map(id, given)] != [*map(id, values)]:
+                given.clear()
+                given.extend(values)
 
 
 def _first_held(model: torch.nn.Module) -> torch.Tensor | None:
