@@ -24,9 +24,9 @@ from ooc_cudnn.operations.elementwise.activation_bitmask import (
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
 from ooc_cudnn.operations.elementwise.binary import OpTensor
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.elementwise.dropout import Dropout
 from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
 from ooc_cudnn.operations.losses.launches import (
     CrossEntropy,
     CrossEntropyBackward,
@@ -49,10 +49,10 @@ from ooc_cudnn.operations.normalization.set_reduction import (
 )
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
-from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
+from ooc_cudnn.operations.pooling.indices import PoolingIndices
 from ooc_cudnn.operations.resampling.arguments import adaptive_pooling, interpolation, padded
 from ooc_cudnn.operations.resampling.gradient import ResamplingBackward
-from ooc_cudnn.operations.softmax.argmax import ChannelArgmax
+from ooc_cudnn.operations.softmax.channel_argmax import ChannelArgmax
 from ooc_cudnn.operations.softmax.channels import (
     ImageMaximum,
     ImageProductSum,

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ooc_cudnn.devices.host.device import RUNNERS as HOST
+from ooc_cudnn.devices.kernels.runners import RUNNERS as KERNELS
+
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = ("ooc_cudnn", "perfmodel")
 
@@ -134,6 +137,61 @@ def floor(module: str) -> int:
     above = module.rpartition(".")[0]
     assert above != "ooc_cudnn", f"{module} is in no room: add it to ROOMS"
     return floor(above)
+
+
+#: Files of devices/host, devices/kernels and kernels that serve operations of other modules than
+#: that of their name, or several: the modules, under operations/.
+SHARED = {
+    "channel_reduction": {
+        "elementwise.broadcast_reduction", "elementwise.gradient_reductions",
+        "normalization.batch_launches", "softmax.channels",
+    },
+    "linear": {"convolution.forward", "convolution.gradients"},
+    "elementwise": {"core.pointwise", "normalization.batch_launches", "softmax.channels"},
+    "fused_convolution": {"convolution.fused_forward"},
+    "gradient_sums": {"elementwise.gradient_reductions", "normalization.batch_launches"},
+    "image_softmax": {"softmax.channels"},
+    "masks": {"elementwise.activation_bitmask"},
+    "normalise": {"normalization.batch_launches", "softmax.channels"},
+    "outside": {"external.calls"},
+    "runners": {"core.pointwise", "elementwise.reshape"},
+    "set_statistics": {"normalization.set_reduction", "normalization.layer_in_chain"},
+}  # fmt: skip
+#: Sources of kernels that do not begin with the name of the module that launches them.
+LAUNCHED_BY = {
+    "activation_backward": "elementwise", "op_tensor": "elementwise", "states": "normalise",
+    "taking_lanes": "taking", "taking_rows": "taking",
+}  # fmt: skip
+
+
+def stems(module: str) -> set[str]:
+    """What files of an operation's module, `room.name`, are called in the layers below."""
+    room, _, name = module.partition(".")
+    return {room, name, f"{room}_{name}"}
+
+
+def test_an_operation_has_one_stem_in_all_layers():
+    """A file is called as the operation's module, its room or both; or `SHARED` tells of it."""
+    wrong, used = set(), set()
+    for runners in (HOST, KERNELS):
+        for operation, runner in runners.items():
+            module = operation.__module__.removeprefix("ooc_cudnn.operations.")
+            stem = runner.__module__.rpartition(".")[2]
+            if module in SHARED.get(stem, ()):
+                used.add((stem, module))
+            elif stem not in stems(module):
+                wrong.add((stem, module))
+    assert wrong == set()
+    assert used == {(stem, module) for stem, modules in SHARED.items() for module in modules}
+
+
+def test_kernels_are_named_as_what_launches_them():
+    modules = {path.stem for path in (ROOT / "ooc_cudnn/devices/kernels").glob("*.py")}
+    for path in (ROOT / "kernels").glob("*.cu"):
+        by = LAUNCHED_BY.get(path.stem)
+        begins = {name for name in modules if f"{path.stem}_".startswith(f"{name}_")}
+        assert by in modules if by else begins, path.name
+    assert {f"{stem}.cu" for stem in LAUNCHED_BY} <= {p.name for p in (ROOT / "kernels").iterdir()}
 
 
 def test_no_circle_among_modules():

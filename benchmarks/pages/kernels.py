@@ -125,7 +125,7 @@ KERNELS = {
     "relayout.cu": ("relayout", {"": " to "}),
     "softmax.cu": ("softmax", {"forward ": "forward", "backward ": "backward"}),
     "pooling.cu": ("pooling", {f"{o} ": f"{o} forward" for o in ("NCHW", "NHWC", "CHWN")}),
-    "pooling_backward.cu": (
+    "pooling_gradient.cu": (
         "pooling", {f"{o} ": f"{o} backward" for o in ("NCHW", "NHWC", "CHWN")}
     ),
 }  # fmt: skip

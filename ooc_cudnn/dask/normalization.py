@@ -15,7 +15,7 @@ import numpy as np
 
 from ooc_cudnn.dask.functions import described_as, on_dask
 from ooc_cudnn.dask.lazily import Arrays, as_numpy, described, in_blocks, scaled_to, summed, total
-from ooc_cudnn.devices.host.reduction import merged_moments
+from ooc_cudnn.devices.host.channel_reduction import merged_moments
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.normalization.batch_calls import (
     BatchNormalizationCall,

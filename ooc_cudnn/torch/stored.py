@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ooc_cudnn.operations.elementwise.stored_integers import STORED
+from ooc_cudnn.operations.elementwise.cast_scale import STORED
 
 STORED_DTYPES = tuple(getattr(torch, each) for each in STORED)
 

@@ -15,9 +15,9 @@ from tests.operations.elementwise.test_broadcast_reduction import (
     test_prelu_and_its_gradients,
     test_prelu_in_a_chain,
 )
+from tests.operations.elementwise.test_cast_scale import test_under_every_split as test_images
 from tests.operations.elementwise.test_dropout import test_the_mask_is_the_same_under_every_split
 from tests.operations.elementwise.test_reshape import test_every_split as test_reshape
-from tests.operations.elementwise.test_stored_integers import test_under_every_split as test_images
 from tests.operations.losses.test_launches import (
     test_cross_entropy_in_every_type,
     test_cross_entropy_is_pytorchs_under_every_split,
@@ -33,7 +33,7 @@ from tests.operations.normalization.test_set_reduction import (
     test_group_normalization,
     test_layer_normalization_of_each_site,
 )
-from tests.operations.pooling.test_saved_argmax import (
+from tests.operations.pooling.test_indices import (
     test_forward_and_backward as test_pooling_indices,
 )
 from tests.operations.resampling.test_forward import test_every_split as test_resampling

@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.devices.kernels.channel_argmax import channel_argmax
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.softmax.argmax import ChannelArgmax
+from ooc_cudnn.operations.softmax.channel_argmax import ChannelArgmax
 from ooc_cudnn.tensor import packed_strides
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, Operand

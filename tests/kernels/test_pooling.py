@@ -14,10 +14,10 @@ import pytest
 
 from ooc_cudnn.devices.kernels import arguments
 from ooc_cudnn.devices.kernels import pooling as forward_module
-from ooc_cudnn.devices.kernels import pooling_backward as backward_module
+from ooc_cudnn.devices.kernels import pooling_gradient as backward_module
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pooling import pooling
-from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
+from ooc_cudnn.devices.kernels.pooling_gradient import pooling_backward
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward

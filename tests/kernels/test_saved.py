@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.devices.kernels import arguments, masks
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.masks import masked_gradient, slope_mask
-from ooc_cudnn.devices.kernels.pooling_backward import pooling_backward
+from ooc_cudnn.devices.kernels.pooling_gradient import pooling_backward
 from ooc_cudnn.devices.kernels.pooling_indices import _loaded, pooling_indices
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.elementwise.activation_bitmask import (
@@ -19,7 +19,7 @@ from ooc_cudnn.operations.elementwise.activation_bitmask import (
 )
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
-from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
+from ooc_cudnn.operations.pooling.indices import PoolingIndices
 from ooc_cudnn.tensor import packed_strides
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, NUMPY, Operand, assert_close, random

@@ -6,7 +6,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
 from ooc_cudnn.devices.host.softmax import boxes_of_sites
-from ooc_cudnn.operations.softmax.argmax import ChannelArgmax
+from ooc_cudnn.operations.softmax.channel_argmax import ChannelArgmax
 
 
 def channel_argmax(

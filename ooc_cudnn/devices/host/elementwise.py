@@ -29,8 +29,8 @@ from ooc_cudnn.operations.elementwise.activation_gradient import (
     needs_x,
 )
 from ooc_cudnn.operations.elementwise.binary import COMBINED, OpTensor, wide_shape
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.elementwise.reshape import Reshape
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
 from ooc_cudnn.operations.normalization.batch_launches import Normalise, NormaliseBackward
 from ooc_cudnn.operations.softmax.channels import ImageSoftmax, ImageSoftmaxBackward
 from ooc_cudnn.tensor import numpy_dtype

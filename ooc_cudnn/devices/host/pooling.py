@@ -15,12 +15,12 @@ import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
-from ooc_cudnn.devices.host.pooling_backward import pooling_backward
 from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
+from ooc_cudnn.devices.host.pooling_gradient import pooling_backward
 from ooc_cudnn.operations.core.ranges import Range, met, met_along
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
-from ooc_cudnn.operations.pooling.saved_argmax import NOWHERE, PoolingIndices
+from ooc_cudnn.operations.pooling.indices import NOWHERE, PoolingIndices
 
 
 def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array) -> None:

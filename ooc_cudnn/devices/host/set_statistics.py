@@ -12,6 +12,7 @@ from functools import reduce
 import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
+from ooc_cudnn.devices.host.channel_reduction import merged_moments, moments_result
 from ooc_cudnn.devices.host.chunks import (
     Array,
     Box,
@@ -22,7 +23,6 @@ from ooc_cudnn.devices.host.chunks import (
     of_channels,
 )
 from ooc_cudnn.devices.host.elementwise import times_slope
-from ooc_cudnn.devices.host.reduction import merged_moments, moments_result
 from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.operations.normalization.batch_launches import MomentsResult
 from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites

@@ -15,7 +15,7 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
-from ooc_cudnn.operations.softmax.argmax import ChannelArgmax
+from ooc_cudnn.operations.softmax.channel_argmax import ChannelArgmax
 
 
 def plan_channel_argmax(operation: ChannelArgmax, x: DeviceView, y: DeviceView) -> Launch | None:

@@ -112,8 +112,8 @@ def _assign(target: np.ndarray, value: Any) -> None:
     """Assign to a struct, an array of structs or of numbers, or a number; of an outer extent 1."""
     names = target.dtype.names
     if names is None:
-        target[0] = given = np.array(value, target.dtype)
-        if given.shape != target.shape[1:]:
+        target[0] = numbers = np.array(value, target.dtype)
+        if numbers.shape != target.shape[1:]:
             raise ValueError(f"{value} has not the shape {target.shape[1:]}")
     elif target.ndim > 1:
         for at, each in zip(range(target.shape[1]), value, strict=True):

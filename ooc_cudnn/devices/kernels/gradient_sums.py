@@ -6,10 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
-from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
-from ooc_cudnn.devices.kernels.group_walk import REDUCTION_BLOCKS, Most, walk_channels
-from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.reduction import (
+from ooc_cudnn.devices.kernels.channel_reduction import (
     SUMS,
     image_steps,
     kept_columns,
@@ -17,6 +14,9 @@ from ooc_cudnn.devices.kernels.reduction import (
     plan_totals,
     workspace_bytes,
 )
+from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.group_walk import REDUCTION_BLOCKS, Most, walk_channels
+from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
 from ooc_cudnn.operations.normalization.batch_launches import NormaliseSums

@@ -73,7 +73,8 @@ def plan(
     rows = math.prod(made.sizes[:4])
     blocks = block_over(rows, row_packs, PACKS)
     fill = partial(
-        *(fill_struct, "interpolation.cu"),
+        fill_struct,
+        "interpolation.cu",
         **made.outer_sizes,
         made=made.sizes[2:5],
         first=three([start for start, _ in makes], 0),

@@ -15,7 +15,7 @@ from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
-from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
+from ooc_cudnn.operations.pooling.indices import PoolingIndices
 
 #: Bytes of the widest operand that a thread moves: two accesses, so that more are under way.
 PACK_BYTES = 2 * WIDEST_ACCESS_BYTES

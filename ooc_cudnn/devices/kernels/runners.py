@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from ooc_cudnn.devices.kernels import (
+    cast_scale,
     channel_argmax,
+    channel_reduction,
     dropout,
     elementwise,
     gradient_sums,
-    images,
     local_response,
     losses,
     masks,
     normalise,
     outside,
-    pooling_backward,
-    reduction,
+    pooling_gradient,
     resampling,
     set_statistics,
     softmax,
@@ -84,14 +84,14 @@ RUNNERS: dict[type, Runner] = {
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
     **gradient_sums.RUNNERS,
-    **images.RUNNERS,
+    **cast_scale.RUNNERS,
     **local_response.RUNNERS,
     **losses.RUNNERS,
     **masks.RUNNERS,
     **normalise.RUNNERS,
     **outside.RUNNERS,
-    **pooling_backward.RUNNERS,
-    **reduction.RUNNERS,
+    **pooling_gradient.RUNNERS,
+    **channel_reduction.RUNNERS,
     **resampling.RUNNERS,
     **set_statistics.RUNNERS,
     **softmax.RUNNERS,
@@ -99,7 +99,7 @@ RUNNERS: dict[type, Runner] = {
 #: Scratch bytes of those that need any.
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     **gradient_sums.WORKSPACE,
-    **reduction.WORKSPACE,
+    **channel_reduction.WORKSPACE,
     **set_statistics.WORKSPACE,
     **softmax.WORKSPACE,
 }

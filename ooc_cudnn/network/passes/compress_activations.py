@@ -30,7 +30,7 @@ from ooc_cudnn.operations.elementwise.activation_bitmask import (
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
-from ooc_cudnn.operations.pooling.saved_argmax import IndexedPoolingCall, indexable
+from ooc_cudnn.operations.pooling.indices import IndexedPoolingCall, indexable
 
 Kind = TypeVar("Kind", bound=Operation)
 

@@ -30,7 +30,7 @@ from ooc_cudnn.operations.elementwise.gradient_reductions import (
 from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSumsCall
 from ooc_cudnn.operations.normalization.batch_two_phase import ChannelSumsCall
 from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
-from ooc_cudnn.operations.pooling.saved_argmax import IndexedPoolingCall
+from ooc_cudnn.operations.pooling.indices import IndexedPoolingCall
 
 
 def summed(step: Step) -> Step:

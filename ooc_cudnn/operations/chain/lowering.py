@@ -37,7 +37,7 @@ from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AddTensor, OpTensor
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
 from ooc_cudnn.operations.normalization.set_reduction import Normalising
 from ooc_cudnn.tensor import ACCUMULATOR

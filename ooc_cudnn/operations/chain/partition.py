@@ -22,7 +22,7 @@ from ooc_cudnn.operations.core.row_axis import (
     height,
     with_rows,
 )
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
 from ooc_cudnn.operations.normalization.local_response import LocalResponse
 from ooc_cudnn.tensor import ACCUMULATOR

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.elementwise.stored_integers import STORED
+from ooc_cudnn.operations.elementwise.cast_scale import STORED
 from ooc_cudnn.tensor import DTYPES, rounded_to
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule

@@ -9,7 +9,7 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import pooling as host_pooling
-from ooc_cudnn.devices.host import pooling_backward as host_pooling_backward
+from ooc_cudnn.devices.host import pooling_gradient as host_pooling_backward
 from ooc_cudnn.operations.core.ranges import Rows
 from ooc_cudnn.operations.pooling.forward import MODES, Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward

@@ -32,7 +32,7 @@ STRUCTS = {
     "losses.cu": ["LossRows<1>", "LossRows<5>", "Values"],
     "pointwise.cu": ["PointwiseGeometry"],
     "pooling.cu": ["PoolingGeometry<int>", "PoolingGeometry<long long>"],
-    "pooling_backward.cu": ["UnpoolingGeometry<int>", "UnpoolingGeometry<long long>"],
+    "pooling_gradient.cu": ["UnpoolingGeometry<int>", "UnpoolingGeometry<long long>"],
     "pooling_indices.cu": ["Windows<int, 6>", "Windows<long long, 7>"],
     "relayout.cu": ["CopyGeometry", "TransposeGeometry"],
     "resampling.cu": ["Resampling"],

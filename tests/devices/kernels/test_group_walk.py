@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.kernels.channel_reduction import workspace_bytes
 from ooc_cudnn.devices.kernels.group_walk import walk_channels, walk_images
-from ooc_cudnn.devices.kernels.reduction import workspace_bytes
 from ooc_cudnn.devices.view import DeviceView
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ooc_cudnn.devices.kernels.elementwise import plan_activation_backward, plan_op_tensor
 from ooc_cudnn.devices.kernels.pooling import plan_pooling
-from ooc_cudnn.devices.kernels.pooling_backward import (
+from ooc_cudnn.devices.kernels.pooling_gradient import (
     SHARED_BYTES,
     Tile,
     choose_tile,

@@ -95,7 +95,7 @@ INSTANCES = {
         "pool_by_warp<int, float, MAX, 4, 1, 30, 30, 1, 2, 2>",
         "pool_by_warp<long long, double, AVERAGE_EXCLUDE_PADDING, 1, 1, 30, 30, 1, 2, 2>",
     ],
-    "pooling_backward.cu": [
+    "pooling_gradient.cu": [
         "unpool_planes<int, float, MAX, 3028, 1, 28, 28, 5, true, false, 3, 3, 2, 2>",
         "unpool_planes<int, __nv_bfloat16, AVERAGE_EXCLUDE_PADDING, 6064, 2, 28, 28, 7, true, "
         "true, 3, 3, 2, 2>",

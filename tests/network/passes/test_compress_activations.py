@@ -12,7 +12,7 @@ from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivationCall
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
-from ooc_cudnn.operations.pooling.saved_argmax import IndexedPoolingCall
+from ooc_cudnn.operations.pooling.indices import IndexedPoolingCall
 from tests.support import drawn_kinds
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step

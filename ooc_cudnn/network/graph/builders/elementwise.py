@@ -23,9 +23,9 @@ from ooc_cudnn.network.graph.nodes.softmax import Softmax
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.elementwise.activation import check_mode, coef_in
-from ooc_cudnn.operations.elementwise.stored_integers import STORED
+from ooc_cudnn.operations.elementwise.cast_scale import STORED
 from ooc_cudnn.operations.softmax import channels as softmax
-from ooc_cudnn.operations.softmax.argmax import ArgmaxCall
+from ooc_cudnn.operations.softmax.channel_argmax import ArgmaxCall
 from ooc_cudnn.tensor import ACCUMULATOR, dtype_name, rounded_to
 
 

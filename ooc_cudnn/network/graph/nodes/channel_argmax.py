@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.softmax.argmax import ArgmaxCall
+from ooc_cudnn.operations.softmax.channel_argmax import ArgmaxCall
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 
 
 @dataclass(frozen=True)

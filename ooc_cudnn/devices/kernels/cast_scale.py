@@ -14,7 +14,7 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.axes import merged_axes
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.tensor import ACCUMULATOR
 
 #: Packs of a thread, all loaded before the first is used.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.operations.softmax.argmax import ArgmaxCall
+from ooc_cudnn.operations.softmax.channel_argmax import ArgmaxCall
 from tests.support.every_split import check_every_split
 
 

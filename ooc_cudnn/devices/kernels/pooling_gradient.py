@@ -1,4 +1,4 @@
-"""The runner of pooling_backward.cu, and the choice of its kernel."""
+"""The runner of pooling_gradient.cu, and the choice of its kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ooc_cudnn.devices.kernels.pooling_indices import pooling_from_indices, pool
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
-from ooc_cudnn.operations.pooling.saved_argmax import PoolingIndices
+from ooc_cudnn.operations.pooling.indices import PoolingIndices
 
 #: Packs of dx that a block of `unpool_tile` makes at once, and lanes among them.
 TILE_PACKS = 2048
@@ -356,7 +356,7 @@ def directly(gradient: Gradient) -> Choice:
     return Choice("unpool_direct", windows, (1,) * 4, 1, total, -(-total // BLOCK_THREADS))
 
 
-#: The kernels of pooling_backward.cu, best first.
+#: The kernels of pooling_gradient.cu, best first.
 CANDIDATES = (by_planes, by_strips, by_tile, directly)
 
 
@@ -392,11 +392,11 @@ def _launch(gradient: Gradient, choice: Choice) -> Launch:
     numbers = [str(number).lower() for number in choice.arguments]  # booleans, too
     strides = (f"{name}_stride" for name in ("dx", "y", "dy", "x"))
     return Launch(
-        "pooling_backward.cu",
+        "pooling_gradient.cu",
         f"{choice.kernel}<{', '.join((index, dtype, mode_name(forward), *numbers))}>",
         grid_of(choice.blocks),
         fill_struct(
-            *("pooling_backward.cu", f"UnpoolingGeometry<{index}>"),
+            *("pooling_gradient.cu", f"UnpoolingGeometry<{index}>"),
             **axes[0].outer_sizes,
             dx=gradient.sizes[2:5],
             origin=three(gradient.operation.origin, 0),

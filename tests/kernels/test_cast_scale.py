@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels.images import cast_scale
+from ooc_cudnn.devices.kernels.cast_scale import cast_scale
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.tensor import ACCUMULATOR, packed_strides
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random

@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.elementwise.activation import Activation
-from ooc_cudnn.operations.elementwise.stored_integers import CastScale
+from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from tests.support.every_split import check_every_split, rounded
 
 pytest.importorskip("ml_dtypes")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.host import channel_reduction as host_reduction
 from ooc_cudnn.devices.host import chunks as host_chunks
-from ooc_cudnn.devices.host import reduction as host_reduction
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
 from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,

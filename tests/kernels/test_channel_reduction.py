@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from ooc_cudnn.devices.kernels import channel_reduction as kernels_reduction
 from ooc_cudnn.devices.kernels import gradient_sums as kernels_sums
-from ooc_cudnn.devices.kernels import reduction as kernels_reduction
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
 from ooc_cudnn.operations.normalization.batch_launches import Moments, NormaliseSums

@@ -9,7 +9,7 @@ import pytest
 
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
-from ooc_cudnn.operations.pooling.saved_argmax import NOWHERE, IndexedPoolingCall, PoolingIndices
+from ooc_cudnn.operations.pooling.indices import NOWHERE, IndexedPoolingCall, PoolingIndices
 from tests.support.every_split import check_every_split, rounded
 
 torch = pytest.importorskip("torch")
