@@ -41,6 +41,16 @@ def boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
+def instance(kernel: str, *arguments: str | int) -> str:
+    """Name the instance of a template.
+
+    >>> instance("take", "int", 4, True)
+    'take<int, 4, true>'
+    """
+    words = (boolean(each) if isinstance(each, bool) else str(each) for each in arguments)
+    return f"{kernel}<{', '.join(words)}>"
+
+
 def is_small(views: Sequence[DeviceView | None], *numbers: int) -> bool:
     """Whether every offset in the views, and every one of `numbers`, fits an int.
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    boolean,
     index_type,
+    instance,
     is_small,
     real_type,
 )
@@ -113,20 +113,13 @@ def plan_op_tensor(
     else:
         spread = "PACKED" if count > 1 and is_packable(axes, 2, b, count) else "STRIDED"
     small = is_small([a, b, c], c.size)
-    arguments = (
-        index_type(small=small),
-        CUDA_TYPES[operation.dtype],
-        operation.op.upper(),
-        boolean(a is not None),
-        spread,
-        str(count),
-        str(UNROLL_OP_TENSOR),
-    )
+    types = index_type(small=small), CUDA_TYPES[operation.dtype]
+    template = (operation.op.upper(), a is not None, spread, count, UNROLL_OP_TENSOR)
     walk = walk_fields(axes, walked)
     packs = -(-walk["packs"] * walked // count)
     return Launch(
         "op_tensor.cu",
-        f"op_tensor<{', '.join(arguments)}>",
+        instance("op_tensor", *types, *template),
         grid_of(packs, BLOCK_THREADS * UNROLL_OP_TENSOR),
         walk_struct(walk, small=small),
     )
@@ -179,18 +172,12 @@ def _plan_gradient(
     axes = merged_axes(dx.shape, [(view or dx).strides for view in views])
     count = pack_count(axes, packed)
     small = is_small(views, dx.size)
-    arguments = (
-        index_type(small=small),
-        CUDA_TYPES[operation.dtype],
-        str(mode),
-        boolean(views[3] is not None),
-        str(count),
-        str(UNROLL_ACTIVATION),
-    )
+    types = index_type(small=small), CUDA_TYPES[operation.dtype]
+    template = (mode, views[3] is not None, count, UNROLL_ACTIVATION)
     walk = walk_fields(axes, count)
     return Launch(
         "activation_backward.cu",
-        f"activation_backward<{', '.join(arguments)}>",
+        instance("activation_backward", *types, *template),
         grid_of(walk["packs"], BLOCK_THREADS * UNROLL_ACTIVATION),
         walk_struct(walk, small=small),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, real_type
 from ooc_cudnn.devices.kernels.channel_reduction import (
     SUMS,
     image_steps,
@@ -50,7 +50,7 @@ def _sum(
     def partials() -> Launch:
         assert walk is not None
         flags = [tensors[0] is None, kind == "PRODUCTS"]
-        arguments = CUDA_TYPES[dy.dtype], operation.mode.upper(), *map(boolean, flags)
+        arguments: list[str | int] = [CUDA_TYPES[dy.dtype], operation.mode.upper(), *flags]
         return walk.launch("gradient_sums.cu", "gradient_partials", *arguments)
 
     if walk is not None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ooc_cudnn.devices.kernels.arguments import boolean
+from ooc_cudnn.devices.kernels.arguments import instance
 from ooc_cudnn.devices.kernels.declarations import fill_struct, struct_type
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
@@ -57,19 +57,18 @@ class GroupWalk(NamedTuple):
     block: tuple[int, int]
 
     def launch(
-        self, source: str, kernel: str, *arguments: object, with_columns: bool = True
+        self, source: str, kernel: str, *arguments: str | int, with_columns: bool = True
     ) -> Launch:
         """A kernel that walks so: a block for every part of every group.
 
         Its template ends with COUNT, UNROLL, UNROLL_ROWS and, if wanted, COLUMNS.
         """
         flags = [self.unroll_rows, self.columns] if with_columns else [self.unroll_rows]
-        template = [*arguments, self.pack, self.unroll, *map(boolean, flags)]
         kind = f"GroupWalk<{len(self.stride)}>"
         names = struct_type("group_walk.cuh", kind).names or ()
         return Launch(
             source,
-            f"{kernel}<{', '.join(map(str, template))}>",
+            instance(kernel, *arguments, self.pack, self.unroll, *flags),
             grid_of(self.groups * self.parts),
             fill_struct("group_walk.cuh", kind, **{name: getattr(self, name) for name in names}),
             self.block,

@@ -34,7 +34,7 @@ def parts_bytes(images: int) -> int:
     return 16 * REDUCTION_BLOCKS if images < REDUCTION_BLOCKS else 0
 
 
-def _plan(walk: GroupWalk, kernel: str, *arguments: object) -> Launch | None:
+def _plan(walk: GroupWalk, kernel: str, *arguments: str | int) -> Launch | None:
     if walk.groups == 0:
         return None
     return walk.launch("image_softmax.cu", kernel, *arguments, with_columns=False)

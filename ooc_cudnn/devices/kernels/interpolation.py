@@ -7,8 +7,8 @@ from functools import partial
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    boolean,
     index_type,
+    instance,
     is_small,
     three,
 )
@@ -99,16 +99,10 @@ def plan(
     last = sum((stop - 1) * step for stop, step in ends)
     numbers = (largest(wide), *places, last, rows * row_packs * count)
     small = is_small([result, source], *numbers)
-    arguments = (
-        index_type(small=small),
-        CUDA_TYPES[forward.dtype],
-        boolean(backward),
-        str(count),
-        str(PACKS),
-    )
+    types = index_type(small=small), CUDA_TYPES[forward.dtype]
     return Launch(
         "interpolation.cu",
-        f"interpolate_{name}<{', '.join(arguments)}>",
+        instance(f"interpolate_{name}", *types, backward, count, PACKS),
         grid_of(blocks.tiles),
         fill("Interpolation<int>") if small else wide,
         blocks.block,

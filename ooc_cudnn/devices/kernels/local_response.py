@@ -15,6 +15,7 @@ from functools import partial
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     index_type,
+    instance,
     is_small,
     real_type,
 )
@@ -160,16 +161,10 @@ def _launch(
     wide = fill(f"{struct}<long long, {operands}>")
     small = is_small(views, largest(wide))
     name = kernel + ("_backward" if operands == 3 else "")
-    arguments = (
-        index_type(small=small),
-        CUDA_TYPES[views[0].dtype],
-        *(str(number) for number in (taps.before, taps.behind)),
-        taps.beta,
-        *(str(count) for count in counts),
-    )
+    types = index_type(small=small), CUDA_TYPES[views[0].dtype]
     return Launch(
         f"{kernel}.cu",
-        f"{name}<{', '.join(arguments)}>",
+        instance(name, *types, taps.before, taps.behind, taps.beta, *counts),
         grid_of(work, of_a_block),
         fill(f"{struct}<int, {operands}>") if small else wide,
     )

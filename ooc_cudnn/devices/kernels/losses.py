@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_INTEGERS, CUDA_TYPES
+from ooc_cudnn.devices.kernels.arguments import CUDA_INTEGERS, CUDA_TYPES, instance
 from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
@@ -52,7 +52,7 @@ def _strides(view: DeviceView | None, *, of_labels: bool = False) -> tuple[int, 
 
 
 def _rows(
-    kernel: str, arguments: Sequence[object], shape: Sequence[int], threads: int, strides: Any
+    kernel: str, arguments: Sequence[str | int], shape: Sequence[int], threads: int, strides: Any
 ) -> Launch | None:
     """A launch over the rows of a tensor, with as many threads each as have something to do."""
     sizes = dict(zip(AXES, five(shape, shape, 1), strict=True))
@@ -60,7 +60,7 @@ def _rows(
         return None
     block = min(BLOCK_THREADS, -(-threads // WARP) * WARP)
     struct = fill_struct("losses.cu", f"LossRows<{len(strides)}>", **sizes, stride=strides)
-    expression = f"{kernel}<{', '.join(map(str, arguments))}>"
+    expression = instance(kernel, *arguments)
     return Launch("losses.cu", expression, grid_of(sizes["n"] * sizes["row"]), struct, (block, 1))
 
 

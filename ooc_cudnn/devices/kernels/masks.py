@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     index_type,
+    instance,
     is_small,
     real_type,
 )
@@ -62,7 +63,7 @@ def _plan(
     count = _pack([view for view in views if view is not mask])
     return Launch(
         "masks.cu",
-        f"{kernel}<{', '.join((index_type(small=small), *template, str(count)))}>",
+        instance(kernel, index_type(small=small), *template, count),
         grid_of(walk["packs"], BLOCK_THREADS),
         walk_struct(walk, small=small),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import ELEMENTWISE_BLOCKS, walk_channels
@@ -28,7 +28,7 @@ from ooc_cudnn.operations.softmax.channels import MergeImageMaximum
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
-def _plan(kernel: str, views: Sequence[DeviceView], *arguments: object) -> Launch | None:
+def _plan(kernel: str, views: Sequence[DeviceView], *arguments: str | int) -> Launch | None:
     if views[0].size == 0:
         return None
     return walk_channels(views, ELEMENTWISE_BLOCKS).launch("normalise.cu", kernel, *arguments)
@@ -46,7 +46,7 @@ def normalise(operation: Normalise, call: Call) -> None:
     names = ("scale", "bias", "mean", "spread")
     vectors = [check_packed(name, view, *vector) for name, view in zip(names, vectors, strict=True)]
     is_variance = operation.epsilon is not None
-    flags = boolean(is_variance), boolean(operation.has_addend)
+    flags = is_variance, operation.has_addend
     arguments = CUDA_TYPES[x.dtype], operation.mode.upper(), *flags
     real = real_type(operation.dtype)
     launch(

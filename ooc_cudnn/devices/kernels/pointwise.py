@@ -7,7 +7,7 @@ from typing import Any
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     MODES_WITH_COEFFICIENT,
-    boolean,
+    instance,
     real_type,
 )
 from ooc_cudnn.devices.kernels.declarations import fill_struct
@@ -164,22 +164,12 @@ def plan_pointwise(
     unroll = packs_a_thread(count * widest, light=light)
     outer, middle, inner = rows.sizes
     blocks = block_shape(outer * middle, -(-inner // count), unroll, one_column=channel_inner)
-    arguments = (
-        CUDA_TYPES[dtype],
-        CUDA_TYPES[value.dtype],
-        CUDA_TYPES[destination.dtype],
-        mode.upper(),
-        boolean(addend is not None),
-        boolean(old is not None),
-        str(count),
-        str(unroll),
-        boolean(blocks.unroll_rows),
-        boolean(channel_inner),
-        boolean(rows.contiguous),
-    )
+    types = [CUDA_TYPES[each] for each in (dtype, value.dtype, destination.dtype)]
+    template = (mode.upper(), addend is not None, old is not None, count, unroll)
+    flags = (blocks.unroll_rows, channel_inner, rows.contiguous)
     return Launch(
         "pointwise.cu",
-        f"pointwise<{', '.join(arguments)}>",
+        instance("pointwise", *types, *template, *flags),
         grid_of(blocks.tiles),
         fill_struct(
             *("pointwise.cu", "PointwiseGeometry"),

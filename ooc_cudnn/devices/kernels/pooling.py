@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    boolean,
     index_type,
+    instance,
     is_small,
     three,
 )
@@ -163,8 +163,9 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
     before = three([pair[0] for pair in operation.padding], 0)
     small = is_small([x, y], x.size, y.size, *window, *stride, *before, overhang(x_axes, window))
     index = index_type(small=small)
-    arguments = [index, CUDA_TYPES[operation.dtype], mode_name(operation)]
-    windows = [str(number) for number in (*window, *stride)]
+    types = index, CUDA_TYPES[operation.dtype], mode_name(operation)
+    windows = (*window, *stride)
+    template: tuple[int, ...]
     taps = math.prod(window)
 
     rows = None
@@ -172,10 +173,8 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         rows = _rows(operation, x, y, x_axes, y_axes, window, stride, before)
     threads = BLOCK_THREADS
     if rows is not None:
-        left, outputs, load, store = rows
-        name = "pool_rows"
-        arguments += [*windows, str(left), str(outputs), str(load), str(store)]
-        total = math.prod(y_axes.sizes[:4]) * -(-y_axes.sizes[4] // outputs)
+        name, template = "pool_rows", (*windows, *rows)
+        total = math.prod(y_axes.sizes[:4]) * -(-y_axes.sizes[4] // rows.outputs)
     else:
         most = WIDEST_ACCESS_BYTES // x.item_bytes
         while most > y_axes.sizes[5]:
@@ -183,18 +182,18 @@ def plan_pooling(operation: Pooling, x: DeviceView, y: DeviceView) -> Launch | N
         count = min(aligned_pack(x, x_axes, 5, most), aligned_pack(y, y_axes, 5, most))
         packs = -(-y_axes.sizes[5] // count)
         total, name = math.prod(y_axes.sizes[:5]) * packs, "pool_windows"
-        arguments += [str(count), *windows]
+        template = (count, *windows)
         if taps >= WARP_TAPS and (lanes is None or total < FEWEST_THREADS):
             name, threads = "pool_by_warp", BLOCK_THREADS // 32
         else:
             outputs = windows_a_thread(y_axes.sizes, packs, window, stride, count * x.item_bytes)
             unit = lanes is None and x_axes.strides[4] == 1
             padded = is_padded(operation) or y_axes.sizes[5] % count > 0
-            arguments += [str(outputs), boolean(unit), boolean(padded)]
+            template += (outputs, unit, padded)
             total = total // y_axes.sizes[3] * -(-y_axes.sizes[3] // outputs)
     return Launch(
         "pooling.cu",
-        f"{name}<{', '.join(arguments)}>",
+        instance(name, *types, *template),
         grid_of(total, threads),
         fill_struct(
             *("pooling.cu", f"PoolingGeometry<{index}>"),
@@ -255,6 +254,15 @@ def windows_a_thread(
     return min(fitting, key=lambda outputs: groups(outputs) * (rows(outputs) + 4), default=1)
 
 
+class RowPacks(NamedTuple):
+    """The last arguments of the template `pool_rows`."""
+
+    left: int
+    outputs: int
+    load: int
+    store: int
+
+
 def _rows(
     operation: Pooling,
     x: DeviceView,
@@ -264,8 +272,8 @@ def _rows(
     window: tuple[int, ...],
     stride: tuple[int, ...],
     before: tuple[int, ...],
-) -> tuple[int, int, int, int] | None:
-    """LEFT, OUTPUTS, LOAD and STORE of `pool_rows`, or None where it does not serve."""
+) -> RowPacks | None:
+    """Choose how a thread goes along a row; None where `pool_rows` does not serve."""
     contiguous = x_axes.strides[4] == y_axes.strides[4] == 1
     height, width, step, left = window[1], window[2], stride[2], before[2]
     if not contiguous or left < 0 or left >= max(width, 2):
@@ -286,7 +294,7 @@ def _rows(
         return None  # narrow accesses: better one below the other
     while outputs * step % load:
         load //= 2
-    return left, outputs, load, aligned_pack(y, y_axes, 4, outputs)
+    return RowPacks(left, outputs, load, aligned_pack(y, y_axes, 4, outputs))
 
 
 def pooling(operation: Pooling, call: Call) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
     index_type,
+    instance,
     is_small,
     three,
 )
@@ -389,11 +390,10 @@ def _launch(gradient: Gradient, choice: Choice) -> Launch:
     sizes = [view.size for view in views]
     small = is_small(views, *sizes, *window, *gradient.stride, *before, *beyond)
     index, dtype = index_type(small=small), CUDA_TYPES[forward.dtype]
-    numbers = [str(number).lower() for number in choice.arguments]  # booleans, too
     strides = (f"{name}_stride" for name in ("dx", "y", "dy", "x"))
     return Launch(
         "pooling_gradient.cu",
-        f"{choice.kernel}<{', '.join((index, dtype, mode_name(forward), *numbers))}>",
+        instance(choice.kernel, index, dtype, mode_name(forward), *choice.arguments),
         grid_of(choice.blocks),
         fill_struct(
             *("pooling_gradient.cu", f"UnpoolingGeometry<{index}>"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, index_type, is_small, three
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, index_type, instance, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.elementwise import is_packable, walk_fields
@@ -35,7 +35,7 @@ def _plan(
     most_in_row: int,
     loaded: Callable[[int], tuple[int, ...]] = lambda count: (),
     beside: tuple[DeviceView, ...] = (),
-    further: tuple[str, ...] = (),
+    further: tuple[bool, ...] = (),
 ) -> Launch:
     """A thread for each pack of the result, and of what is written `beside` it.
 
@@ -79,8 +79,7 @@ def _plan(
     index = index_type(small=is_small(views, result.size, *before, *numbers))
     return Launch(
         "pooling_indices.cu",
-        f"{kernel}<{index}, {CUDA_TYPES[forward.dtype]}, "
-        f"{', '.join(map(str, (*packs, *windows, *further)))}>",
+        instance(kernel, index, CUDA_TYPES[forward.dtype], *packs, *windows, *further),
         grid_of(walk["packs"], BLOCK_THREADS),
         fill_struct(
             *("pooling_indices.cu", f"Windows<{index}, {len(strides) + PLACES}>"),
@@ -135,7 +134,7 @@ def pooling_indices(operation: PoolingIndices, call: Call) -> None:
     y = index  # in the place of one that is absent: nothing is written there
     if given is not None:
         y = check("y", given, forward.output_shape, operation.dtype)
-    further = tuple(str(each).lower() for each in (operation.positive, given is not None))
+    further = (operation.positive, given is not None)
     most = ROW_WINDOWS
     while most > 1 and _under(forward, most) > MOST_UNDER:
         most //= 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.kernels import compiling
-from ooc_cudnn.devices.kernels.arguments import WORDS, boolean
+from ooc_cudnn.devices.kernels.arguments import WORDS, instance
 from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
@@ -176,8 +176,7 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
     blocks = block_shape(outer * middle, -(-inner // count), unroll)
     return Launch(
         "relayout.cu",
-        f"copy_strided<{WORDS[item]}, {count}, {unroll}, {boolean(blocks.unroll_rows)}, "
-        f"{boolean(rows.contiguous)}>",
+        instance("copy_strided", WORDS[item], count, unroll, blocks.unroll_rows, rows.contiguous),
         grid_of(blocks.tiles),
         fill_struct(
             *("relayout.cu", "CopyGeometry"),
@@ -203,7 +202,8 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     ]
     p_across = (min(whole) if whole else min(on.size_p, on.size_q)) == on.size_p
     sizes = (on.size_p, on.size_q) if p_across else (on.size_q, on.size_p)
-    tile_p, tile_q = transpose_tile(*sizes, item, whole=bool(whole))[:: 1 if p_across else -1]
+    tile = transpose_tile(*sizes, item, whole=bool(whole))[:: 1 if p_across else -1]
+    tile_p, tile_q = tile
 
     def pack(*steps: int) -> int:
         count = WIDEST_ACCESS_BYTES // item
@@ -237,8 +237,7 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     value_words = 1 + sum((size - 1) * step for size, step in steps)
     return Launch(
         "relayout.cu",
-        f"transpose<{WORDS[item]}, {tile_p}, {tile_q}, {load}, {store}, {boolean(p_near)}, "
-        f"{on.split}, {read}, {written}>",
+        instance("transpose", WORDS[item], *tile, load, store, p_near, on.split, read, written),
         grid_of(tiles),
         fill_struct(
             *("relayout.cu", "TransposeGeometry"),

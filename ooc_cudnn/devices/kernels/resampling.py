@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ooc_cudnn.devices.kernels import interpolation, taking
-from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type, three
+from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, instance, real_type, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.declarations import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
@@ -60,15 +60,12 @@ def plan(
     kind, missing_axis = KINDS[kinds.pop()]
     missing = MOST_OPERANDS - len(operands)
     axes = [*[missing_axis] * (3 - len(forward.windows)), *forward.windows]
-    arguments = [CUDA_TYPES[forward.dtype]]
-    if name != "resample_max_gradient":
-        arguments.append(kind)
-    if name == "resample":
-        arguments.append(boolean(forward.is_max))
+    template: tuple[str | int, ...] = () if name == "resample_max_gradient" else (kind,)
+    template += (forward.is_max,) if name == "resample" else ()
     total = math.prod(made.sizes)
     return Launch(
         "resampling.cu",
-        f"{name}<{', '.join(arguments)}>",
+        instance(name, CUDA_TYPES[forward.dtype], *template),
         grid_of(total, BLOCK_THREADS),
         fill_struct(
             *("resampling.cu", "Resampling"),
