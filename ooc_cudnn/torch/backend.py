@@ -12,7 +12,7 @@ import torch
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.held import compare_by_versions_where_safe
+from ooc_cudnn.torch.held import look_at_guards
 from ooc_cudnn.torch.numbers import known, only_counts
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
@@ -84,7 +84,7 @@ def ooc_cudnn_backend(
 def compiled_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """Compile a graph of the call that this thread is working on."""
     call, _ = job_of()
-    compare_by_versions_where_safe(call.model)
+    call.names = look_at_guards(call.model, call.missed)
     return _compiled(module, examples, call, call.options)
 
 

@@ -31,7 +31,7 @@ from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.held import BY_DICTIONARIES, Held
+from ooc_cudnn.torch.held import BY_DICTIONARIES, Held, Names, noting_missed_lookups
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
@@ -98,6 +98,8 @@ class Call:
         Of each stand-in, by its `id`, what it stands for.
     containers : sequence
         Lists and dictionaries of the user's, each with the one that forward is given in its place.
+    missed, names
+        While it is captured: the errors of lookups that found nothing, and what was looked into.
     """
 
     model: torch.nn.Module
@@ -107,6 +109,8 @@ class Call:
     options: Options
     real: Mapping[int, Any] = field(default_factory=dict)
     containers: Sequence[tuple[Any, Any]] = ()
+    missed: Sequence[str] = ()
+    names: Names | None = None
 
     def give_back(self) -> None:
         """Leave in the user's containers what forward has left in theirs."""
@@ -140,9 +144,10 @@ class _Capture:
         #: Whether it draws of Python's random numbers, before it runs.
         self.draws = False
 
-    def read(self, ready: Any, tensors: Sequence[Any], model: torch.nn.Module) -> None:
-        """Note what the captured graph was given."""
-        self._held = Held(ready.graph, tensors, model)
+    def read(self, ready: Any, tensors: Sequence[Any], call: Call) -> None:
+        """Note what the captured graph was given, and what forward looked into."""
+        assert call.names is not None
+        self._held = Held(ready.graph, tensors, call.model, call.names)
 
     def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
         """Run a call; raise `_Missed` where that is not as it was captured."""
@@ -272,7 +277,7 @@ class Captures:
         capture = _Capture(self._name)
 
         def captured(ready: Any, tensors: Sequence[Any]) -> Any:
-            capture.read(ready, tensors, call.model)
+            capture.read(ready, tensors, call)
             raise _Captured
 
         check_model(call.model)
@@ -285,6 +290,7 @@ class Captures:
             _quiet(),
             _as_drawn(),
             warnings.catch_warnings(),
+            noting_missed_lookups() as call.missed,
         ):
             # Dynamo looks at .grad of all tensors
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")

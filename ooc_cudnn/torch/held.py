@@ -11,12 +11,13 @@ import operator
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
-from torch._dynamo import guards
+from torch._dynamo import exc, guards
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ooc_cudnn.torch.graph import Graph
@@ -29,35 +30,139 @@ BY_DICTIONARIES = (
     "guard_nn_modules_using_dict_tags",
     "use_recursive_dict_tags_for_guards",
 )
-#: What cannot change without a change of the dictionary that holds it, or is always looked at.
-_PLAIN = frozenset({
-    object, type(None), bool, int, float, complex, str, bytes, dict, OrderedDict, list, set,
-    torch.dtype, torch.device, torch.Size, type, types.FunctionType, types.ModuleType,
+#: What cannot change without a change of what holds it.
+_FIXED = frozenset({
+    object, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
+    torch.Size, type, types.FunctionType, types.ModuleType,
 })  # fmt: skip
+#: That, and what is always looked at where a dictionary holds it.
+_PLAIN = _FIXED | {dict, OrderedDict, list, set}
 
 
-def compare_by_versions_where_safe(model: torch.nn.Module) -> None:
-    """Have guards of what is traced now compare versions of dictionaries, where these tell all.
+def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
+    """Look at what guards of what is traced now will compare.
 
-    Versions tell of numbers, tensors and parts of the model in plain dictionaries. They do not of
-    attributes of tensors, of objects that pass for numbers or dictionaries (an `IntEnum`, an
-    `EasyDict`), of methods of lists, and of modules elsewhere.
+    They compare versions of dictionaries where these tell all: of numbers, tensors and parts of the
+    model in plain dictionaries. Versions do not tell of attributes of tensors, of objects that pass
+    for numbers or dictionaries (an `IntEnum`, an `EasyDict`), of methods of lists, and of modules
+    elsewhere.
+
+    Parameters
+    ----------
+    model : Module
+    missed : collection of str
+        Errors of lookups that forward has caught.
+
+    Returns
+    -------
+    Names
+        Those that forward may have looked for.
     """
     output = InstructionTranslator.current_tx().output
     parts = set(map(id, model.modules()))
     scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
     values: dict[str, Any] = {}
+    are_told = True
     for guard in output.guards:
         name = source_name(guard.originating_source)
         if not name:  # of the process
             continue
         if name not in values:
             values[name] = _value_of(name, scope)
-        if not _is_told(values[name], guard.create_fn_name(), parts):
-            return
+        are_told = are_told and _is_told(values[name], guard.create_fn_name(), parts)
     for setting in BY_DICTIONARIES:
-        if hasattr(torch._dynamo.config, setting):  # older versions have fewer
+        if are_told and hasattr(torch._dynamo.config, setting):  # older versions have fewer
             setattr(torch._dynamo.config, setting, True)
+    stored = {
+        source_name(variable.source): set(names)
+        for variable, names in output.side_effects.store_attr_mutations.items()
+        if variable.source is not None and not missed
+    }
+    looked_into = [(value, stored.get(name, ())) for name, value in values.items()]
+    return Names(looked_into, with_dictionaries=bool(missed))
+
+
+@contextmanager
+def noting_missed_lookups() -> Iterator[list[str]]:
+    """Note the errors by which TorchDynamo traces lookups that find nothing, in all threads."""
+    missed: list[str] = []
+    kinds = [
+        getattr(exc, name)
+        for name in ("ObservedAttributeError", "ObservedLookupError")
+        if hasattr(exc, name)
+    ]
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        missed.append(type(self).__name__)
+        exc.ObservedException.__init__(self, *args, **kwargs)
+
+    for kind in kinds:
+        kind.__init__ = noted
+    try:
+        yield missed
+    finally:
+        for kind in kinds:
+            del kind.__init__
+
+
+class Names:
+    """How many names there are in objects that forward looks into: guards pass over new ones.
+
+    Parameters
+    ----------
+    looked_into : iterable
+        Pairs: a value, and the names that forward itself leaves in it.
+    with_dictionaries : bool
+        Whether keys of dictionaries count, too: forward has caught the error of a lookup.
+    """
+
+    def __init__(
+        self,
+        looked_into: Iterable[tuple[Any, Collection[str]]],
+        *,
+        with_dictionaries: bool = False,
+    ) -> None:
+        self._counts: dict[int, tuple[Callable[[], Any], int, int]] = {}
+        self._dictionaries: list[tuple[Sized, int]] = []
+        for value, stored in looked_into:
+            if with_dictionaries and isinstance(value, dict | torch.nn.Module):
+                mine = (value,) if isinstance(value, dict) else _names_of_module(value)
+                self._dictionaries += [(each, len(each)) for each in mine]
+            for each in (value, *(kind for kind in type(value).__mro__ if _is_a_users(kind))):
+                names = getattr(each, "__dict__", None)
+                if isinstance(each, torch.Tensor) or names is None or not _is_a_users(each):
+                    continue
+                more = len(set(stored).difference(names)) if each is value else 0
+                self._counts[id(each)] = (_weak(each), len(names), len(names) + more)
+
+    def are_as_they_were(self) -> bool:
+        """Whether no name has come or gone, but for those that forward leaves."""
+        return all(
+            (each := get()) is None or len(each.__dict__) in (before, after)
+            for get, before, after in self._counts.values()
+        ) and all(len(each) == count for each, count in self._dictionaries)
+
+
+def _names_of_module(module: torch.nn.Module) -> tuple[Sized, ...]:
+    return module._parameters, module._buffers, module._modules
+
+
+def _is_a_users(value: Any) -> bool:
+    """Whether names in it are a user's: those of libraries come with each import."""
+    if isinstance(value, types.ModuleType):
+        home = value.__name__
+    else:
+        home = getattr(value if isinstance(value, type) else type(value), "__module__", "")
+        if isinstance(value, torch.nn.Module) or not isinstance(value, type):
+            return home != "builtins" or isinstance(value, types.FunctionType)
+    return str(home).partition(".")[0] not in ("torch", "builtins", "numpy", __name__[:9])
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # there is none of a SimpleNamespace
+        return lambda: value
 
 
 def _functions_of_guards() -> dict[str, Any]:
@@ -85,7 +190,7 @@ def _is_told(value: Any, guard: str, parts: set[int]) -> bool:
     if isinstance(value, torch.nn.Module):
         return id(value) in parts
     if type(value) is tuple:
-        return all(type(each) in (*_PLAIN, torch.Tensor) for each in value)
+        return all(type(each) in (*_FIXED, torch.Tensor) for each in value)
     if type(value) is types.BuiltinFunctionType:
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
     if type(value) is types.MethodType:
@@ -103,18 +208,22 @@ class Held:
     tensors : sequence
         What it was given, in its order.
     model : Module
+    names : Names
 
     Examples
     --------
     >>> model = torch.nn.Linear(2, 2)
-    >>> held = Held(Graph((), (), (), ()), (), model)
+    >>> held = Held(Graph((), (), (), ()), (), model, Names(()))
     >>> model.bias.requires_grad_(False) is model.bias
     True
     >>> held.are_as_they_were(())
     False
     """
 
-    def __init__(self, graph: Graph, tensors: Sequence[Any], model: torch.nn.Module) -> None:
+    def __init__(
+        self, graph: Graph, tensors: Sequence[Any], model: torch.nn.Module, names: Names
+    ) -> None:
+        self._names = names
         given = zip(graph.given, tensors, strict=True)
         self._places = [at for at, (value, _) in enumerate(given) if value.is_held]
         read = [tensors[at] for at in self._places]
@@ -135,6 +244,7 @@ class Held:
             bool(self._read.check(*[tensors[at] for at in self._places]))
             and all((e := each()) is None or guards.check(e) for each, guards in self._others)
             and self._have_their_classes()
+            and self._names.are_as_they_were()
             and self._written.shared(tensors) is None
         )
 
