@@ -7,6 +7,7 @@ and `module.__class__ = ...` change none.
 
 from __future__ import annotations
 
+import copy
 import operator
 import types
 import weakref
@@ -62,6 +63,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     parts = set(map(id, model.modules()))
     scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
     values: dict[str, Any] = {}
+    constants: list[Any] = []
     are_told = True
     for guard in output.guards:
         name = source_name(guard.originating_source)
@@ -69,6 +71,8 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
             continue
         if name not in values:
             values[name] = _value_of(name, scope)
+        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+            constants.append(values[name])
         are_told = are_told and _is_told(values[name], guard.create_fn_name(), parts)
     for setting in BY_DICTIONARIES:
         if are_told and hasattr(torch._dynamo.config, setting):  # older versions have fewer
@@ -79,7 +83,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
         if variable.source is not None and not missed
     }
     looked_into = [(value, stored.get(name, ())) for name, value in values.items()]
-    return Names(looked_into, with_dictionaries=bool(missed))
+    return Names(looked_into, constants, with_dictionaries=bool(missed))
 
 
 @contextmanager
@@ -112,6 +116,8 @@ class Names:
     ----------
     looked_into : iterable
         Pairs: a value, and the names that forward itself leaves in it.
+    constants : iterable
+        What guards compare with itself: a tuple, whatever has become of a list within.
     with_dictionaries : bool
         Whether keys of dictionaries count, too: forward has caught the error of a lookup.
     """
@@ -119,10 +125,14 @@ class Names:
     def __init__(
         self,
         looked_into: Iterable[tuple[Any, Collection[str]]],
+        constants: Iterable[Any] = (),
         *,
         with_dictionaries: bool = False,
     ) -> None:
         self._counts: dict[int, tuple[Callable[[], Any], int, int]] = {}
+        self._files: list[tuple[types.ModuleType, int]] = []
+        tuples = (each for each in constants if type(each) is tuple and not _is_fixed(each))
+        self._tuples = [(each, copy.deepcopy(each)) for each in tuples]
         self._dictionaries: list[tuple[Sized, int]] = []
         for value, stored in looked_into:
             if with_dictionaries and isinstance(value, dict | torch.nn.Module):
@@ -130,17 +140,39 @@ class Names:
                 self._dictionaries += [(each, len(each)) for each in mine]
             for each in (value, *(kind for kind in type(value).__mro__ if _is_a_users(kind))):
                 names = getattr(each, "__dict__", None)
-                if isinstance(each, torch.Tensor) or names is None or not _is_a_users(each):
+                if names is None or not _is_a_users(each):
+                    continue
+                if isinstance(each, types.ModuleType):
+                    self._files.append((each, _names_of_file(each)))
                     continue
                 more = len(set(stored).difference(names)) if each is value else 0
                 self._counts[id(each)] = (_weak(each), len(names), len(names) + more)
 
     def are_as_they_were(self) -> bool:
         """Whether no name has come or gone, but for those that forward leaves."""
-        return all(
-            (each := get()) is None or len(each.__dict__) in (before, after)
-            for get, before, after in self._counts.values()
-        ) and all(len(each) == count for each, count in self._dictionaries)
+        return (
+            all(
+                (each := get()) is None or len(each.__dict__) in (before, after)
+                for get, before, after in self._counts.values()
+            )
+            and all(len(each) == count for each, count in self._dictionaries)
+            and all(_names_of_file(each) == count for each, count in self._files)
+            and all(each == before for each, before in self._tuples)
+        )
+
+
+def _is_fixed(value: tuple[Any, ...]) -> bool:
+    """Whether none of its elements can change."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _names_of_file(module: types.ModuleType) -> int:
+    """How many names a file of Python has, without those that TorchDynamo puts there."""
+    return sum(name[:2] != "__" for name in vars(module))
 
 
 def _names_of_module(module: torch.nn.Module) -> tuple[Sized, ...]:
@@ -149,13 +181,14 @@ def _names_of_module(module: torch.nn.Module) -> tuple[Sized, ...]:
 
 def _is_a_users(value: Any) -> bool:
     """Whether names in it are a user's: those of libraries come with each import."""
-    if isinstance(value, types.ModuleType):
-        home = value.__name__
-    else:
-        home = getattr(value if isinstance(value, type) else type(value), "__module__", "")
-        if isinstance(value, torch.nn.Module) or not isinstance(value, type):
-            return home != "builtins" or isinstance(value, types.FunctionType)
-    return str(home).partition(".")[0] not in ("torch", "builtins", "numpy", __name__[:9])
+    if isinstance(value, torch.nn.Module):
+        return True
+    if isinstance(value, dict | torch.Tensor):
+        return False
+    named = isinstance(value, type | types.FunctionType)
+    home = value.__name__ if isinstance(value, types.ModuleType) else None
+    home = home or (value if named else type(value)).__module__ or ""  # a function made by `eval`
+    return home.partition(".")[0] not in ("builtins", "numpy", "ooc_cudnn", "torch")
 
 
 def _weak(value: Any) -> Callable[[], Any]:

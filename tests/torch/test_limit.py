@@ -1,9 +1,11 @@
 """`limit` and `release`: the model stays the user's."""
 
 import copy
+import functools
 import inspect
 import io
 import pickle
+import random
 import threading
 from importlib import import_module
 
@@ -485,3 +487,62 @@ def test_an_input_may_be_returned_beside_what_is_computed():
     made, _ = expected(x)
     (made.square().sum() + x.sum()).backward()
     torch.testing.assert_close(found, x.grad)
+
+
+class Statically(nn.Module):
+    @staticmethod
+    def forward(*xs):
+        return torch.relu(xs[0]) * len(xs)
+
+
+class OfTheClass(nn.Module):
+    gain = 2.0
+
+    @classmethod
+    def forward(cls, x, more=1.0):
+        return torch.relu(x) * cls.gain * more
+
+
+class OfAnObject(nn.Module):
+    forward = functools.partial(lambda gain, x: torch.relu(x) * gain, 3.0)
+
+
+@pytest.mark.parametrize("kind", [Statically, OfTheClass, OfAnObject])
+def test_a_forward_that_is_no_method(kind):
+    """It was given the model as its first argument."""
+    x = drawn()
+    limited = ooc.limit(kind(), LIMIT)
+    close(limited(x), kind()(x), "output")
+    close(ooc.limit(nn.Sequential(limited), LIMIT)(x), kind()(x), "output, as a part")
+
+
+def test_a_forward_that_is_a_property_is_refused():
+    class Model(nn.Module):
+        @property
+        def forward(self):
+            return torch.relu
+
+    with pytest.raises(ooc.UnsupportedModelError, match="property"):
+        ooc.limit(Model(), LIMIT)
+
+
+def test_a_traced_module_and_the_signature_of_a_forward():
+    eager = torch.fx.symbolic_trace(residual().double())
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    x = drawn()
+    close(limited(x), eager(x), "output")
+    assert inspect.signature(limited.forward) == inspect.signature(eager.forward)
+
+
+def test_a_plan_that_does_not_fit_draws_no_random_numbers():
+    class Drawing(nn.Conv2d):
+        def forward(self, x):
+            y = torch.dropout(super().forward(x), 0.5, True) * random.uniform(1, 2)
+            return y + torch.randn(4, 3, 1, 1)
+
+    limited = ooc.limit(Drawing(3, 3, 1), "1KiB")
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.raises(ooc_cudnn.PlanInfeasibleError):
+        limited(torch.ones(SHAPE))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

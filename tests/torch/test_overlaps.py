@@ -3,6 +3,7 @@
 import collections
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,35 @@ def test_what_forward_does_to_a_container_is_done(function, make):
             torch.testing.assert_close(a, b)
     if function is put:
         assert made is found[0]
+
+
+def filled(model, given):
+    given["y"] = model.conv(given["x"])
+    given["list"].append(given["y"])
+    given["deep"]["k"] = 3
+    del given["gone"]
+    given["queue"].pop()
+    return given["y"]
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_so_it_is_where_an_argument_is_an_array(scale):
+    """What stands for arrays is in containers of its own."""
+    x = image() if scale is None else torch.arange(96, dtype=torch.uint8).reshape(2, 3, 4, 4)
+    parts = {"list": [np.ones(2)], "deep": {"n": np.zeros(1)}, "gone": 1}
+    given = {"x": x, "spacing": np.zeros(2), "queue": collections.deque([1, 2]), **parts}
+    eager = Of(filled)
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT, scale=scale)
+    inner, array = given["list"], given["spacing"]
+    y = limited(given)
+    torch.testing.assert_close(y, eager.conv(x if scale is None else x * scale))
+    assert list(given) == ["x", "spacing", "queue", "list", "deep", "y"]
+    kept = {"y": y, "x": x, "spacing": array, "list": inner}
+    assert all(given[name] is each for name, each in kept.items())
+    assert inner[1] is y
+    assert isinstance(inner[0], np.ndarray)
+    assert list(given["queue"]) == [1]
+    assert given["deep"]["k"] == 3
 
 
 def test_arguments_that_share_memory_are_not_written_to():
