@@ -12,6 +12,7 @@ from benchmarks import cluster_scaling, dask_scale
 from benchmarks.pages import scaling
 
 
+@pytest.mark.every_case
 def test_a_quick_run_writes_verified_results(tmp_path):
     folder = tmp_path / "results"
     given = ["--quick", "--device", "host", "--output", str(folder), "--scratch", str(tmp_path)]

@@ -4,10 +4,10 @@ import pytest
 
 import ooc_cudnn
 from tests.fuzz.networks import Drawn, main
-from tests.support.sampling import number
 
 
-@pytest.mark.parametrize("seed", [30, 6][: number(1, of=2)])
+@pytest.mark.every_case
+@pytest.mark.parametrize("seed", [30, 6])
 def test_steps_are_right_under_every_limit(seed):
     with ooc_cudnn.settings(device="host", machine="host"):
         assert len(list(Drawn(seed).check_all())) >= 3
