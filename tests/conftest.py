@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import math
 import os
 import signal
 import threading
@@ -130,11 +131,13 @@ def few_plans(monkeypatch, searches_are_shared):
 
 @pytest.fixture
 def fewest_plans(monkeypatch, few_plans):
-    """Of those one, in `make test`: for tests of larger models."""
+    """Of those one, in `make test`, whose copies come when they come: for values of models."""
     from ooc_cudnn.network.search import best
 
     if not sampling.EVERY:
         monkeypatch.setattr(best, "BEST_OF", ("remake",))
+        monkeypatch.setattr(best, "refine_prefetch", lambda *_: None)
+        monkeypatch.setattr(best, "WAITING_A_LITTLE", math.inf)
 
 
 @pytest.fixture

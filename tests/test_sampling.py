@@ -86,6 +86,7 @@ def test_of_cases_that_are_alike_some_run_and_those_that_are_named(monkeypatch):
 
 def test_cases_of_the_tests_of_a_file_take_turns(monkeypatch):
     monkeypatch.setattr(sampling, "TURNS", {"torch": 3})
+    monkeypatch.setattr(sampling, "FEW", 4)
     monkeypatch.setattr(sampling, "ALIKE", {})
     items = {
         name: [item(f"tests/torch/{name}[{at}]", at=at) for at in range(count)]

@@ -15,7 +15,7 @@ from tests.support.card import ON_CARD, run_on_cpu
 
 #: Of a test's cases the CPU runs the first, and then one of so many: a prime number, so that all
 #: values of each parameter have their turn.
-SAMPLE = 61
+SAMPLE = 97
 #: Larger tensors take it long.
 MOST_ELEMENTS = 30_000
 

@@ -16,17 +16,19 @@ from ooc_cudnn.network.search import best, by_policy
 #: Plans that are kept; a test makes a few.
 KEPT = 200
 
+_known: OrderedDict = OrderedDict()
+
 
 @contextmanager
 def shared():
     """Plan each step once in this block."""
-    known, plan_step = OrderedDict(), plan_cache.plan_step
+    known, plan_step = _known, plan_cache.plan_step
 
     def planned_once(name, step, terms, *, policy, micro_batches):
         key = (
             plan_cache._key(name, step, terms, policy, micro_batches),
             plan_cache._host_bytes(step, terms),
-            *(best.BEST_OF, best.VDNN, best.STRATEGIES),
+            *(best.BEST_OF, best.VDNN, best.STRATEGIES, best.WAITING_A_LITTLE),
             best.searched.__qualname__,
             by_policy.SHARES_HELD,
         )

@@ -14,7 +14,7 @@ import ooc_cudnn.torch as ooc
 from benchmarks import ddp_scale
 from examples import ddp_resnet50
 from tests.support import ddp_ranks
-from tests.support.ddp_ranks import OPTIONS, RANKS, STEPS, UNEVEN, images, loss_of, model
+from tests.support.ddp_ranks import NAMES, RANKS, STEPS, UNEVEN, images, loss_of, model
 from tests.support.torch_checks import close
 
 if not torch.distributed.is_available():
@@ -63,7 +63,7 @@ def on_the_whole_batch():
     return ddp_ranks.found_in(whole)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_under_a_limit_trains_as_pytorchs_does(ranks, name):
     for rank in ranks:
         alike(*rank[name])

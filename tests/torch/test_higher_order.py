@@ -12,7 +12,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close, followed_in_calls
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "1MiB"
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -13,7 +13,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 CLASSES = 5
 MAP, VECTORS = (4, CLASSES, 3, 2), (4, CLASSES)

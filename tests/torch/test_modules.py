@@ -12,7 +12,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from tests.support.torch_checks import close
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LINE, MAP, VOLUME, VECTORS, WORDS = (2, 4, 9), (2, 4, 6, 8), (1, 4, 4, 6, 5), (3, 4), (3, 5, 4)
 SHAPES = {1: LINE, 2: MAP, 3: VOLUME}

@@ -58,7 +58,7 @@ def gradients(model, x, count):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_a_number_is_taken_as_pytorch_takes_it(number, dtype, few_plans):
+def test_a_number_is_taken_as_pytorch_takes_it(number, dtype, fewest_plans):
     operations = {**OPERATIONS, **({} if isinstance(number, bool) else DIFFERENCES)}
     if abs(number) > torch.finfo(dtype).max and math.isfinite(number):
         operations.pop("alpha", None)  # PyTorch refuses it

@@ -13,7 +13,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import close, followed_in_calls, modes
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT, X = "1MiB", torch.linspace(-1, 1, 2 * 3 * 4 * 4, dtype=torch.float64).reshape(2, 3, 4, 4)
 

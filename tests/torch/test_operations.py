@@ -19,7 +19,7 @@ ROUNDED = {"Hardsigmoid()": 1e-7}
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_pytorchs(name, few_plans, monkeypatch):
+def test_an_operation_is_pytorchs(name, fewest_plans, monkeypatch):
     """Maps are kept and made again, for every second operation each; in `make test-all` for all."""
     policies = ("keep", "remake")
     if not sampling.EVERY:

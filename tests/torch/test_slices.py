@@ -8,7 +8,7 @@ import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import check
 from tests.support.torch_operations import Apply
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 SLICES = {
     "[..., -10:]": lambda x: x[..., -10:],

@@ -89,7 +89,7 @@ AROUND = [
 
 @pytest.mark.parametrize(("around", "dtype"), AROUND, ids=str)
 @pytest.mark.parametrize("name", MODULES)
-def test_values_and_gradients_are_those_of_eager(name, around, dtype, few_plans):
+def test_values_and_gradients_are_those_of_eager(name, around, dtype, fewest_plans):
     module = MODULES[name].to(dtype)
     tolerance = 4 * torch.finfo(dtype).eps
     if name == "hardsigmoid":  # PyTorch's sixth is one in single precision

@@ -10,7 +10,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.bits import stored
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 SHAPE = (2, 2, 4, 7)
 FLOAT8 = [

@@ -12,7 +12,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.targets import Classes, check_labels
 from tests.support.torch_checks import close
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT, CLASSES = "200KiB", 5
 SHAPE = (2, 12, 12)

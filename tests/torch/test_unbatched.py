@@ -15,7 +15,7 @@ from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.unbatched import batched
 from tests.support.torch_checks import check, close
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 SHAPE = (3, 12, 10)
 
