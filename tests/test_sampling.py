@@ -104,6 +104,9 @@ def test_cases_of_the_tests_of_a_file_take_turns(monkeypatch):
         "f.py::test": [0, 3, 6], "f.py::test_more": [1, 4], "f.py::test_few": [0, 1, 2],
         "f.py::test_last": [0, 3], "g.py::test": [0, 3, 6],
     }  # fmt: skip
+    for turn in range(8):  # a few cases, and more turns: one runs
+        assert len(sampling.places_taken("torch/f.py::test", items["f.py::test"][:4], turn)) > 0
+        monkeypatch.setattr(sampling, "TURNS", {"torch": 3 + turn})
 
 
 def test_what_is_marked_runs_where_every_case_does():

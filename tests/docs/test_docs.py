@@ -49,6 +49,7 @@ def sections(page):
 def test_the_examples_run(page, request):
     if page.name.startswith("pytorch") and not sampling.EVERY:  # they show results, and no plan
         request.getfixturevalue("fewest_plans")
+    request.getfixturevalue("searches_are_shared")
     text = page.read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert blocks, "a page without an example"

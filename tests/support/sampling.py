@@ -24,7 +24,7 @@ ONE_IN = {
 #: each test of a file others do.
 TURNS = {
     "benchmarks": 3, "calibration": 3, "dask": 3, "functions": 4, "fuzz": 3, "memory": 3,
-    "network": 3, "operations": 2, "pipeline": 3, "pricing": 3, "torch": 3,
+    "network": 4, "operations": 2, "pipeline": 3, "pricing": 3, "torch": 4,
 }  # fmt: skip
 FEW = 3
 #: Of these tests one case in so many runs, and those cases that alone found a mutant. Of a product
@@ -159,7 +159,7 @@ def places_taken(test, items, turn):
     if one_in > 1:
         taken = sample([values_of(item) for item in items], one_in)
     turns = _of(TURNS, file) if len(taken) >= FEW else 1
-    return taken[turn % turns :: turns]
+    return taken[turn % min(turns, len(taken)) :: turns]
 
 
 def _of(table, file):
