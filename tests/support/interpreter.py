@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from ooc_cudnn.devices.host.device import RUNNERS, WORKSPACE
-from ooc_cudnn.network.passes.inplace_gradients import may_be_in_place
 from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.tensor import numpy_dtype
 
@@ -54,7 +53,7 @@ def run_phase(phase, arrays):
     for result in phase.call.results:  # cut into pieces, it would read what it has written
         shared = {result}
         call = phase.call.call if isinstance(phase.call, SubCall) else phase.call
-        if may_be_in_place(call):  # each element, or site, by itself
+        if call.may_be_in_place:  # each element, or site, by itself
             shared |= {n for n, name in phase.binds.items() if name == phase.binds[result]}
         others = [array for operand, array in bound.items() if operand not in shared]
         assert not any(map(partial(np.shares_memory, bound[result]), others)), phase.name

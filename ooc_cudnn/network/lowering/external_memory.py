@@ -14,7 +14,7 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import least_bytes
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.subcall import SubCall
-from ooc_cudnn.operations.external.calls import ExternalCall, ExternalGradientCall
+from ooc_cudnn.operations.external.calls import AnyExternalCall
 from ooc_cudnn.operations.normalization.cross_rank import CrossRankCall
 
 #: Of the limit. One image takes what it takes.
@@ -33,9 +33,7 @@ def with_room_outside(
     on_host : collection of str, optional
         Phases that the host computes; those that do not fit on the device when left out.
     """
-    if not any(
-        isinstance(phase.call, ExternalCall | ExternalGradientCall) for phase in step.phases
-    ):
+    if not any(isinstance(phase.call, AnyExternalCall) for phase in step.phases):
         return step, terms
     most = int(SHARE * terms.target.limit_bytes)
     step = replace(step, phases=tuple(_fitting(phase, most) for phase in step.phases))
@@ -59,7 +57,7 @@ def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
     held = {
         phase.name: outside_bytes_of(phase.call) or 0
         for phase in step.phases
-        if isinstance(phase.call, ExternalCall | ExternalGradientCall)
+        if isinstance(phase.call, AnyExternalCall)
     }
     theirs = tuple(phase for phase in step.phases if phase.name in held)
     if sum(map(max, (held.values(), least_bytes(step, terms, theirs)))) <= SURELY * room:
@@ -83,7 +81,7 @@ def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
 def _fitting(phase: Phase, most_bytes: int) -> Phase:
     """The phase, with as many images at once as fit: at least one."""
     call = phase.call
-    if not isinstance(call, ExternalCall | ExternalGradientCall):
+    if not isinstance(call, AnyExternalCall):
         return phase
     images = call.images
     while images > 1 and call.outside_bytes_of(images) > most_bytes:
@@ -109,6 +107,6 @@ def why_outside(call: TiledCall) -> str:
     return "" if whole is None else whole.computation.why
 
 
-def _whole(call: TiledCall) -> ExternalCall | ExternalGradientCall | None:
+def _whole(call: TiledCall) -> AnyExternalCall | None:
     whole = call.call if isinstance(call, SubCall) else call
-    return whole if isinstance(whole, ExternalCall | ExternalGradientCall) else None
+    return whole if isinstance(whole, AnyExternalCall) else None

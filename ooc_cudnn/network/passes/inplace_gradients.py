@@ -12,35 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step, Uses
-from ooc_cudnn.operations.core.call import TiledCall
-from ooc_cudnn.operations.elementwise.activation_bitmask import MaskedActivationGradientCall
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
-from ooc_cudnn.operations.elementwise.gradient_reductions import BiasActivationGradientCall
-from ooc_cudnn.operations.normalization.batch_fused_gradient import ActivationSumsCall
-from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationDataCall
-from ooc_cudnn.operations.normalization.group import GroupNormalizationGradientCall
-from ooc_cudnn.operations.normalization.layer import LayerNormalizationGradientCall
-from ooc_cudnn.operations.normalization.local_response import LocalResponseGradientCall
 
-#: Calls whose launches always may write dx where dy is.
-IN_PLACE = (
-    ActivationGradientCall,
-    ActivationSumsCall,
-    BatchNormalizationDataCall,
-    BiasActivationGradientCall,
-    GroupNormalizationGradientCall,
-    LayerNormalizationGradientCall,
-    MaskedActivationGradientCall,
-)
 #: The operands that may share memory: what is read, and what is made of it.
 _PAIR = ("dy", "dx")
-
-
-def may_be_in_place(call: TiledCall) -> bool:
-    """Whether launches of a call may write dx where dy is."""
-    if isinstance(call, LocalResponseGradientCall):
-        return call.may_be_in_place
-    return isinstance(call, IN_PLACE)
 
 
 def in_place(step: Step) -> Step:
@@ -65,7 +39,7 @@ def in_place(step: Step) -> Step:
 
 def _may_share(step: Step, at: int, phase: Phase, uses: Mapping[str, Uses]) -> bool:
     """Whether dy, read for the last time, can become dx, written for the first."""
-    if not may_be_in_place(phase.call) or phase.call.beta != 0:
+    if not phase.call.may_be_in_place or phase.call.beta != 0:
         return False
     if "dx" not in phase.binds:  # sums alone are made, of what nobody wants a gradient of
         return False

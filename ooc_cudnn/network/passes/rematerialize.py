@@ -16,7 +16,6 @@ from typing import Any
 from ooc_cudnn.network.cost.compute_seconds import compute_seconds
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 from perfmodel import MachineModel
 
 
@@ -38,11 +37,7 @@ def can_be_remade(step: Step) -> frozenset[str]:
 def compared(step: Step) -> frozenset[str]:
     """Maps in which a gradient looks for maxima by comparing."""
     return frozenset(
-        phase.binds[operand]
-        for phase in step.phases
-        if isinstance(phase.call, PoolingGradientCall) and not phase.call.indexed
-        for operand in ("x", "y")
-        if operand in phase.binds
+        phase.binds[operand] for phase in step.phases for operand in phase.call.compared
     )
 
 

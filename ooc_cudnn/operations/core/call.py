@@ -135,6 +135,10 @@ class TiledCall(Scaled, ABC):
         Whether another library computes it: pieces of one kind need not launch the same.
     keeps_channels : bool
         Whether each result channel is made of the same channel of what is streamed, and no other.
+    may_be_in_place : bool
+        Whether dx may lie where dy does: each element, or site, is read before it is written.
+    compared : tuple of str
+        Operands in which it looks for equal values, which must be the same to the last bit.
     """
 
     dtype: str
@@ -146,6 +150,8 @@ class TiledCall(Scaled, ABC):
     on_host: bool = False
     is_external: bool = False
     keeps_channels: bool = False
+    may_be_in_place: bool = False
+    compared: tuple[str, ...] = ()
 
     # Operands ---------------------------------------------------------------------------------
 

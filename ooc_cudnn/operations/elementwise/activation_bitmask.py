@@ -211,6 +211,7 @@ class MaskedActivationGradientCall(Bitwise, PointwiseCall):
 
     lead = "dy"
     takes = ("mask", "dy")
+    may_be_in_place = True
     results = ("dx",)
 
     @cached_property

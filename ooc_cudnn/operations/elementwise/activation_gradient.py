@@ -171,6 +171,7 @@ class ActivationGradientCall(PointwiseCall):
 
     keeps_channels = True
     lead = "dy"
+    may_be_in_place = True
     results = ("dx",)
 
     @cached_property

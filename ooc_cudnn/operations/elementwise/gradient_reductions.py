@@ -94,6 +94,7 @@ class BiasActivationGradientCall(OneShapeCall):
     dtype: str
 
     lead = "dy"
+    may_be_in_place = True
     results = ("dx", "db")
     reduced = ("n", "h_y")
     loop_order = ("c_y", "c_x", "n", "h_y")

@@ -36,6 +36,7 @@ class ActivationSumsCall(PerChannel):
     dtype: str
 
     inputs = ("x", "y", "dy", "more", *SAVED)
+    may_be_in_place = True
     results = ("dx", "sums")
     sweeps = 1
     loop_order = ("c_y", "c_x", "n", "h_y")

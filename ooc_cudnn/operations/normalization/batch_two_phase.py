@@ -141,6 +141,7 @@ class BatchNormalizationDataCall(OfStatistics):
     elements: int = 0
 
     keeps_channels = True
+    may_be_in_place = True
     results = ("dx",)
     reduced = ()
 

@@ -156,6 +156,7 @@ class GroupNormalizationGradientCall(_OfGroups):
     coef: float = 0.0
 
     loop_order = ("n", "c_y", SWEEP, "h_y", "c_x")
+    may_be_in_place = True
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]

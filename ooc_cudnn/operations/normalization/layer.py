@@ -101,6 +101,7 @@ class LayerNormalizationGradientCall(_OfSites):
 
     reduced = ("h_y",)
     by_sets = True
+    may_be_in_place = True
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -239,8 +239,8 @@ class LocalResponseGradientCall(LocalResponseCall):
     results = ("dx",)
 
     @property
-    def may_be_in_place(self) -> bool:
-        """Whether dx may lie where dy does: all of dy at a site is read before it is written."""
+    def may_be_in_place(self) -> bool:  # type: ignore[override]
+        """True where all of dy at a site is read before it is written."""
         return self.forward.size <= WIDEST_WINDOW
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> OneTyped:

@@ -125,6 +125,11 @@ class PoolingGradientCall(ForwardTypedCall, SingleOpCall):
             return ("index", "dy")
         return ("y", "dy", "x") if self.forward.is_max else ("", "dy", "")
 
+    @property
+    def compared(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Where maxima are, without an index: where x is y."""
+        return tuple(name for name in ("x", "y") if name in self.takes)
+
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         shapes = {"x": self.forward.x_shape, "dx": self.forward.x_shape}
