@@ -2,7 +2,18 @@
 
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn import networks
+from ooc_cudnn.engines.target import Target
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.step import RematEvent
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
+from ooc_cudnn.network.passes.batch_slices import slice_batch
+from ooc_cudnn.network.passes.rematerialize_events import repeated
+from ooc_cudnn.network.policies.policy import POLICIES
+from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import shipped
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +40,24 @@ def test_what_is_remade_is_counted_once_however_the_batch_is_cut(built):
 def test_without_remaking_nothing_is_said_to_be_remade(built):
     net, loss = built
     assert remade_bytes(net.plan(loss, machine="h200", policy="keep", micro_batches=1)) == 0
+
+
+def test_of_a_map_in_slices_each_slice_has_its_fate():
+    net = ooc_cudnn.Network(seed=1)
+    h = net.input("x", (4, 2, 12, 6))
+    for name in "ab":
+        h = net.activation(net.convolution(h, 4, window=3, padding=1), "tanh", name=name)
+    loss = net.mean_squared_error(h, net.input("target", h.shape))
+    slices = slice_batch(net.training_phases(loss), 2)
+    again = (RematEvent(slices.turn, "a [1]"),)
+    step = repeated(slices, again)
+    target = Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True)
+    candidate = Candidate(
+        step, POLICIES["keep"].residing(step), PlanConstraints(target, {}), "keep",
+        RewriteSpec(again=again, slabs=2),
+    )  # fmt: skip
+    fates = lower_and_replay("step", candidate).plan.fate
+    assert {name: fates[name] for name in ("a [0]", "a [1]")} == {
+        "a [0]": "kept", "a [1]": "recomputed",
+    }  # fmt: skip
+    assert "a [1] remade" not in fates
