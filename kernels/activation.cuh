@@ -1,8 +1,8 @@
 // The activations, by cuDNN's modes: a template for each, so that a kernel pays for its own only.
 //
 // NaN rule, every mode: NaN in, NaN out (cuDNN's CUDNN_PROPAGATE_NAN). The comparisons are
-// therefore written so that NaN takes the branch that returns x. swish, gelu and hardswish of
-// -infinity are NaN, as the product -infinity * 0 in their formulas is.
+// therefore written so that NaN takes the branch that returns x. Modes that are a
+// product with x, as swish, are NaN of -infinity, as the product -infinity * 0 is.
 #pragma once
 
 #include "element.cuh"

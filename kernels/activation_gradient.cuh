@@ -7,7 +7,7 @@
 
 #include "activation.cuh"
 
-constexpr int PRELU = 11;  // x stands in y's place, and in x's the slopes, broadcast
+constexpr int PRELU = -1;  // no activation: x stands in y's place, and in x's the slopes, broadcast
 
 // `x` is y itself where the mode does not need x.
 template <int MODE, bool NEEDS_X, typename A>

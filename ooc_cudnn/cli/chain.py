@@ -21,8 +21,8 @@ from ooc_cudnn.cli.arguments import (
     whole,
 )
 from ooc_cudnn.operations.chain_forms.windows_and_norms import Applied, Incoming
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.window_arguments import per_axis
-from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from tests.support import reference
+from tests.support import activation_modes
 from tests.support.calls import activation_backward_call as backward_call
 from tests.support.calls import activation_forward_call as forward_call
-from tests.support.calls import with_x
 from tests.support.function_cases import (
     LAID,
     check_laid,
@@ -20,7 +19,7 @@ from tests.support.function_cases import (
 pytest.importorskip("ml_dtypes")
 #: Every mode, and coefs that are not the default.
 MODES = (
-    *((mode, None) for mode in reference.ACTIVATIONS),
+    *((mode, None) for mode in activation_modes.MODES),
     ("clipped_relu", 0.5),
     ("elu", 0.3),
     ("elu", 2.5),
@@ -79,33 +78,21 @@ def test_x_is_taken_wherever_it_is_given(mode, coef):
             call.check(call.run(out=call.fresh()), f"limit {limit}", call.arrays)
 
 
-@pytest.mark.parametrize(("mode", "coef"), [m for m in MODES if with_x(*m)], ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("mode", "coef"), [m for m in MODES if activation_modes.needs_x(*m)], ids=lambda v: str(v)
+)
 def test_modes_whose_y_does_not_tell_the_slope_need_x(mode, coef):
     y = np.ones((1, 2, 3, 3), "f4")
     with pytest.raises(ValueError, match=r"\bx\b"):
         ooc_cudnn.activation_backward(y, y, mode=mode, coef=coef)
 
 
-@pytest.mark.parametrize(
-    ("mode", "torchs"),
-    [
-        ("relu", "relu"),
-        ("clipped_relu", "relu6"),
-        ("elu", "elu"),
-        ("sigmoid", "sigmoid"),
-        ("tanh", "tanh"),
-        ("swish", "silu"),
-        ("gelu", "gelu"),
-        ("leaky_relu", "leaky_relu"),
-        ("hardsigmoid", "hardsigmoid"),
-        ("hardswish", "hardswish"),
-    ],
-)
-def test_the_definitions_are_pytorchs(mode, torchs):
+@pytest.mark.parametrize("mode", activation_modes.MODES)
+def test_the_definitions_are_pytorchs(mode):
     torch = pytest.importorskip("torch")
     x = torch.linspace(-4, 8, 97, dtype=torch.float64).reshape(1, 1, 97) + 0.01
     x.requires_grad_()
-    function = getattr(torch, torchs, None) or getattr(torch.nn.functional, torchs)
+    function = activation_modes.own(mode)
     y = function(x)
     (dx,) = torch.autograd.grad(y.sum(), x)
     found = ooc_cudnn.activation_forward(x.detach().numpy(), mode=mode)

@@ -12,9 +12,10 @@ import ooc_cudnn
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.operations.elementwise.activation import MODES, Activation, check_mode
+from ooc_cudnn.operations.core.activation_modes import MODES
+from ooc_cudnn.operations.elementwise.activation import Activation, check_mode
 from ooc_cudnn.operations.elementwise.binary import AddTensor
-from tests.support import reference
+from tests.support import activation_modes, reference
 from tests.support.forced import Forced, legal_splits
 from tests.support.function_cases import LAID, channels_last
 from tests.support.sampling import number
@@ -114,7 +115,7 @@ class Run:
             y = reference.ACTIVATIONS[case.activation](
                 y + reference.bias(self.b, y.ndim), self.coef
             )
-            tolerance = tolerance * reference.SLOPE.get(case.activation, 1.0)
+            tolerance = tolerance * activation_modes.MODES[case.activation].steepest
         y, tolerance = case.alpha * y, abs(case.alpha) * tolerance
         if case.beta:
             y = y + case.beta * self.old.astype("f8")

@@ -8,7 +8,7 @@ import ooc_cudnn
 from tests.fuzz import activations
 from tests.fuzz.draw_convolution import draw_dtype, draw_feature_map
 from tests.fuzz.problems import Problem, Tensor
-from tests.support import bounded
+from tests.support import activation_modes, bounded
 from tests.support.bounded import Bounded
 from tests.support.calls import softmax_backward as softmax_gradient
 from tests.support.function_cases import DTYPES
@@ -68,7 +68,7 @@ def activation_forward(stream):
 def activation_backward(stream):
     dtype, shape = draw_dtype(stream), draw_feature_map(stream)
     mode, coef = activations.draw_activation(stream)
-    with_x = activations.needs_x(mode, coef) or stream.chance(0.3)
+    with_x = activation_modes.needs_x(mode, coef) or stream.chance(0.3)
 
     def derive(values):
         x = Bounded.exact(values["x"] if with_x else values["source"])

@@ -11,13 +11,11 @@ from ooc_cudnn.devices.kernels import arguments, launch
 from ooc_cudnn.devices.kernels.elementwise import activation_backward, op_tensor, prelu_backward
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.elementwise.activation_gradient import (
-    ActivationBackward,
-    PreluBackward,
-    needs_x,
-)
+from ooc_cudnn.operations.core.activation_modes import needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward, PreluBackward
 from ooc_cudnn.operations.elementwise.binary import OpTensor
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support.activation_modes import MODES
 from tests.support.card import cupy
 from tests.support.device_operand import DTYPES, EPSILON, Operand, assert_close, random
 
@@ -95,28 +93,7 @@ def test_op_tensor_shapes(shape, dtype, layouts, offset):
         check_op_tensor(a, b, a, "multiply", 1.0, 1.0)
 
 
-MODES = {
-    "identity": lambda x, coef: x * 1,
-    "relu": lambda x, coef: F.relu(x),
-    "clipped_relu": lambda x, coef: F.hardtanh(x, 0.0, coef),
-    "elu": lambda x, coef: torch.where(x > 0, x, coef * torch.expm1(x)),
-    "sigmoid": lambda x, coef: torch.sigmoid(x),
-    "tanh": lambda x, coef: torch.tanh(x),
-    "swish": lambda x, coef: x * torch.sigmoid(coef * x),
-    "gelu": lambda x, coef: F.gelu(x),
-    "leaky_relu": lambda x, coef: torch.where(x > 0, x, coef * x),
-    "hardsigmoid": lambda x, coef: F.relu6(x + 3) / 6,  # PyTorch's own slope is rounded
-    "hardswish": lambda x, coef: F.hardswish(x),
-}
-#: Where PyTorch's own function does something else at NaN.
-AT_NAN = {
-    "elu": lambda x, coef: F.elu(x, coef),
-    "leaky_relu": lambda x, coef: F.leaky_relu(x, coef),
-    "hardsigmoid": lambda x, coef: F.hardsigmoid(x),
-}
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
-#: Gradients here are the difference of numbers of size 1.
-CANCELLING = {"sigmoid": 1.0, "tanh": 2.0, "swish": 4.0, "gelu": 4.0}
 
 
 def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=0, into=None):
@@ -125,14 +102,14 @@ def check_activation(mode, coef, dtype, layouts, shape=(2, 16, 6, 8), *, offset=
     data.ravel()[:1] = 0.0
     x = Operand(shape, dtype, x_layout, data=data, offset=offset)
     t = torch.from_numpy(x.wide).requires_grad_()
-    found = MODES[mode](t, coef)
+    found = MODES[mode].pytorch(t, coef)
     y = Operand(shape, dtype, y_layout, data=found.detach().numpy(), offset=offset)
     dy = Operand(shape, dtype, dy_layout, data=random(shape, 2), offset=offset)
     dx = {"y": y, "dy": dy, "x": x}.get(into) or Operand(shape, dtype, dx_layout)
     found.backward(torch.from_numpy(dy.wide))
     expected = t.grad.numpy()
     real = EPSILON[ACCUMULATOR[dtype]]
-    slack = np.abs(dy.wide) * (1 + CANCELLING.get(mode, 0.0)) * 8 * real
+    slack = np.abs(dy.wide) * (1 + MODES[mode].cancels) * 8 * real
     if not needs_x(mode, coef):  # y was rounded
         rounding = EPSILON[dtype] * (1 + np.abs(y.wide)) if mode not in ("relu", "identity") else 0
         slack = slack + 2 * np.abs(dy.wide) * rounding
@@ -188,7 +165,8 @@ def test_nan_and_infinity(mode, dtype):
     result = dx.result().astype("f8").ravel()
     for at in (0, 6):  # as PyTorch has it, of an element by itself
         t = torch.tensor([np.nan], dtype=torch.float64, requires_grad=True)
-        AT_NAN.get(mode, MODES[mode])(t, coef).backward(torch.tensor([gradient.flat[at]]))
+        function = MODES[mode].own or MODES[mode].pytorch
+        function(t, coef).backward(torch.tensor([gradient.flat[at]]))
         np.testing.assert_allclose(result[at], t.grad[0], rtol=4 * EPSILON[dtype])
     if mode in ("relu", "clipped_relu"):
         assert (result[[1, 2, 5]] == 0).all()  # flat: whatever dy is

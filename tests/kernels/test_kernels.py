@@ -21,25 +21,13 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.tensor import ACCUMULATOR
+from tests.support import activation_modes
 from tests.support.card import ON_CARD, cupy
 from tests.support.device_operand import DTYPES, EPSILON, NUMPY, Operand, assert_close, random
 
 COEFFICIENTS = {"clipped_relu": 1.5, "elu": 0.7, "swish": 1.3, "leaky_relu": 0.1}
-ACTIVATIONS = {
-    "identity": lambda x, coef: x,
-    "relu": lambda x, coef: np.where(x < 0, 0, x),
-    "clipped_relu": lambda x, coef: np.where(x < 0, 0, np.where(x > coef, coef, x)),
-    "elu": lambda x, coef: np.where(x > 0, x, coef * np.expm1(x)),
-    "sigmoid": lambda x, coef: 1 / (1 + np.exp(-x)),
-    "tanh": lambda x, coef: np.tanh(x),
-    "swish": lambda x, coef: x / (1 + np.exp(-coef * x)),
-    "gelu": lambda x, coef: 0.5 * x * np.vectorize(math.erfc)(-x / math.sqrt(2)),
-    "leaky_relu": lambda x, coef: np.where(x < 0, coef * x, x),
-    "hardsigmoid": lambda x, coef: np.clip(x / 6 + 0.5, 0, 1),
-    "hardswish": lambda x, coef: x * np.clip(x / 6 + 0.5, 0, 1),
-}
 
 
 def channel_vector(values, dtype, offset=0):
@@ -73,7 +61,7 @@ def check_pointwise(
         if shift is not None:
             x = x + along_channels(shift.wide, rank)
             size = size + np.abs(along_channels(shift.wide, rank))
-        reference = alpha * ACTIVATIONS[mode](x, coef)
+        reference = alpha * activation_modes.MODES[mode].value(x, coef)
         size = (size + 1) * abs(alpha) * 1.5
         if beta:
             reference = reference + beta * old.wide

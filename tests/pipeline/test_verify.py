@@ -7,7 +7,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.host.device import HostDevice
-from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.core.activation_modes import MODES
 
 
 def data(random, dtype="f4", groups=1):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.support import reference
+from tests.support import activation_modes, reference
 
 UNIT = reference.UNIT_ROUNDOFF
 #: What may be lost where numbers end: the step of float16's smallest, else the smallest normal.
@@ -119,9 +119,8 @@ def activation(x, dtype, mode, coef=None):
     coef = reference.DEFAULT_COEF.get(mode, 0.0) if coef is None else coef
     with np.errstate(over="ignore"):
         value = reference.ACTIVATIONS[mode](x.value, coef)
-    largest = {"gelu": 1.13, "swish": 1.1, "elu": max(1, abs(coef)), "leaky_relu": max(1, coef),
-               "hardswish": 1.5}  # fmt: skip
-    error = x.error * max(largest.get(mode, 1.0), 1.0, -coef)
+    folded = abs(coef) if activation_modes.MODES[mode].folds_back else 1.0
+    error = x.error * max(activation_modes.MODES[mode].steepest, folded, 1.0, -coef)
     if mode in ("relu", "clipped_relu", "identity"):
         return Bounded(value, error).rounded(dtype)
     size = np.abs(value) * (1 + np.abs(x.value)) + np.abs(x.value) + max(1.0, abs(coef))

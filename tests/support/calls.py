@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.support import bounded, gradients
+from tests.support import activation_modes, bounded, gradients
 from tests.support.bounded import Bounded
 from tests.support.function_cases import DTYPES, Call, draw, finished
 
@@ -117,13 +117,6 @@ def named(mode, coef):
     return mode if coef is None else f"{mode} {coef}"
 
 
-def with_x(mode, coef):
-    """Whether the gradient needs x."""
-    return mode in ("swish", "gelu", "hardswish") or (
-        mode in ("elu", "leaky_relu") and (coef or 0) < 0
-    )
-
-
 def activation_forward_call(shape, mode, coef, dtype="float32", alpha=1.0, beta=0.0, x=None):
     random = np.random.default_rng(11)
     x = 2 * draw(random, shape, dtype) if x is None else x
@@ -146,7 +139,7 @@ def activation_backward_call(shape, mode, coef, dtype="float32", alpha=1.0, beta
     result, old = finished(result, dtype, alpha=alpha, beta=beta, random=random)
     options = {"mode": mode, "coef": coef, "alpha": alpha, "beta": beta}
     operands = {"y": y, "dy": dy}
-    if with_x(mode, coef) if give_x is None else give_x:
+    if activation_modes.needs_x(mode, coef) if give_x is None else give_x:
         operands["x"] = x
     return Call(
         "activation_backward", operands, options, {"dx": result}, ("dx",), {"dx": old},

@@ -10,23 +10,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ooc_cudnn.operations.elementwise.activation import MODES
-from tests.support import drawn_elementwise
+from ooc_cudnn.operations.core.activation_modes import MODES
+from tests.support import activation_modes, drawn_elementwise
 
 #: Modes of activation in PyTorch.
-ACTIVATIONS = {
-    "relu": torch.relu,
-    "clipped_relu": F.relu6,
-    "elu": F.elu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "leaky_relu": F.leaky_relu,
-    "identity": lambda x: x * 1,
-    "hardsigmoid": lambda x: torch.clamp(x / 6 + 0.5, 0, 1),  # PyTorch's slope is rounded
-    "hardswish": F.hardswish,
-}
+ACTIVATIONS = {mode: activation_modes.pytorch(mode) for mode in MODES}
 
 
 def axes(tensor):

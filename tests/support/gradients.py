@@ -6,13 +6,10 @@ import math
 
 import numpy as np
 
-from tests.support import reference
+from tests.support import activation_modes, reference
 from tests.support.bounded import UNIT, Bounded
 
 torch = reference.torch
-
-#: Modes that are flat somewhere: there a gradient is 0, and no product.
-SELECTING = ("relu", "clipped_relu", "hardsigmoid", "hardswish")
 
 
 def output_shape(x, w, *, padding=0, stride=1, dilation=1, groups=1):
@@ -93,36 +90,14 @@ def activation_backward(y, dy, x, dtype, mode, coef=None):
     coef = float(np.dtype("f8" if dtype == "float64" else "f4").type(coef))
     y, dy = y.astype("f8"), dy.astype("f8")
     x = y if x is None else x.astype("f8")
-    gate = reference.ACTIVATIONS["sigmoid"](coef * x, 0)
-    slopes = {
-        # Of NaN as PyTorch's CUDA kernels have it.
-        "relu": ~(y <= 0) * 1.0,
-        "clipped_relu": ~((y <= 0) | (y >= coef)) * 1.0,
-        "elu": np.where(y <= 0, y + coef, 1.0)
-        if coef >= 0
-        else np.where(x <= 0, coef * np.exp(np.minimum(x, 0)), 1.0),
-        "sigmoid": y * (1 - y),
-        "tanh": 1 - y * y,
-        "swish": gate + coef * x * gate * (1 - gate),
-        "gelu": gelu_slope(x),
-        "leaky_relu": np.where((x if coef < 0 else y) > 0, 1.0, coef),
-        "hardsigmoid": ((y > 0) & (y < 1)) / 6,
-        "hardswish": np.where(x <= -3, 0, np.where(x < 3, (2 * x + 3) / 6, 1)),
-        "identity": np.ones_like(y),
-    }
-    slope = slopes[mode]
+    known = activation_modes.MODES[mode]
+    slope = known.slope(y, x, coef)
     reach = np.where(np.isnan(x), 0, np.abs(x))
     size = np.abs(dy) * (1 + np.abs(slope) + reach) * max(1.0, abs(coef))
     with np.errstate(invalid="ignore"):
         value = dy * slope  # an infinite dy by a slope of 0 is NaN, as in PyTorch
-    if mode in SELECTING:
+    if known.is_flat:
         value = np.where(slope == 0, 0.0, value)
     if mode in ("relu", "clipped_relu", "identity"):
         return Bounded(value, UNIT[dtype] * np.abs(value))
     return Bounded(value, np.zeros(value.shape)).computed(12, size, dtype)
-
-
-def gelu_slope(x):
-    """0.5 (1 + erf(x / sqrt 2)) + x exp(-x^2 / 2) / sqrt(2 pi)."""
-    normal = np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)), otypes=[float])(x)
-    return normal + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)

@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from tests.support import activation_modes
+
 try:
     import torch
     import torch.nn.functional as F
@@ -80,22 +82,8 @@ def direct(x, w, *, padding=0, stride=1, dilation=1, groups=1):
     return y
 
 
-ACTIVATIONS = {
-    "relu": lambda x, coef: np.where(x > 0, x, 0.0),
-    "clipped_relu": lambda x, coef: np.where(x > 0, np.where(x < coef, x, coef), 0.0),
-    "elu": lambda x, coef: np.where(x > 0, x, coef * (np.exp(x) - 1)),
-    "sigmoid": lambda x, coef: 1 / (1 + np.exp(-x)),
-    "tanh": lambda x, coef: (np.exp(2 * x) - 1) / (np.exp(2 * x) + 1),
-    "swish": lambda x, coef: x / (1 + np.exp(-coef * x)),
-    "gelu": lambda x, coef: x / 2 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2)),
-    "leaky_relu": lambda x, coef: np.where(x > 0, x, coef * x),
-    "hardsigmoid": lambda x, coef: np.minimum(np.maximum(x + 3, 0), 6) / 6,
-    "hardswish": lambda x, coef: x * np.minimum(np.maximum(x + 3, 0), 6) / 6,
-    "identity": lambda x, coef: x,
-}
-DEFAULT_COEF = {"clipped_relu": 6.0, "elu": 1.0, "swish": 1.0, "leaky_relu": 0.01}
-#: Largest slope of an activation with its default coef: how much it can enlarge an error.
-SLOPE = {"gelu": 1.13, "swish": 1.1}
+ACTIVATIONS = {mode: known.value for mode, known in activation_modes.MODES.items()}
+DEFAULT_COEF = {mode: known.coef for mode, known in activation_modes.MODES.items()}
 
 
 def bias(b, ndim):

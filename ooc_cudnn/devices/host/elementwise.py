@@ -18,15 +18,12 @@ from ooc_cudnn.devices.host.chunks import (
     of_channels,
     of_images,
 )
+from ooc_cudnn.operations.core.activation_modes import MODES, needs_x
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.operations.elementwise.activation_gradient import (
-    SELECTING,
-    SLOPES,
     Activated,
     ActivationBackward,
     PreluBackward,
-    needs_x,
 )
 from ooc_cudnn.operations.elementwise.binary import COMBINED, OpTensor, wide_shape
 from ooc_cudnn.operations.elementwise.cast_scale import CastScale
@@ -51,7 +48,7 @@ def pointwise(operation: Pointwise, inputs: Inputs, output: Array, workspace: Ar
     value, addend, shift, old = inputs
     wide = np.float64 in (value.dtype, output.dtype)
     dtype = arithmetic_dtype("float64" if wide else "float32")
-    function = MODES[operation.mode][0]
+    function = MODES[operation.mode].value
     shift = None if shift is None else shift.astype(dtype).ravel()
     for box in chunks(output):
         result = value[box].astype(dtype)
@@ -106,9 +103,9 @@ def activation_backward(
 
 def times_slope(operation: Activated, y: Array, x: Array, dy: Array) -> Array:
     """Dy times the slope of an activation; `x` is y itself where that tells the slope."""
-    slope = SLOPES[operation.mode](y, x, operation.coef)
+    slope = MODES[operation.mode].slope(y, x, operation.coef)
     result = slope * dy
-    if operation.mode in SELECTING:
+    if MODES[operation.mode].is_flat:
         result = kept_where(slope != 0, result)  # whatever dy is
     return result
 
@@ -123,7 +120,7 @@ def before_activation(
     factor, bias = vectors
     y = difference * of_channels(factor, box)
     y += of_channels(np.asarray(bias).astype(y.dtype), box)
-    y = MODES[operation.mode][0](y, operation.coef).astype(numpy_dtype(operation.dtype))
+    y = MODES[operation.mode].value(y, operation.coef).astype(numpy_dtype(operation.dtype))
     y = y.astype(dy.dtype)
     return times_slope(operation, y, y, dy)
 
@@ -169,7 +166,7 @@ def normalise(operation: Normalise, inputs: Inputs, output: Array, workspace: Ar
         result += of_channels(bias, box)
         if z is not None:
             result += z[box].astype(dtype, copy=False)
-        result = MODES[operation.mode][0](result, operation.coef)
+        result = MODES[operation.mode].value(result, operation.coef)
         np.copyto(output[box], result, casting="unsafe")
 
 

@@ -23,7 +23,7 @@ from ooc_cudnn.devices.host.chunks import (
     of_channels,
 )
 from ooc_cudnn.devices.host.elementwise import times_slope
-from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.normalization.batch_launches import MomentsResult
 from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
 from ooc_cudnn.operations.normalization.set_reduction import (
@@ -152,7 +152,7 @@ def _normalised(
     y -= mean[narrow]
     y *= inverse[narrow] * of_channels(scale, box)
     y += of_channels(bias, box)
-    return MODES[operation.mode][0](y, operation.coef)
+    return MODES[operation.mode].value(y, operation.coef)
 
 
 def normalise_sets_backward(

@@ -8,8 +8,6 @@ import numpy as np
 
 from ooc_cudnn.devices.view import DeviceView
 
-MODES_WITH_COEFFICIENT = ("clipped_relu", "elu", "swish", "leaky_relu")
-
 CUDA_TYPES = {
     "float16": "__half",
     "bfloat16": "__nv_bfloat16",

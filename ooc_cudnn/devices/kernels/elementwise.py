@@ -21,11 +21,8 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.memory.axes import MergedAxes, merged_axes
-from ooc_cudnn.operations.elementwise.activation_gradient import (
-    ActivationBackward,
-    PreluBackward,
-    needs_x,
-)
+from ooc_cudnn.operations.core.activation_modes import needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward, PreluBackward
 from ooc_cudnn.operations.elementwise.binary import OpTensor, wide_shape
 
 #: Packs of a thread, all loaded before the first is used. An activation's gradient loads up to

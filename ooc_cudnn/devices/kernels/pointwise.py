@@ -6,7 +6,6 @@ from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import (
     CUDA_TYPES,
-    MODES_WITH_COEFFICIENT,
     instance,
     real_type,
 )
@@ -20,7 +19,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
     packs_a_thread,
 )
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
-from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
 
 
@@ -54,7 +53,7 @@ def pointwise(
         What beta multiplies, of the destination's type and shape; usually the destination itself.
         Not read if beta is 0.
     mode : str
-        One of `activation.MODES`. NaN in gives NaN out in every mode.
+        One of `activation_modes.MODES`. NaN in gives NaN out in every mode.
     coef : float, optional
         clipped_relu: the ceiling; elu: the negative saturation; swish: beta; leaky_relu: the
         negative slope. Required for these, refused for the others.
@@ -72,7 +71,7 @@ def pointwise(
         old = None
     elif old is None:
         raise ValueError(f"beta is {beta} and there is no old; give old, or beta=0")
-    if (coef is None) == (mode in MODES_WITH_COEFFICIENT):
+    if mode in MODES and (coef is None) == (MODES[mode].coef is not None):
         rule = "needs" if coef is None else "takes no"
         raise ValueError(f"coef is {coef}; mode {mode!r} {rule} coef")
 

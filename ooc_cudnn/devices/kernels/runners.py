@@ -22,12 +22,12 @@ from ooc_cudnn.devices.kernels import (
     set_statistics,
     softmax,
 )
-from ooc_cudnn.devices.kernels.arguments import MODES_WITH_COEFFICIENT
 from ooc_cudnn.devices.kernels.checks import check, check_packed
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import relayout
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.elementwise.reshape import Reshape
 from ooc_cudnn.tensor import packed_strides
@@ -54,7 +54,7 @@ def _pointwise(operation: Pointwise, call: Call) -> None:
         alpha=operation.alpha,
         beta=operation.beta,
         mode=operation.mode,
-        coef=operation.coef if operation.mode in MODES_WITH_COEFFICIENT else None,
+        coef=operation.coef if MODES[operation.mode].coef is not None else None,
         stream=call.stream,
     )
 

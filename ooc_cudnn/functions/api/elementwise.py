@@ -12,8 +12,9 @@ from ooc_cudnn.functions.call.arguments import (
 from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.elementwise.activation import Activation, check_mode, coef_in
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 from ooc_cudnn.operations.elementwise.binary import AdditionCall, check_broadcast
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
@@ -146,8 +147,8 @@ def activation_backward(
     y, dy : array, shape (n, c, up to 3 spatial axes)
         Result of the forward function and its gradient; any placement and strides, same dtype.
     x : array, same shape, optional
-        Data of the forward function. swish, gelu and hardswish need it, and elu and leaky_relu
-        with a negative coef; these read it instead of y, the others do not read it.
+        Data of the forward function. Modes whose slope y does not tell need it, as swish, and
+        elu and leaky_relu with a negative coef; they read it instead of y, others do not.
     mode, coef, alpha, beta
         As for `activation_forward`.
     out : array, shape of y, optional

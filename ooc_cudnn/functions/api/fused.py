@@ -17,9 +17,9 @@ from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.fused_gradients import FusedGradientCall
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.core.operation import Operation
 from ooc_cudnn.operations.elementwise.activation import Activation, check_mode, coef_in
-from ooc_cudnn.operations.elementwise.activation_gradient import needs_x
 from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.settings_table import Settings
@@ -52,12 +52,8 @@ def convolution_add_activation_forward(
         As for `convolution_forward`.
     b : array, shape (cY,) or (1, cY, 1...)
         Bias, one value per output channel, x's dtype.
-    activation : str
-        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, leaky_relu, hardsigmoid,
-        hardswish or identity.
-    coef : float, optional
-        Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
-        leaky_relu (0.01).
+    activation, coef
+        As mode and coef of `activation_forward`.
 
     Returns
     -------
@@ -166,8 +162,8 @@ def convolution_add_activation_backward(
     y, dy : array, shape (n, cY, spatial...)
         Its result, and the gradient of that; same dtype, any placement and strides.
     activation, coef, padding, stride, dilation, groups
-        Of the forward function, as for `convolution_add_activation_forward`. Not swish, gelu or
-        hardswish, nor elu or leaky_relu with a negative coef: y does not tell their slope.
+        Of the forward function, as for `convolution_add_activation_forward`. Not a mode
+        whose slope y does not tell, as swish.
     alpha, beta : float
         ``result = alpha * gradient + beta * result``, for all three; beta needs all of `out`.
     out : tuple (dx, dw, db), optional

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.fuse_gradient_sums import Makers, is_plain_sums
 from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.activation_bitmask import PASSES
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 from ooc_cudnn.operations.normalization.batch_two_phase import BatchNormalizationDataCall
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED
 from ooc_cudnn.operations.normalization.group import GroupNormalizationGradientCall

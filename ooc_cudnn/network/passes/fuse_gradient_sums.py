@@ -20,8 +20,9 @@ from typing import Any
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.core.call import TiledCall
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
 from ooc_cudnn.operations.elementwise.gradient_reductions import (
     SUMMED_BESIDE,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise
-from ooc_cudnn.operations.elementwise.activation import MODES
 from perfmodel import Work
 
 #: The activations that it may end in, and what it is called then.
@@ -99,4 +99,4 @@ class FusedConvolution:
         x, w, b = inputs
         value = self.forward.reference(x, w)
         value = value + b.astype(np.float64).reshape(-1, *[1] * (value.ndim - 2))
-        return MODES[self.mode][0](value, 0.0)
+        return MODES[self.mode].value(value, 0.0)

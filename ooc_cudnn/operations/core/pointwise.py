@@ -12,14 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
-
-#: Exponentials that a mode evaluates. An error function takes as long as three of them; tanh is as
-#: fast as memory, in NumPy as on a card.
-EXPONENTIALS = {"elu": 1, "sigmoid": 1, "swish": 1, "gelu": 3}
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Pointwise:
             f"pointwise/{self.dtype}",
             device_bytes=elements * per_element,
             elements=elements,
-            exponentials=elements * EXPONENTIALS.get(self.mode, 0),
+            exponentials=elements * MODES[self.mode].exponentials,
             problem=self.mode,
         )
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erf, expit
 
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.elementwise import PerElement
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.tensor import rounded_to
-
-#: mode -> (function of (x, coef), default coef or None where the mode takes none)
-MODES: dict[str, tuple[Callable[[Array, float], Array], float | None]] = {
-    "relu": (lambda x, coef: np.maximum(x, 0), None),
-    "clipped_relu": (lambda x, coef: np.minimum(np.maximum(x, 0), coef), 6.0),
-    "elu": (lambda x, coef: np.where(x > 0, x, coef * np.expm1(np.minimum(x, 0))), 1.0),
-    "sigmoid": (lambda x, coef: np.asarray(expit(x)), None),
-    "tanh": (lambda x, coef: np.tanh(x), None),
-    "swish": (lambda x, coef: np.asarray(x * expit(coef * x)), 1.0),
-    "gelu": (lambda x, coef: np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2)))), None),
-    "leaky_relu": (lambda x, coef: np.where(x > 0, x, coef * x), 0.01),
-    "hardsigmoid": (lambda x, coef: np.clip(x / 6 + 0.5, 0, 1), None),
-    "hardswish": (lambda x, coef: x * np.clip(x / 6 + 0.5, 0, 1), None),
-    "identity": (lambda x, coef: x, None),
-}
 
 
 def check_mode(mode: object, coef: object, *, name: str = "mode") -> tuple[str, float]:
@@ -42,7 +26,7 @@ def check_mode(mode: object, coef: object, *, name: str = "mode") -> tuple[str, 
     """
     if not isinstance(mode, str) or mode not in MODES:
         raise ValueError(f"{name} must be one of {', '.join(MODES)}, not {mode!r}")
-    default = MODES[mode][1]
+    default = MODES[mode].coef
     if coef is None:
         return mode, default or 0.0
     if default is None:
@@ -83,4 +67,4 @@ class Activation(PerElement):
     name = "activation_forward"
 
     def reference(self, x: Array, *parameters: Array) -> Array:
-        return MODES[self.mode][0](x.astype(np.float64), self.coef)
+        return MODES[self.mode].value(x.astype(np.float64), self.coef)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.call import (
     Operand,
     Piece,
@@ -29,7 +30,6 @@ from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.ranges import Range, Ranges
 from ooc_cudnn.operations.core.row_axis import tensor_region
 from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall
-from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
 from perfmodel.cached import cached_property
@@ -37,7 +37,7 @@ from perfmodel.cached import cached_property
 BITS = 8
 
 #: mode -> whether an element's slope is 1, from (x, coef); elsewhere it is `slope_below`. Of NaN,
-#: as `SLOPES` has it.
+#: as `Mode.slope` has it.
 PASSES: dict[str, Callable[[Array, float], Array]] = {
     "relu": lambda x, coef: ~(x <= 0),
     "clipped_relu": lambda x, coef: ~((x <= 0) | (x >= coef)),
@@ -192,7 +192,7 @@ class MaskedActivationCall(Bitwise):
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         x = read("x", self.region("x", piece))
         mask = SlopeMask(x.shape, self.mode, self.coef, self.dtype).reference(x)
-        value = MODES[self.mode][0](x, self.coef)
+        value = MODES[self.mode].value(x, self.coef)
         size = np.abs(x) * max(1.0, abs(self.coef))
         return {"y": (value, size), "mask": (mask.astype(np.float64), np.zeros(mask.shape))}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
-from scipy.special import erf, expit
 
+from ooc_cudnn.operations.core.activation_modes import MODES, needs_x
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Tile
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
@@ -37,66 +36,11 @@ class Activated(Protocol):
         """Of what it is applied to."""
 
 
-def _elu(y: Array, x: Array, coef: float) -> Array:
-    if coef < 0:  # it folds back
-        return np.where(x <= 0, coef * np.exp(np.minimum(x, 0)), y.dtype.type(1))
-    return np.where(y <= 0, y + coef, y.dtype.type(1))
-
-
-def _swish(y: Array, x: Array, coef: float) -> Array:
-    gate = expit(coef * x)
-    return np.asarray(gate * (1 + coef * x * (1 - gate)))
-
-
-def _gelu(y: Array, x: Array, coef: float) -> Array:
-    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
-
-
-def _hardswish(y: Array, x: Array, coef: float) -> Array:
-    inside = np.where(x < 3, x / 3 + 0.5, 1)
-    return np.where(x <= -3, 0, inside).astype(y.dtype, copy=False)
-
-
-#: Exponentials that a mode's slope evaluates; an error function counts as three of them.
-EXPONENTIALS = {"swish": 1, "gelu": 3}
-
-#: mode -> slope from (y, x, coef), in the type of y; x is y itself where the mode does not need x.
-#: Of NaN it is what the comparisons of PyTorch's CUDA kernels make of it.
-SLOPES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "relu": lambda y, x, coef: (~(y <= 0)).astype(y.dtype),
-    "clipped_relu": lambda y, x, coef: (~((y <= 0) | (y >= coef))).astype(y.dtype),
-    "elu": _elu,
-    "sigmoid": lambda y, x, coef: y * (1 - y),
-    "tanh": lambda y, x, coef: (1 - y) * (1 + y),
-    "swish": _swish,
-    "gelu": _gelu,
-    "leaky_relu": lambda y, x, coef: np.where(x > 0, y.dtype.type(1), y.dtype.type(coef)),
-    "hardsigmoid": lambda y, x, coef: ((y > 0) & (y < 1)) * y.dtype.type(1 / 6),
-    "hardswish": _hardswish,
-    "identity": lambda y, x, coef: np.ones_like(y),
-}
-
-#: Modes that are flat somewhere: where their slope is 0, dx is 0 and no product.
-SELECTING = ("relu", "clipped_relu", "hardsigmoid", "hardswish")
-#: Modes whose result never tells the slope.
-NEEDING_X = ("swish", "gelu", "hardswish")
-
-
-def needs_x(mode: str, coef: float) -> bool:
-    """Whether y does not tell the slope: `NEEDING_X`, elu and leaky_relu that fold back.
-
-    >>> needs_x("relu", 0.0), needs_x("gelu", 0.0), needs_x("leaky_relu", -0.5)
-    (False, True, True)
-    """
-    return mode in NEEDING_X or (mode in ("elu", "leaky_relu") and coef < 0)
-
-
 @dataclass(frozen=True)
 class ActivationBackward(OneShape):
     """dx = dy * f'(x), from (y, dy, x); x is absent where `needs_x` is false.
 
-    Where the slope is 0 by selection (`SELECTING`: relu below 0, clipped_relu outside), dx is 0
+    Where the slope is 0 by selection (`Mode.is_flat`: relu below 0, clipped_relu outside), dx is 0
     whatever dy is, as in cuDNN and PyTorch; elsewhere a slope of 0 is multiplied, so that dy = NaN
     gives NaN. At the kink itself the slope is the left one: 0 for relu
     and clipped_relu at 0, `coef` for leaky_relu; clipped_relu at its ceiling has 0, and so has
@@ -123,7 +67,7 @@ class ActivationBackward(OneShape):
         return self.passes(
             "/activation_backward",
             4 if needs_x(self.mode, self.coef) else 3,
-            exponentials=EXPONENTIALS.get(self.mode, 0),
+            exponentials=MODES[self.mode].of_slope,
             problem=self.mode,
         )
 
@@ -132,8 +76,8 @@ class ActivationBackward(OneShape):
         x = y
         if len(inputs) > 2 and needs_x(self.mode, self.coef):
             x = inputs[2].astype(np.float64)
-        found = SLOPES[self.mode](y, x, self.coef)
-        if self.mode in SELECTING:
+        found = MODES[self.mode].slope(y, x, self.coef)
+        if MODES[self.mode].is_flat:
             dy = np.where(found == 0, 0.0, dy)
         return np.asarray(dy * found)
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding, random_range
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel, tensor_region
 from ooc_cudnn.operations.core.single_op import CUT, OneShapeCall
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
 from perfmodel import Work
 from perfmodel.cached import cached_property
 

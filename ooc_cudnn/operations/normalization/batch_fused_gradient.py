@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.call import Piece, Read
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.operations.elementwise.activation_gradient import Activated, ActivationBackward
 from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED, PerChannel
@@ -91,7 +91,7 @@ def through(
     factor, bias = vectors["scale"] * inverse, vectors["bias"]
     before = factor * (x - mean) + bias
     reach = np.abs(factor) * (np.abs(x) + np.abs(mean)) + np.abs(bias)
-    y = MODES[call.mode][0](before, call.coef)
+    y = MODES[call.mode].value(before, call.coef)
     dz = ActivationBackward(dy.shape, call.mode, call.coef, call.dtype).reference(y, dy)
     unit, stored = UNIT_ROUNDOFF[ACCUMULATOR[call.dtype]], UNIT_ROUNDOFF[call.dtype]
     away = np.abs(before)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.elementwise import OneShape, PerElement
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel
-from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work, pass_work
 
@@ -156,7 +156,7 @@ class Normalise(_Tensor, PerElement):
         made = scale * (x - mean) * spread + bias
         if self.has_addend:
             made = made + parameters[4]
-        return MODES[self.mode][0](made, self.coef)
+        return MODES[self.mode].value(made, self.coef)
 
 
 @dataclass(frozen=True)

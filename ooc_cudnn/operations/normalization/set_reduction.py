@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.elementwise import OneShape, PerElement
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel
-from ooc_cudnn.operations.elementwise.activation import MODES
 from ooc_cudnn.operations.normalization.batch_launches import Normalise, small
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work
@@ -232,7 +232,7 @@ class NormaliseSets(PerElement):
     def reference(self, x: Array, *parameters: Array) -> Array:
         scale, bias, mean, inverse = (p.astype(np.float64) for p in parameters)
         scale, bias = (per_channel(vector, x.ndim) for vector in (scale, bias))
-        return MODES[self.mode][0](scale * (x - mean) * inverse + bias, self.coef)
+        return MODES[self.mode].value(scale * (x - mean) * inverse + bias, self.coef)
 
 
 #: Passes by statistics that are known, into which an activation is fused.

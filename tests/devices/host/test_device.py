@@ -11,9 +11,10 @@ from ooc_cudnn.devices import get_device, loaded_devices
 from ooc_cudnn.devices.host import chunks
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.launch import Launch
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.elementwise.activation import MODES, check_mode
+from ooc_cudnn.operations.elementwise.activation import check_mode
 from ooc_cudnn.tensor import packed_strides
 from tests.support import reference
 

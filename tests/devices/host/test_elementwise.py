@@ -7,8 +7,8 @@ import pytest
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host import elementwise as host_elementwise
-from ooc_cudnn.operations.elementwise.activation import MODES
-from ooc_cudnn.operations.elementwise.activation_gradient import NEEDING_X, ActivationBackward
+from ooc_cudnn.operations.core.activation_modes import MODES
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
 from ooc_cudnn.operations.elementwise.binary import OPS, OpTensor
 from ooc_cudnn.operations.normalization.batch_launches import Normalise, NormaliseBackward
 from ooc_cudnn.operations.softmax.channels import ImageSoftmax, ImageSoftmaxBackward
@@ -70,14 +70,14 @@ def test_activation_backward(random, mode, dtype, layout):
         for sign in signs:
             coef = sign * COEFS.get(mode, 0.0)
             x, dy = numbers(random, shape, dtype, layout), numbers(random, shape, dtype, layout)
-            y = laid_out(MODES[mode][0](x.astype("f8"), coef), layout, dtype)
+            y = laid_out(MODES[mode].value(x.astype("f8"), coef), layout, dtype)
             if x.size:
                 x[0, 0], y[0, 0] = np.nan, np.nan
             operation = ActivationBackward(shape, mode, coef, dtype)
             expected = operation.reference(*wide(y, dy, x))
             found = run(host_elementwise, operation, (y, dy, x), dtype, layout)
             assert_near(found, expected, dtype, 8 * (1 + abs(dy.astype("f8"))), 8)
-            if sign == 1 and mode not in NEEDING_X:
+            if sign == 1 and not MODES[mode].needs_x:
                 for inputs in ((y, dy), (y, dy, None)):
                     again = run(host_elementwise, operation, inputs, dtype, layout)
                     assert_same(found, again)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.operations.elementwise.activation import MODES
+from ooc_cudnn.operations.core.activation_modes import MODES
+from tests.support.activation_modes import pytorch
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network, values
 
@@ -55,26 +56,11 @@ def test_linear(shape, bias):
     check_network(net, y, twin)
 
 
-TWINS = {
-    "relu": torch.relu,
-    "clipped_relu": F.relu6,
-    "elu": F.elu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "leaky_relu": F.leaky_relu,
-    "identity": lambda x: x * 1,
-    "hardsigmoid": lambda x: torch.clamp(x / 6 + 0.5, 0, 1),  # PyTorch's slope is rounded
-    "hardswish": F.hardswish,
-}
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_activation(mode):
     net, x = network_on((2, 3, 4, 5))
     y = net.activation(x, mode)
-    check_network(net, y, lambda t: TWINS[mode](t["x"]))
+    check_network(net, y, lambda t: pytorch(mode)(t["x"]))
 
 
 def test_the_gradient_of_an_activation_keeps_y_where_y_tells():

@@ -5,29 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.operations.elementwise.activation import MODES as FORWARD
+from ooc_cudnn.operations.core.activation_modes import MODES as FORWARD
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.elementwise.activation import check_mode, coef_in
-from ooc_cudnn.operations.elementwise.activation_gradient import SLOPES, ActivationBackward, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from tests.support.activation_modes import MODES as KNOWN
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 X = np.concatenate([np.linspace(-12, 12, 2401), [0.0, -0.0, 3.0, -3.0, 6.0, 1e-300, -1e-300]])
 
-PYTORCH = {
-    "relu": lambda x, coef: F.relu(x),
-    "clipped_relu": lambda x, coef: F.hardtanh(x, 0.0, coef),
-    "elu": lambda x, coef: F.elu(x, coef),
-    "sigmoid": lambda x, coef: torch.sigmoid(x),
-    "tanh": lambda x, coef: torch.tanh(x),
-    "swish": lambda x, coef: x * torch.sigmoid(coef * x),
-    "gelu": lambda x, coef: F.gelu(x),
-    "leaky_relu": lambda x, coef: F.leaky_relu(x, coef),
-    # PyTorch's own has a slope of a sixth in float32, whatever the dtype.
-    "hardsigmoid": lambda x, coef: F.relu6(x + 3) / 6,
-    "hardswish": lambda x, coef: F.hardswish(x),
-    "identity": lambda x, coef: x * 1,
-}
 COEFFICIENTS = {
     "clipped_relu": (6.0, 1.5),
     "elu": (1.0, 0.3, -0.5),
@@ -43,26 +31,26 @@ def found(mode, coef, y, dy, x):
 
 
 @pytest.mark.parametrize(
-    ("mode", "coef"), [(mode, c) for mode in PYTORCH for c in COEFFICIENTS.get(mode, (0.0,))]
+    ("mode", "coef"), [(mode, c) for mode in KNOWN for c in COEFFICIENTS.get(mode, (0.0,))]
 )
 def test_against_autograd(mode, coef, random):
     dy = random.standard_normal(X.shape)
     t = torch.from_numpy(X).requires_grad_()
-    y = PYTORCH[mode](t, coef)
+    y = KNOWN[mode].pytorch(t, coef)
     y.backward(torch.from_numpy(dy))
     dx = found(mode, coef, y.detach().numpy(), dy, X)
     assert np.allclose(dx, t.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
 def test_every_mode_is_here():
-    assert SLOPES.keys() == PYTORCH.keys() == FORWARD.keys()
+    assert KNOWN.keys() == FORWARD.keys()
 
 
-@pytest.mark.parametrize("mode", PYTORCH)
+@pytest.mark.parametrize("mode", KNOWN)
 def test_slopes_are_those_of_our_activations(mode):
     """Against differences of the function itself, away from the kinks."""
     mode, coef = check_mode(mode, None)
-    function = FORWARD[mode][0]
+    function = FORWARD[mode].value
     x = np.linspace(-5.03, 7.91, 200)
     step = 1e-6
     expected = (function(x + step, coef) - function(x - step, coef)) / (2 * step)
@@ -75,7 +63,7 @@ def test_slopes_are_those_of_our_activations(mode):
 def test_flat_parts_select(mode, gradient):
     x = np.array([-1.0, 0.0, 1.0, 9.0])
     t = torch.from_numpy(x).requires_grad_()
-    y = PYTORCH[mode](t, 6.0)
+    y = KNOWN[mode].pytorch(t, 6.0)
     dy = np.full(4, gradient)
     y.backward(torch.from_numpy(dy))
     dx = found(mode, 6.0, y.detach().numpy(), dy, x)
@@ -92,11 +80,11 @@ def test_elsewhere_a_slope_of_zero_is_multiplied():
 
 @pytest.mark.parametrize("gradient", [2.0, -0.5, 0.0, np.nan, np.inf])
 @pytest.mark.parametrize(
-    ("mode", "coef"), [(mode, c) for mode in PYTORCH for c in COEFFICIENTS.get(mode, (0.0,))]
+    ("mode", "coef"), [(mode, c) for mode in KNOWN for c in COEFFICIENTS.get(mode, (0.0,))]
 )
 def test_at_nan_infinity_and_zero_as_in_pytorch(mode, coef, gradient):
     """Element by element: PyTorch's loops over vectors of a CPU have other answers at NaN."""
-    function = {**PYTORCH, "hardsigmoid": lambda x, coef: F.hardsigmoid(x)}[mode]
+    function = KNOWN[mode].own or KNOWN[mode].pytorch
     if (mode, coef) == ("swish", 1.0):
         function = lambda x, coef: F.silu(x)  # noqa: E731
     for value in (np.nan, -np.inf, np.inf, -0.0, 0.0, -3.0, 3.0, 6.0, 1e200, -1e200):

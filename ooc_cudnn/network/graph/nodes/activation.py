@@ -8,8 +8,9 @@ from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.chain.chain import Chain
+from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.elementwise import activation
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall, needs_x
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 
 
 @dataclass(frozen=True)
