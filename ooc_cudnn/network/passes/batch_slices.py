@@ -23,9 +23,6 @@ from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
-#: What stands in the name of a statistic of one slab, before the number.
-OF_SLAB = " slab "
-
 
 def slice_batch(step: Step, slabs: int) -> Step:
     """Rewrite a step so that its outer phases go through the batch in so many slabs.
@@ -163,7 +160,7 @@ class _Slabs(OfImages):
         return replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds)
 
     def _state(self, name: str, index: int) -> str:
-        made = f"{name}{OF_SLAB}{index}"
+        made = f"{name} slab {index}"
         self.tensors[made] = self._numbered(name, made, index)
         return made
 
@@ -175,7 +172,7 @@ class _Slabs(OfImages):
                 name = phase.binds[kind]
                 channels = self.step.tensors[name].shape[1]
                 call = MergePartsCall(channels, kind, len(self.parts))
-                binds = {f"x{i}": f"{name}{OF_SLAB}{i}" for i in range(len(self.parts))}
+                binds = {f"x{i}": f"{name} slab {i}" for i in range(len(self.parts))}
                 yield replace(
                     phase, name=f"{phase.name}, of slabs", call=call, binds={**binds, "y": name}
                 )

@@ -152,6 +152,9 @@ class Remaking:
     def _repeat(self, maker: Phase) -> None:
         for result in maker.writes:
             self._copy(result)
+        self._append_again(maker)
+
+    def _append_again(self, maker: Phase) -> None:
         again = self._rebound(maker)
         self.phases.append(replace(again, name=f"{maker.name} again", is_backward=True))
 

@@ -63,15 +63,11 @@ class _Repeating(Remaking):
         for result in dict.fromkeys(results):
             self._copy(result)
         for maker in makers:
-            self.phases.append(self._repeating(maker))
+            self._append_again(maker)
         for result in results_beside(self.before, makers, map_name):
             del self.made[result]  # what is beside it, an index, is read as it was
             if result in as_it_was:
                 self.made[result] = as_it_was[result]
-
-    def _repeating(self, maker: Phase) -> Phase:
-        again = self._rebound(maker)
-        return replace(again, name=f"{maker.name} again", is_backward=True)
 
 
 def results_beside(step: Step, makers: Iterable[Phase], name: str) -> list[str]:
