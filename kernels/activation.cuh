@@ -19,6 +19,7 @@ enum Mode {
     LEAKY_RELU = 8,  // coef: the negative slope
     HARDSIGMOID = 9,
     HARDSWISH = 10,
+    GELU_TANH = 11,  // cuDNN's GELU_APPROX_TANH
 };
 
 __device__ inline float exponential(float x) { return expf(x); }
@@ -29,6 +30,12 @@ __device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
 __device__ inline float error_function_complement(float x) { return erfcf(x); }
 __device__ inline double error_function_complement(double x) { return erfc(x); }
+
+// 2 u, where gelu_tanh is 0.5 x (1 + tanh(u)): x sigmoid(2 u), which loses nothing far below 0
+template <typename A>
+__device__ inline A gelu_tanh_exponent(A x) {
+    return A(1.59576912160573071176) * x * (A(1) + A(0.044715) * x * x);
+}
 
 template <int MODE, typename A>
 __device__ inline A activation(A x, A coef) {
@@ -42,6 +49,7 @@ __device__ inline A activation(A x, A coef) {
     // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
     if constexpr (MODE == GELU)
         return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);
+    if constexpr (MODE == GELU_TANH) return x / (one + exponential(-gelu_tanh_exponent(x)));
     if constexpr (MODE == LEAKY_RELU) return x > zero ? x : coef * x;
     if constexpr (MODE == HARDSIGMOID || MODE == HARDSWISH) {
         const A line = x / A(6) + A(0.5);

@@ -30,6 +30,14 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
         const A below = A(0.5) * error_function_complement(A(-0.70710678118654752440) * x);
         return dy * (below + x * (A(0.39894228040143267794) * exponential(A(-0.5) * x * x)));
     }
+    if constexpr (MODE == GELU_TANH) {
+        const A exponent = gelu_tanh_exponent(x);
+        const A below = exponential(exponent > zero ? -exponent : exponent);
+        const A gate = one / (one + below);
+        const A inner = x * (below * gate * gate);  // 0 before x * x can overflow
+        const A steep = A(1.59576912160573071176) * (inner + A(3 * 0.044715) * inner * x * x);
+        return dy * ((exponent > zero ? gate : below * gate) + steep);
+    }
     if constexpr (MODE == PRELU) return y > zero ? dy : dy * x;
     if constexpr (MODE == LEAKY_RELU) return x > zero ? dy : dy * coef;
     if constexpr (MODE == HARDSIGMOID) return y > zero && y < one ? dy * (one / A(6)) : zero;

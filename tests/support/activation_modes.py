@@ -38,6 +38,8 @@ class Known(NamedTuple):
         The slope is the difference of numbers of that size.
     own : callable, optional
         PyTorch's own function, where that has another slope at NaN, or a rounded one.
+    most : float
+        Of larger numbers PyTorch's slope is NaN, for it overflows.
     """
 
     pytorch: Callable[[Any, float], Any]
@@ -51,6 +53,7 @@ class Known(NamedTuple):
     steepest: float = 1.0
     cancels: float = 0.0
     own: Callable[[Any, float], Any] | None = None
+    most: float = math.inf
 
 
 def gate(x):
@@ -60,6 +63,12 @@ def gate(x):
 def below(x):
     """The normal distribution: 0.5 (1 + erf(x / sqrt 2))."""
     return np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)), otypes=[float])(x)
+
+
+def gelu_tanh_slope(x):
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    of_inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * (1 + np.tanh(inner)) + 0.5 * x * (1 - np.tanh(inner) ** 2) * of_inner
 
 
 def elu_slope(y, x, coef):
@@ -121,6 +130,15 @@ MODES = {
         needs_x=True,
         steepest=1.13,
         cancels=4.0,
+    ),
+    "gelu_tanh": Known(
+        lambda x, coef: F.gelu(x, approximate="tanh"),
+        lambda x, coef: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        lambda y, x, coef: gelu_tanh_slope(x),
+        needs_x=True,
+        steepest=1.13,
+        cancels=4.0,
+        most=1e100,
     ),
     "leaky_relu": Known(
         lambda x, coef: torch.where(x > 0, x, coef * x),

@@ -15,6 +15,9 @@ from scipy.special import erf, expit
 
 from ooc_cudnn.operations.core.operation import Array
 
+#: Of gelu_tanh: 2 sqrt(2 / pi), and the factor of the cube.
+_TWICE, _CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
+
 
 class Mode(NamedTuple):
     """One activation.
@@ -63,6 +66,18 @@ def _gelu(y: Array, x: Array, coef: float) -> Array:
     return np.asarray(0.5 * (1 + erf(x / math.sqrt(2))) + x * density)
 
 
+def _twice_inner(x: Array) -> Array:
+    """2 u, where gelu_tanh is 0.5 x (1 + tanh(u)): x sigmoid(2 u), which cancels nowhere."""
+    return np.asarray(_TWICE * x * (1 + _CUBE * x * x))
+
+
+def _gelu_tanh(y: Array, x: Array, coef: float) -> Array:
+    twice = _twice_inner(x)
+    below = np.exp(-np.abs(twice))
+    inner = x * (below / (1 + below) ** 2)  # 0 before x * x can overflow
+    return np.asarray(expit(twice) + _TWICE * (inner + 3 * _CUBE * inner * x * x))
+
+
 def _hardswish(y: Array, x: Array, coef: float) -> Array:
     inside = np.where(x < 3, x / 3 + 0.5, 1)
     return np.where(x <= -3, 0, inside).astype(y.dtype, copy=False)
@@ -87,6 +102,9 @@ MODES = {
     "gelu": Mode(
         lambda x, c: np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2)))),
         _gelu, needs_x=True, exponentials=3, of_slope=3),
+    "gelu_tanh": Mode(
+        lambda x, c: np.asarray(x * expit(_twice_inner(x))),
+        _gelu_tanh, needs_x=True, exponentials=1, of_slope=2),
     "leaky_relu": Mode(
         lambda x, c: np.where(x > 0, x, c * x),
         lambda y, x, c: np.where(x > 0, y.dtype.type(1), y.dtype.type(c)),

@@ -66,9 +66,7 @@ def elu(to: Lowering, self: Any, alpha: float, scale: float, input_scale: float)
 
 @rule("gelu")
 def gelu(to: Lowering, self: Any, approximate: str) -> LoweredValue:
-    if approximate != "none":
-        raise Unlike(f"approximate={approximate!r}")
-    return _activation(to, self, "gelu")
+    return _activation(to, self, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 @rule("prelu")

@@ -88,6 +88,8 @@ def test_at_nan_infinity_and_zero_as_in_pytorch(mode, coef, gradient):
     if (mode, coef) == ("swish", 1.0):
         function = lambda x, coef: F.silu(x)  # noqa: E731
     for value in (np.nan, -np.inf, np.inf, -0.0, 0.0, -3.0, 3.0, 6.0, 1e200, -1e200):
+        if KNOWN[mode].most < abs(value) < np.inf:
+            continue
         t = torch.tensor([value], dtype=torch.float64, requires_grad=True)
         y = function(t, coef)
         y.backward(torch.tensor([gradient], dtype=torch.float64))
