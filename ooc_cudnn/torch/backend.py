@@ -153,7 +153,8 @@ def graph_of(
         fakes.append(_fake(seen, example, dtype))
     if model is not None and any(_masks_an_encoder(e, model) for e in module.graph.nodes):
         check_nested(model)
-    return record(module, given, fakes, stored, names)
+    switches = None if call is None else call.switches
+    return record(module, given, fakes, stored, names, switches)
 
 
 def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:

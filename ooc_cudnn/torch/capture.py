@@ -37,6 +37,7 @@ from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
 from ooc_cudnn.torch.stand_ins import give_back
+from ooc_cudnn.torch.switches import switches_kept
 
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
@@ -98,8 +99,9 @@ class Call:
         Of each stand-in, by its `id`, what it stands for.
     containers : sequence
         Lists and dictionaries of the user's, each with the one that forward is given in its place.
-    missed, names
-        While it is captured: the errors of lookups that found nothing, and what was looked into.
+    missed, names, switches
+        While it is captured: the errors of lookups that found nothing, what was looked into, and
+        how switches of the process were set before.
     """
 
     model: torch.nn.Module
@@ -111,6 +113,7 @@ class Call:
     containers: Sequence[tuple[Any, Any]] = ()
     missed: Sequence[str] = ()
     names: Names | None = None
+    switches: Sequence[Any] | None = None
 
     def give_back(self) -> None:
         """Leave in the user's containers what forward has left in theirs."""
@@ -287,6 +290,7 @@ class Captures:
             being_captured(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
+            switches_kept() as call.switches,
             _quiet(),
             _as_drawn(),
             warnings.catch_warnings(),

@@ -29,6 +29,7 @@ from ooc_cudnn.torch.normalizing import keeping_statistics
 from ooc_cudnn.torch.numbers import Numbers, known
 from ooc_cudnn.torch.places import module_of, where_of
 from ooc_cudnn.torch.recorded import graph_of
+from ooc_cudnn.torch.switches import SwitchesSet, check_switch, switches_kept
 
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
 ALIKE = {
@@ -44,6 +45,7 @@ def record(
     fakes: Sequence[Any],
     stored: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
     names: Mapping[str, str],
+    switches: Sequence[Any] | None = None,
 ) -> Graph:
     """Record a graph of TorchDynamo's.
 
@@ -59,22 +61,34 @@ def record(
         Of some of them, by number, what is done before the graph reads them.
     names : mapping
         The path of a module by its `id`, as text.
+    switches : sequence, optional
+        Those of the process when the call began; TorchDynamo may have set some since.
 
     Raises
     ------
     UnsupportedModelError
-        If something in it can be made no operation on values.
+        If something in it can be made no operation on values, or it leaves a switch of the process
+        in another position.
     """
     recorder = Recording(given, fakes, names, Numbers(fakes))
-    with torch.set_grad_enabled(torch.is_grad_enabled()), recorder.recording():
+    with switches_kept(switches), recorder.recording():
         first = [stored[at](fake) if at in stored else fake for at, fake in enumerate(fakes)]
         outputs = recorder.run(module, first)
+        recorder.check_switches()
     return graph_of(recorder, outputs)
 
 
 _BY_DATA = (
     "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. One of "
     "NumPy's is a tensor, too: make it a number of Python outside of forward, float(a)\n  "
+)
+
+
+#: With what a graph begins a derivative of `torch.func`'s.
+_DERIVES = ("_grad_increment_nesting", "_jvp_increment_nesting")
+_DERIVED = (
+    "forward takes a derivative by torch.func (grad, vjp, jvp, ...), which the library has not: "
+    "take it outside of forward, or limit the parts before and behind it\n  "
 )
 
 
@@ -113,10 +127,12 @@ class Recording(ProxyTorchDispatchMode):
         self._casts: dict[tuple[Value, torch.dtype], Value] = {}
         self._is_paused = False
         self._higher_order = HigherOrder(self)
+        self._entered: list[Any] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Be in force."""
+        self._switches = SwitchesSet()
         fake = next((seen.tensor for seen in self.inputs.values()), None)
         with ExitStack() as stack:
             mode = getattr(fake, "fake_mode", None)
@@ -125,7 +141,17 @@ class Recording(ProxyTorchDispatchMode):
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(disable_autocast_cache())
             stack.enter_context(self)
+            stack.callback(self._exit_entered)
             yield
+
+    def _exit_entered(self) -> None:
+        """Leave the modes of autocast and inference that a refusal has left open."""
+        while self._entered:
+            self._entered.pop().__exit__(None, None, None)
+
+    def check_switches(self) -> None:
+        """Refuse a graph that leaves a switch of the process in another position."""
+        self._switches.check()
 
     @property
     def where(self) -> str:
@@ -178,6 +204,9 @@ class Recording(ProxyTorchDispatchMode):
         name = getattr(target, "__name__", "")
         if self._higher_order.takes(target):
             return self._higher_order.call(node, args, kwargs)
+        check_switch(name, self.where)
+        if name in _DERIVES:
+            raise UnsupportedModelError(_DERIVED + self.where)
         if name == "_get_data_attr":
             return args[0].detach()
         if target is torch.Tensor.set_ or name == "set_":
@@ -185,9 +214,16 @@ class Recording(ProxyTorchDispatchMode):
         if name == "_lower_version_count_by_1":
             return args[0]
         try:
-            return target(*args, **kwargs)
+            made = target(*args, **kwargs)
         except GuardOnDataDependentSymNode:
             raise UnsupportedModelError(_BY_DATA + self.where) from None
+        if made is None:
+            self._switches.note(self.where)
+        if name.startswith("_enter_") and hasattr(made, "__exit__"):
+            self._entered.append(made)
+        elif name.startswith("_exit_") and args and args[0] in self._entered:
+            self._entered.remove(args[0])
+        return made
 
     @staticmethod
     def _number(node: Any) -> Any:

@@ -313,8 +313,13 @@ def tensor_on(array: Any) -> torch.Tensor:
     return found.view(torch.bfloat16) if array.dtype == "bfloat16" else found
 
 
-def kept_as_they_are() -> saved_tensors_hooks:
-    """What autograd keeps of ours is not what a caller's hooks are for: a checkpoint counts it."""
+def kept_as_they_are() -> contextlib.AbstractContextManager[None]:
+    """What autograd keeps of ours is not what a caller's hooks are for: a checkpoint counts it.
+
+    Without such hooks there are none of ours: `torch.func` refuses to work under any.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 

@@ -13,6 +13,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from tests.support.torch_checks import close, followed_in_calls, held, modes
 from tests.support.torch_models import classifier, residual
+from tests.torch.idioms import process
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -262,6 +263,51 @@ def test_derivatives_of_parameters_in_forward_mode_are_refused():
         dual = {name: forward_ad.make_dual(each, each) for name, each in parameters.items()}
         with pytest.raises(ooc.UnsupportedModelError, match=FORWARD_MODE):
             torch.func.functional_call(model, dual, (x,))
+
+
+SWITCHES = {
+    "set_grad_enabled": lambda: torch.set_grad_enabled(False),
+    "use_deterministic_algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "set_default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "enable_flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
+}
+
+
+class Switching(nn.Module):
+    """Forward that leaves a switch of the process set."""
+
+    def __init__(self, switch):
+        super().__init__()
+        self.conv, self.switch = nn.Conv2d(3, 4, 3), switch
+
+    def forward(self, x):
+        self.switch()
+        return self.conv(x)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_of_the_process_that_forward_leaves_is_refused_and_given_back(name):
+    before = process.state(), torch.get_float32_matmul_precision()
+    under = ooc.limit(Switching(SWITCHES[name]), "200KiB")
+    with process.watched():  # puts right what an earlier state of the code would leave
+        for _ in range(2):
+            message = rf"(?s)sets a switch .*{name}.*before the call.*test_refusals.*line"
+            with pytest.raises(ooc.UnsupportedModelError, match=message):
+                under(torch.randn(2, 3, 5, 5))
+            assert (process.state(), torch.get_float32_matmul_precision()) == before
+
+
+def test_a_refusal_where_saved_tensors_have_no_hooks_leaves_checkpoints_as_they_were():
+    class Energy(nn.Conv2d):
+        def forward(self, x):
+            return torch.func.grad(lambda z: super(Energy, self).forward(z).square().sum())(x)
+
+    x = torch.randn(2, 3, 5, 5, requires_grad=True)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"takes a derivative by torch\.func"):
+        ooc.limit(Energy(3, 4, 3), "200KiB")(x)
+    torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+    ooc.limit(nn.Conv2d(3, 4, 3), "200KiB")(x).sum().backward()
 
 
 def test_a_hook_that_looks_sees_what_pytorch_shows_it():

@@ -10,7 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.torch.idioms.judge import REFUSED, Idiom
-from tests.torch.idioms.models import conv, drawn, image, leaf, model, of_conv, train, training_on
+from tests.torch.idioms.models import (
+    conv,
+    drawn,
+    forward,
+    image,
+    leaf,
+    model,
+    of_conv,
+    train,
+    training_on,
+)
+
+BY_DATA = "a shape that depends on data: nothing can be planned for it"
+SECOND = "a derivative of a derivative"
 
 
 def mask():
@@ -132,6 +145,42 @@ def kendall(s, x):
     return sum(torch.exp(-s.w[at]) * each + s.w[at] for at, each in enumerate(losses))
 
 
+def energy(s, x):
+    """A model whose output is a gradient: forces from an energy."""
+    return torch.func.grad(lambda z: s.c(z).square().sum())(x)
+
+
+def pushed(s, x):
+    return torch.func.jvp(s.c, (x,), (torch.ones_like(x),))[1]
+
+
+def without_hooks(s, x):
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        return s.c(x).sin()
+
+
+def attended(y, x):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(y, y, y)
+
+
+def attended_where_positive(y, x):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(y, y, y)
+        return y[y > 0]
+
+
+def positive_in_inference_mode(s, x):
+    with torch.inference_mode():
+        y = s.c(x)
+        return y[y > 0]
+
+
+def without_hooks_where_positive(y, x):
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        return y[y > 0]
+
+
 def numbers(*shape):
     return lambda: nn.Parameter(drawn(*shape, seed=3))
 
@@ -175,4 +224,14 @@ CASES = [
     Idiom("losses weighed by parameters", model(kendall, c=conv(), w=numbers(2)), train),
     Idiom("a number of a map beside a vector", model(lambda s, x: s.w + s.c(x).mean(), c=conv(),
           w=numbers(4)), train),
+    Idiom("torch.func.grad within forward", model(energy, c=conv()), train, REFUSED,
+          though=SECOND),
+    Idiom("torch.func.jvp within forward", model(pushed, c=conv()), train, REFUSED, though=SECOND),
+    Idiom("disabled hooks of saved tensors", model(without_hooks, c=conv()), train),
+    of_conv("attention by one kernel", attended),
+    of_conv("a refusal within sdpa_kernel", attended_where_positive, REFUSED, though=BY_DATA),
+    of_conv("a refusal where hooks are disabled", without_hooks_where_positive, REFUSED,
+            though=BY_DATA),
+    Idiom("a refusal within inference_mode", model(positive_in_inference_mode, c=conv()), forward,
+          REFUSED, though=BY_DATA),
 ]  # fmt: skip

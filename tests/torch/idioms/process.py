@@ -7,8 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from torch._C import _functorch as functorch
+from torch.backends import cuda
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
 
 def state():
@@ -21,10 +24,17 @@ def state():
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "the default dtype": torch.get_default_dtype(),
+        "deterministic algorithms": torch.get_deterministic_debug_mode(),
+        "hooks of saved tensors": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "the kernels of attention": _kernels(),
         "the number of threads": torch.get_num_threads(),
         "sys.stdout": id(sys.stdout),
         "sys.stderr": id(sys.stderr),
     }
+
+
+def _kernels():
+    return tuple(getattr(cuda, f"{name}_sdp_enabled")() for name in KERNELS)
 
 
 def _level():
@@ -36,7 +46,7 @@ def _level():
 def watched():
     """Gives a list; at the end, the names of all that the block has left changed are in it.
 
-    What would spoil later runs is put right: gradients, levels of torch.func, streams.
+    What would spoil later runs is put right: switches, levels of torch.func, streams.
     """
     before, streams, left = state(), (sys.stdout, sys.stderr), []
     try:
@@ -44,6 +54,11 @@ def watched():
     finally:
         left += [name for name, value in state().items() if value != before[name]]
         torch.set_grad_enabled(before["whether gradients are on"])
+        torch.set_default_dtype(before["the default dtype"])
+        torch.set_deterministic_debug_mode(before["deterministic algorithms"])
+        torch._C._autograd._saved_tensors_hooks_enable()
+        for name, was in zip(KERNELS, before["the kernels of attention"], strict=True):
+            getattr(cuda, f"enable_{name}_sdp")(was)
         sys.stdout, sys.stderr = streams
         while _level() > before["the levels of torch.func"]:
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(_level() - 1)
