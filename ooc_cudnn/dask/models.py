@@ -41,7 +41,7 @@ def infer(
     ------
     UnsupportedModelError
         As `ooc_cudnn.torch.infer`; if the model makes several results, or what PyTorch itself must
-        run on them.
+        run on them; if it draws random numbers, or changes what it holds.
     TypeError, ValueError
         If `reduce` or `scale` is none of what they may be; if the model does not take the inputs;
         if chunks cut images that a layer needs whole: it is named.
@@ -67,6 +67,7 @@ def infer(
         captures, call = captured(model, arrays, None, reduce, "", scale)
         ready, tensors = captures.find(call)
         check_evaluation(model, ready)
+        _check_blocks(model, ready)
         lowered = ready.lowered
         if reduce:
             lowered = labelled(lowered, _labels(lowered.outputs[0].shape[1]))
@@ -97,6 +98,36 @@ def infer(
         }
     made = lazily_forward(step, chunked, plain)
     return made[:, 0] if reduce else made
+
+
+def _check_blocks(model: Any, ready: Any) -> None:
+    """Refuse what blocks, each made by itself when it is asked for, cannot do as one call does."""
+    from ooc_cudnn.torch.errors import UnsupportedModelError
+    from ooc_cudnn.torch.normalizing import updates
+
+    name = type(model).__name__
+    of_python = (each for each in ready.graph.given if each.name.startswith("random_value_"))
+    if ready.draws or any(of_python):
+        raise UnsupportedModelError(
+            f"{name} draws random numbers in evaluation, and blocks cannot draw those of one call: "
+            "give them as an input, or use ooc_cudnn.torch.infer"
+        )
+    written = {write.target for write in ready.graph.writes}
+    written |= {
+        value
+        for operation in ready.graph.operations
+        if updates(operation)
+        for value in operation.reads
+        if value.kind == "buffer"
+    }
+    if written:
+        held = ", ".join(
+            sorted(f"input {e.source}" if e.kind == "input" else e.source for e in written)
+        )
+        raise UnsupportedModelError(
+            f"{name} changes {held} in forward, and blocks, each made when it is asked for, do "
+            "not: leave that as it is in evaluation, or use ooc_cudnn.torch.infer"
+        )
 
 
 def _labels(classes: int) -> str:

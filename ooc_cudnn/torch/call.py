@@ -110,7 +110,8 @@ class ReadyModel:
         after = self.lowered.after
         self._hooked = {y for e in after if e.name == "register_hook" for y in e.results}
         self._copies_of_others = self._values_that_are_copies()
-        self._draws = bool(self.lowered.drawn) or any(
+        #: Whether a call draws random numbers of PyTorch's.
+        self.draws = bool(self.lowered.drawn) or any(
             map(draws, (*graph.before, *self.lowered.before))
         )
         self._places = FixedPlaces(self.device)
@@ -211,7 +212,7 @@ class ReadyModel:
             What the graph returns.
         """
         with without_autocast(), at(self.device):  # the graph has its casts
-            if not self._draws:
+            if not self.draws:
                 return self._called(tensors, out)
             states = torch.get_rng_state(), _state_of(self.device)
             try:

@@ -1,5 +1,7 @@
 """PyTorch models on dask arrays equal PyTorch's own forward on the whole image."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -134,3 +136,54 @@ def test_what_infer_refuses_is_refused_here():
         ooc.infer(model, image, reduce="max")
     with pytest.raises(ValueError, match=r"^scale must be finite, not inf$"):
         ooc.infer(model, image, scale=float("inf"))
+
+
+class Own(torch.nn.Module):
+    """A convolution, running statistics, a counter, and a function of them and of an input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4)
+        self.function, self.count = function, torch.nn.Buffer(torch.zeros(()))
+
+    def forward(self, x):
+        """Apply the function."""
+        return self.function(self, x)
+
+
+def counting(model, x):
+    model.count.add_(1)
+    return model.conv(x) * model.count
+
+
+def updating(model, x):
+    own = model.norm
+    y = model.conv(x)
+    return torch.nn.functional.batch_norm(y, own.running_mean, own.running_var, training=True)
+
+
+DRAWS = r"^Own draws random numbers in evaluation.*ooc_cudnn\.torch\.infer$"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: torch.nn.functional.dropout(m.conv(x), 0.5), DRAWS),
+        (lambda m, x: m.conv(x) + torch.rand(1), DRAWS),
+        (lambda m, x: m.conv(x) * random.uniform(1, 2), DRAWS),
+        (counting, r"^Own changes count in forward.*ooc_cudnn\.torch\.infer$"),
+        (updating, "^Own changes norm.running_mean, norm.running_var in forward"),
+        (lambda m, x: m.conv(x.add_(1)), "^Own changes input 0 in forward"),
+    ],
+    ids=["dropout", "rand", "random", "a counter", "running statistics", "its input"],
+)
+def test_what_one_call_draws_or_changes_is_refused(function, message):
+    image = da.zeros((1, 3, 8, 8), chunks=(1, 3, 4, 8), dtype="float32")
+    with pytest.raises(TypeError, match=message):
+        ooc.infer(Own(function).eval(), image)
+
+
+def test_dropout_that_does_nothing_in_evaluation_is_no_draw(searches_are_shared):
+    image = da.zeros((1, 3, 8, 8), chunks=(1, 3, 4, 8), dtype="float32")
+    model = Own(lambda m, x: torch.nn.functional.dropout(m.norm(m.conv(x)), training=m.training))
+    assert ooc.infer(model.eval(), image).shape == (1, 4, 8, 8)
