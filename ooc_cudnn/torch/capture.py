@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.backend import compiled_with, working_on
@@ -312,14 +313,25 @@ class Captures:
             except _Captured:
                 made, capture.draws = None, random.getstate() != drawn
             except _Missed:
-                raise UnsupportedModelError(
-                    "TorchDynamo is switched off here (TORCHDYNAMO_DISABLE, torch.compiler."
-                    "set_stance), and a model under a limit is captured by it"
-                ) from None
+                raise UnsupportedModelError(_why_not_captured()) from None
             except Exception as error:
                 raise said_by_dynamo(error, call.model, call.forward, call) from None
             self._come_first(capture)
         return made
+
+
+def _why_not_captured() -> str:
+    """What keeps TorchDynamo from tracing in this thread."""
+    modes = _get_current_dispatch_mode_stack()
+    if modes:
+        return (
+            f"the call is within a {type(modes[-1]).__name__} (a TorchDispatchMode), and "
+            "TorchDynamo traces nothing there: call the model outside of it, or release(model)"
+        )
+    return (
+        "TorchDynamo is switched off here (TORCHDYNAMO_DISABLE, torch.compiler.set_stance), and a "
+        "model under a limit is captured by it"
+    )
 
 
 def _drop(scope: dict[str, Any]) -> None:

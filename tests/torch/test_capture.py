@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
@@ -222,6 +223,14 @@ def test_where_dynamo_is_switched_off_it_is_said(pair):
         torch.compiler.set_stance("force_eager"),
         pytest.raises(ooc.UnsupportedModelError, match="TorchDynamo is switched off here"),
     ):
+        model(drawn())
+    alike(pair, drawn())
+
+
+def test_a_call_within_a_dispatch_mode_is_refused_by_its_name(pair):
+    model, _ = pair
+    said = r"^the call is within a \w*FlopCounterMode .*outside of it"
+    with FlopCounterMode(display=False), pytest.raises(ooc.UnsupportedModelError, match=said):
         model(drawn())
     alike(pair, drawn())
 
