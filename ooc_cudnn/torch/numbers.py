@@ -1,4 +1,4 @@
-"""Numbers of Python that a graph is given: counters of forward, which go up in each call."""
+"""Numbers of Python that a graph is given: counters of forward, and flags that hang on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,42 +17,49 @@ class Number:
 
     Attributes
     ----------
-    expression : sympy.Expr
+    kind : type
+        int, float or bool.
+    expression : sympy.Expr or sympy relation
     places : mapping
         Of each of its symbols, where in what the graph is given it stands.
     """
 
+    kind: type
     expression: Any
     places: Mapping[Any, int]
 
-    def of(self, given: Sequence[Any]) -> int | float:
+    def of(self, given: Sequence[Any]) -> int | float | bool:
         """What it is in a call."""
         put = {symbol: given[at] for symbol, at in self.places.items()}
-        found = self.expression.xreplace(put)
-        return int(found) if found.is_integer else float(found)
+        made: int | float | bool = self.kind(self.expression.xreplace(put))
+        return made
 
 
 class Numbers:
     """The numbers that a graph is given."""
 
     def __init__(self, given: Sequence[Any]) -> None:
+        kinds: Any = tuple(_SYMBOLIC)
         self._places = {
-            each.node.expr: at for at, each in enumerate(given) if isinstance(each, _SYMBOLIC)
+            each.node.expr: at for at, each in enumerate(given) if isinstance(each, kinds)
         }
 
     def known(self, number: Any) -> Any:
         """A number, or what it is made of in each call."""
-        if not isinstance(number, _SYMBOLIC):
+        kind = _SYMBOLIC.get(type(number))
+        if kind is None:
             return number
         expression = number.node.expr
         if not expression.free_symbols <= self._places.keys():
             return known(number)
-        return Number(expression, {s: self._places[s] for s in expression.free_symbols})
+        return Number(kind, expression, {s: self._places[s] for s in expression.free_symbols})
 
 
-def known(number: Any) -> int | float:
+def known(number: Any) -> int | float | bool:
     """A symbolic number as the constant that it is now: guards compare it from then on."""
-    return int(number) if isinstance(number, torch.SymInt | int) else float(number)
+    kind = _SYMBOLIC.get(type(number))
+    made: int | float | bool = number if kind is None else kind(number)
+    return made
 
 
 def only_counts(node: Any) -> bool:

@@ -24,6 +24,7 @@ from tests.torch.idioms.models import (
 
 BY_DATA = "a shape that depends on data: nothing can be planned for it"
 SECOND = "a derivative of a derivative"
+from tests.torch.idioms.models import conv, drawn, held, image, leaf, model, of_conv, train, training_on
 
 
 def mask():
@@ -61,6 +62,10 @@ def over_two_calls(run):
         run.backward(first + run(image(seed + 1)).square().mean())
         for buffer in run.model.buffers():
             buffer.detach_()
+
+
+def over_four_calls(run):
+    train(run, calls=4)
 
 
 def squashed(y, x):
@@ -179,6 +184,10 @@ def positive_in_inference_mode(s, x):
 def without_hooks_where_positive(y, x):
     with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
         return y[y > 0]
+def flagged(s, x):
+    s.step += 1
+    s.warm = s.step > 2
+    return s.c(x)
 
 
 def numbers(*shape):
@@ -234,4 +243,5 @@ CASES = [
             though=BY_DATA),
     Idiom("a refusal within inference_mode", model(positive_in_inference_mode, c=conv()), forward,
           REFUSED, though=BY_DATA),
+    Idiom("a flag of a counter", model(flagged, c=conv(), step=held(0)), over_four_calls),
 ]  # fmt: skip
