@@ -27,6 +27,7 @@ _RAISED = re.compile(
     r"(?i)observed exception|failed to bind|fake tensors? call|with fake tensors|assert"
 )
 _OF_BACKWARD = re.compile(r"(?i)module.level backwards? hooks")
+_OF_NUMPYS_RANDOM = re.compile(r"numpy_random_stream")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
@@ -52,7 +53,10 @@ def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call:
 def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
     text = str(error)
     said = f"{type(model).__name__} cannot be captured: TorchDynamo says {_reason(text)}"
-    if _OF_BACKWARD.search(text):
+    if _OF_NUMPYS_RANDOM.search(text):
+        said = f"{type(model).__name__} cannot be captured: forward draws of numpy.random, whose "
+        said += "stream TorchDynamo does not follow (torch.rand will do)"
+    elif _OF_BACKWARD.search(text):
         said += f": those of backward of {', '.join(_with_hooks_of_backward(model))}. Let forward "
         said += "register a hook of the tensor"
     elif _OF_DATA.search(text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,6 +15,7 @@ from tests.torch.idioms.models import (
     conv,
     drawn,
     forward,
+    held,
     image,
     leaf,
     model,
@@ -190,6 +192,10 @@ def flagged(s, x):
     return s.c(x)
 
 
+def by_random_array(y, x):
+    return y * torch.from_numpy(np.random.rand(4, 1, 1))  # noqa: NPY002 - as people write it
+
+
 def numbers(*shape):
     return lambda: nn.Parameter(drawn(*shape, seed=3))
 
@@ -244,4 +250,5 @@ CASES = [
     Idiom("a refusal within inference_mode", model(positive_in_inference_mode, c=conv()), forward,
           REFUSED, though=BY_DATA),
     Idiom("a flag of a counter", model(flagged, c=conv(), step=held(0)), over_four_calls),
+    of_conv("an array of numpy.random", by_random_array, REFUSED),
 ]  # fmt: skip
