@@ -14,6 +14,7 @@ from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.held import look_at_guards
 from ooc_cudnn.torch.numbers import known, only_counts
+from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
 from ooc_cudnn.torch.places import name_of, source_name
@@ -84,6 +85,7 @@ def ooc_cudnn_backend(
 def compiled_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """Compile a graph of the call that this thread is working on."""
     call, _ = job_of()
+    check_numpy(module)
     call.names = look_at_guards(call.model, call.missed)
     return _compiled(module, examples, call, call.options)
 

@@ -196,6 +196,16 @@ def by_random_array(y, x):
     return y * torch.from_numpy(np.random.rand(4, 1, 1))  # noqa: NPY002 - as people write it
 
 
+def counted_by_numpy(s, x):
+    s.k = s.k + np.int64(1)
+    return s.c(x)
+
+
+def by_array(make):
+    """A map times what NumPy makes of the numbers from 1 on."""
+    return lambda y, x: y * torch.from_numpy(make(np.arange(1, 5))).reshape(4, 1, 1)
+
+
 def numbers(*shape):
     return lambda: nn.Parameter(drawn(*shape, seed=3))
 
@@ -251,4 +261,14 @@ CASES = [
           REFUSED, though=BY_DATA),
     Idiom("a flag of a counter", model(flagged, c=conv(), step=held(0)), over_four_calls),
     of_conv("an array of numpy.random", by_random_array, REFUSED),
+    Idiom("a counter that is a NumPy scalar", model(counted_by_numpy, c=conv(),
+          k=held(np.int64(1))), train, REFUSED),
+    of_conv("NumPy: integers over an integer", by_array(lambda a: a / 7), REFUSED),
+    of_conv("NumPy: integers over a float", by_array(lambda a: a / 7.0),
+            computed_in=torch.float32),
+    of_conv("NumPy: one of two numbers", by_array(lambda a: np.where(a > 2, 1.0, 0.5)), REFUSED),
+    of_conv("NumPy: a reciprocal of integers", by_array(np.reciprocal), REFUSED),
+    of_conv("NumPy: a bell", by_array(lambda a: np.exp(-(a**2) / 2.0)),
+            computed_in=torch.float32),
+    of_conv("NumPy: a scalar as a factor", lambda y, x: y * np.sqrt(x.shape[1])),
 ]  # fmt: skip

@@ -1,0 +1,134 @@
+"""NumPy in forward: TorchDynamo computes it by PyTorch's functions, with other dtypes at times.
+
+NumPy itself says what a call makes: it is called with zeros in place of the arrays.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo import utils
+from torch._dynamo.variables.misc import get_tnp_to_np_map
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.places import where_of
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def check_numpy(module: torch.fx.GraphModule) -> None:
+    """Refuse calls of NumPy that are captured as something else than they are.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If NumPy makes another dtype or shape, or a NumPy scalar that forward returns or keeps,
+        which would be an array; with what to do.
+    """
+    scalars: set[Any] = set()
+    for node in module.graph.nodes:
+        if node.op == "output":
+            _check_outputs(node, scalars)
+        if not all(map(_is_known, pytree.tree_leaves(node.meta.get("example_value")))):
+            return  # a shape depends on data, which is refused where it is recorded
+        if node.op != "call_function" or not _is_of_numpy(node.target):
+            continue
+        by_numpy = _by_numpy(node, scalars)
+        if isinstance(by_numpy, np.generic):
+            scalars.add(node)
+        made = pytree.tree_leaves(node.meta.get("example_value"))
+        for one, other in zip(made, pytree.tree_leaves(by_numpy), strict=False):
+            _compare(node, one, other)
+
+
+def _is_of_numpy(target: Any) -> bool:
+    kinds = (
+        utils.numpy_to_tensor_wrapper,
+        utils.numpy_method_wrapper,
+        utils.numpy_operator_wrapper,
+    )
+    return isinstance(target, kinds)
+
+
+def _by_numpy(node: Any, scalars: set[Any]) -> Any:
+    """What NumPy makes of zeros in place of a call's arrays; None where that is not known."""
+
+    def zeros(argument: Any) -> Any:
+        seen = argument.meta.get("example_value")
+        if not isinstance(seen, torch.Tensor):
+            return pytree.tree_map(_now, seen)
+        made = np.zeros(_shape(seen), _dtype(seen))
+        is_scalar = made.ndim == 0 and (argument.op == "placeholder" or argument in scalars)
+        return made[()] if is_scalar else made
+
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), zeros)
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _numpys(node.target)(*args, **kwargs)
+    except Exception:  # zeros are not what it takes
+        return None
+
+
+def _numpys(target: Any) -> Any:
+    """NumPy's own of what Dynamo has put in its place."""
+    if isinstance(target, utils.numpy_to_tensor_wrapper):
+        function: Any = target.f
+        return get_tnp_to_np_map()[function]
+    if isinstance(target, utils.numpy_operator_wrapper):
+        return target.op
+    return lambda array, *args, **kwargs: getattr(array, target.method)(*args, **kwargs)
+
+
+def _compare(node: Any, made: Any, by_numpy: Any) -> None:
+    if not isinstance(made, torch.Tensor) or not isinstance(by_numpy, np.ndarray | np.generic):
+        return
+    dtype = _dtype(made)
+    if by_numpy.dtype.name == dtype and by_numpy.shape == _shape(made):
+        return
+    raise UnsupportedModelError(
+        f"{_name(node)} makes {by_numpy.dtype.name} {by_numpy.shape} in NumPy, and TorchDynamo "
+        f"would make {dtype} {_shape(made)} of it: divide by a float (7.0), give the dtype "
+        f"(dtype=, astype), take the function of PyTorch, or do it outside of forward{_line(node)}"
+    )
+
+
+def _check_outputs(node: Any, scalars: set[Any]) -> None:
+    for each in node.all_input_nodes:
+        if each in scalars:
+            raise UnsupportedModelError(
+                f"forward returns or keeps a NumPy scalar (of {_name(each)}), and TorchDynamo "
+                "would make an array of it: take a number of Python (int, float) or a tensor"
+                f"{_line(each)}"
+            )
+
+
+def _is_known(seen: Any) -> bool:
+    numbers = seen.shape if isinstance(seen, torch.Tensor) else (seen,)
+    return all(each.node.has_hint() for each in numbers if isinstance(each, _SYMBOLIC))
+
+
+def _now(number: Any) -> Any:
+    """What a number is in this call; no guard compares it."""
+    return number.node.hint if isinstance(number, _SYMBOLIC) else number
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(_now(each) for each in tensor.shape)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _name(node: Any) -> str:
+    return str(node.target.__name__).removeprefix("wrapped_")
+
+
+def _line(node: Any) -> str:
+    where = where_of(node)
+    return f"\n  {where}" if where else ""
