@@ -432,10 +432,11 @@ class _WithHistory(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # what no loss depends on has no gradient, not zeros
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
         return gradient, None
 
 

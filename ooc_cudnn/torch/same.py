@@ -13,11 +13,12 @@ class _Same(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory."""
+        ctx.set_materialize_grads(False)  # a gradient that is not there is not zeros
         return tensor.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient."""
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient, where there is one."""
         return gradient
 
 

@@ -204,6 +204,47 @@ def counted_by_numpy(s, x):
 def by_array(make):
     """A map times what NumPy makes of the numbers from 1 on."""
     return lambda y, x: y * torch.from_numpy(make(np.arange(1, 5))).reshape(4, 1, 1)
+def taught(s, x):
+    """A teacher that follows in forward has no gradient, which is not a gradient of 0."""
+    with torch.no_grad():
+        for each in s.t.parameters():
+            each.mul_(0.9)
+    return s.c(x) + s.t(x).detach()
+
+
+def taught_by_data(s, x):
+    s.t.weight.data.mul_(0.9)
+    return s.c(x) + F.linear(x.mean((2, 3)), s.t.weight).detach()[:, :, None, None]
+
+
+def written_in_vain(s, x):
+    with torch.no_grad():
+        s.t.bias.mul_(0.9)
+    return s.c(x), s.t(x)
+
+
+class NoGradient(torch.autograd.Function):
+    """Is of no use to what it reads."""
+
+    @staticmethod
+    def forward(ctx, y):
+        return y * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def of_first(run):
+    for seed in range(2):
+        y, _ = run(image(seed))
+        run.backward(y.square().sum())
+
+
+def with_none(run):
+    """Backward comes to outputs without a gradient."""
+    y, *others = run(image())
+    run.backward(y.square().sum() + sum(NoGradient.apply(each).sum() for each in others))
 
 
 def numbers(*shape):
@@ -271,4 +312,13 @@ CASES = [
     of_conv("NumPy: a bell", by_array(lambda a: np.exp(-(a**2) / 2.0)),
             computed_in=torch.float32),
     of_conv("NumPy: a scalar as a factor", lambda y, x: y * np.sqrt(x.shape[1])),
+    Idiom("a teacher written to", model(taught, c=conv(padding=1), t=conv(padding=1)), train),
+    Idiom("a teacher written to, linear", model(taught_by_data, c=conv(),
+          t=lambda: nn.Linear(4, 4)), train),
+    Idiom("a teacher written to, of two normalizations", model(taught, c=conv(padding=1),
+          t=lambda: nn.Sequential(nn.BatchNorm2d(4), nn.GroupNorm(2, 4))), train),
+    Idiom("a layer written to that no loss needs", model(written_in_vain, c=conv(), t=conv()),
+          of_first),
+    Idiom("outputs whose readers give no gradient", model(lambda s, x: (s.c(x), s.t(x), s.w * 2),
+          c=conv(), t=conv(), w=numbers(3)), with_none),
 ]  # fmt: skip
