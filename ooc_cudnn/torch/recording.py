@@ -38,6 +38,11 @@ ALIKE = {
     for form in (f"new_{kind}", f"{kind}_like")
 } | {"zero": 0, "fill": None}
 
+#: What joins tensors along an axis, and passes over those that are empty.
+JOINS = frozenset({
+    "cat", "column_stack", "concat", "concatenate", "dstack", "hstack", "row_stack", "vstack",
+})  # fmt: skip
+
 
 def record(
     module: torch.fx.GraphModule,
@@ -328,9 +333,8 @@ class Recording(ProxyTorchDispatchMode):
             number = number if number is not None else named.get("fill_value", values[-1])
             if not isinstance(number, Value):
                 function, values, named = Filled(results[0], tensors[0].device, number), (), {}
-        if name in ("cat", "concat", "concatenate"):  # PyTorch passes over what is empty
-            filled = [each for each in values[0] if 0 not in getattr(each, "shape", ())]
-            values = (filled or values[0], *values[1:])
+        if name in JOINS and results[0] is not None:
+            values = (self._without_empty(values[0], results[0]), *values[1:])
         own = name + AUTOCAST * (function is not func and name not in ALIKE)
         self.emit(function, own, values, named, results, schema)
         self.memories.made(func, args, kwargs, tensors, results)
@@ -375,6 +379,21 @@ class Recording(ProxyTorchDispatchMode):
         if value is source or value.shape != source.shape:  # it has memory of its own
             value = self.one(aten.clone.default, "clone", (value,), value.shape, value.dtype)
         return value
+
+    def _without_empty(self, parts: Sequence[Value], result: Value) -> Sequence[Value]:
+        """What is joined but for what is empty, which counts for the dtype and has a gradient."""
+        filled = [each for each in parts if 0 not in each.shape]
+        if not filled or len(filled) == len(parts):
+            return parts
+        aten, dtype = torch.ops.aten, result.dtype
+        first, *others = (
+            each if each.dtype == dtype else self._cast(each, {each: dtype}) for each in filled
+        )
+        for each in parts:
+            if 0 in each.shape and each.requires_grad:  # its gradient is one of zeros, not None
+                nothing = self.one(aten.sum.default, "sum", (each,), (), each.dtype)
+                first = self.one(aten.sub.Tensor, "sub", (first, nothing), first.shape, dtype)
+        return [first, *others]
 
     def _stopped(self, values: Any, named: Any, made: Sequence[Any]) -> Any:
         """Where autograd is off, what is read without its history."""

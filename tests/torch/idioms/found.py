@@ -247,6 +247,24 @@ def with_none(run):
     run.backward(y.square().sum() + sum(NoGradient.apply(each).sum() for each in others))
 
 
+def gathered_halves(s, x):
+    """What is empty counts for the dtype."""
+    y = s.c(x)
+    wide = torch.hstack([torch.zeros(2, 0, dtype=torch.float64), y.mean((2, 3))])
+    return torch.cat([torch.empty(0), y.bfloat16().flatten()]), wide
+
+
+def gathered_numbers(s, x):
+    many = torch.cat([torch.empty(0), (x > 0).long().flatten()])
+    return s.c(x), many, torch.cat([x.new_zeros(2, 0, 7, 6, dtype=torch.float64), x], 1)
+
+
+def none_of_a_layer(s, x):
+    """What is empty has a gradient of zeros, and not None; -0 stays -0."""
+    y = torch.cat([s.t(x)[:, :0], s.c(x).relu() * -1], 1)
+    return y, torch.atan2(y, y.detach() - 1), torch.cat([s.p, y.mean((2, 3))[0]])
+
+
 def numbers(*shape):
     return lambda: nn.Parameter(drawn(*shape, seed=3))
 
@@ -321,4 +339,12 @@ CASES = [
           of_first),
     Idiom("outputs whose readers give no gradient", model(lambda s, x: (s.c(x), s.t(x), s.w * 2),
           c=conv(), t=conv(), w=numbers(3)), with_none),
+    Idiom("empty parts of wider dtypes", model(gathered_halves, c=conv()), train,
+          computed_in=torch.float32),
+    Idiom("empty parts beside integers", model(gathered_numbers, c=conv()),
+          training_on(image)),
+    Idiom("an empty part of a parameter", model(lambda s, x: torch.cat([s.c(x), s.w[:, :0]], 1),
+          c=conv(), w=numbers(2, 3, 5, 4)), train),
+    Idiom("an empty part of a layer", model(none_of_a_layer, c=conv(), t=conv(), p=numbers(0)),
+          train),
 ]  # fmt: skip
