@@ -26,7 +26,6 @@ from tests.torch.idioms.models import (
 
 BY_DATA = "a shape that depends on data: nothing can be planned for it"
 SECOND = "a derivative of a derivative"
-from tests.torch.idioms.models import conv, drawn, held, image, leaf, model, of_conv, train, training_on
 
 
 def mask():
