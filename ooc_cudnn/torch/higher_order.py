@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
@@ -23,6 +24,7 @@ from ooc_cudnn.torch.same import same
 _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
 #: From this version on hooks of a tensor come in the order in which they were registered.
 _ORDERED = "2.13"
+_SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
 _ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 
 
@@ -65,7 +67,25 @@ class HigherOrder:
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         function = _Bound(node.target, tuple(args), dict(kwargs))
         examples = node.meta.get("example_value")
+        if name == "autograd_function_apply":
+            self._check_materialized(examples)
         return self._opaque(name, function, tensors, examples, _without_gradients(name, args))
+
+    def _check_materialized(self, examples: Any) -> None:
+        """Refuse a user's own backward that may be given None: TorchDynamo traces it with tensors.
+
+        Of one result alone it is never called with None.
+        """
+        context = TracingContext.try_get()
+        traced = getattr(context, "traced_code", None) or ()
+        results = filter(_is_tensor, pytree.tree_leaves(examples))
+        follows = torch.is_grad_enabled() and sum(each.requires_grad for each in results) > 1
+        if follows and _SETS_MATERIALIZE in traced:
+            raise UnsupportedModelError(
+                "an autograd.Function of several results calls ctx.set_materialize_grads, and "
+                "TorchDynamo traces its backward as if all of them had gradients: take the call "
+                f"out, so that backward is given zeros in place of None\n  {self._recorder.where}"
+            )
 
     # A span of nodes --------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from tests.torch.idioms.models import (
     forward,
     held,
     image,
+    image,
+    infer,
     leaf,
     model,
     of_conv,
@@ -234,6 +236,30 @@ class NoGradient(torch.autograd.Function):
         return None
 
 
+class Heads(torch.autograd.Function):
+    """Looks which of its results have gradients."""
+
+    @staticmethod
+    def forward(ctx, y):
+        ctx.set_materialize_grads(False)
+        return y * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a * 5 if b is None else b * 7 if a is None else a + b
+
+
+class Head(Heads):
+    @staticmethod
+    def forward(ctx, y):
+        ctx.set_materialize_grads(False)
+        return y * 2
+
+    @staticmethod
+    def backward(ctx, a):
+        return None if a is None else a * 5
+
+
 def of_first(run):
     for seed in range(2):
         y, _ = run(image(seed))
@@ -346,4 +372,7 @@ CASES = [
           c=conv(), w=numbers(2, 3, 5, 4)), train),
     Idiom("an empty part of a layer", model(none_of_a_layer, c=conv(), t=conv(), p=numbers(0)),
           train),
+    of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
+    of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
+    of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
 ]  # fmt: skip
