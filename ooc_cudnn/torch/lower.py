@@ -23,6 +23,7 @@ from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
 from ooc_cudnn.torch.image_axes import MOVES, PER_ELEMENT
 from ooc_cudnn.torch.lowered_value import LoweredValue
+from ooc_cudnn.torch.mutations import Functional
 from ooc_cudnn.torch.unbatched import batched
 
 R = TypeVar("R", bound=Callable[..., Any])
@@ -372,9 +373,14 @@ class Lowering:
     ) -> tuple[LoweredValue | None, ...]:
         found = lower(self, **replaced(dict(operation.arguments), find))
         made = (found,) if isinstance(found, LoweredValue) else tuple(found)
+        in_place = isinstance(operation.function, Functional)
         for value, held in zip_longest(operation.results, made):
-            if value is not None and held is None:  # indices of a pooling, say
+            if value is None:
+                continue
+            if held is None:  # indices of a pooling, say
                 raise Unlike("the model reads a result of it that the library does not make")
+            if in_place and held.axes and getattr(torch, held.tensor.dtype) != value.dtype:
+                raise Unlike(f"what it makes is cast to {value.dtype}, as it is written to that")
         return made
 
     def _fall_back(self, operation: Operation, why: str) -> None:

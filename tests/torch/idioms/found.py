@@ -284,6 +284,16 @@ def gathered_numbers(s, x):
     return s.c(x), many, torch.cat([x.new_zeros(2, 0, 7, 6, dtype=torch.float64), x], 1)
 
 
+def added_in_half(s, x):
+    """What is wider is rounded to what it is added to."""
+    with torch.autocast("cpu", torch.bfloat16):
+        y = s.c(x)
+        y += x
+        z = s.c(x)
+        z.sub_(y.float()).relu_()
+    return y, z.float().sin()
+
+
 def none_of_a_layer(s, x):
     """What is empty has a gradient of zeros, and not None; -0 stays -0."""
     y = torch.cat([s.t(x)[:, :0], s.c(x).relu() * -1], 1)
@@ -372,6 +382,8 @@ CASES = [
           c=conv(), w=numbers(2, 3, 5, 4)), train),
     Idiom("an empty part of a layer", model(none_of_a_layer, c=conv(), t=conv(), p=numbers(0)),
           train),
+    Idiom("a wider one added in place", model(added_in_half, c=conv(padding=1)), train,
+          computed_in=torch.bfloat16),
     of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
