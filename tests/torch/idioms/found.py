@@ -17,7 +17,6 @@ from tests.torch.idioms.models import (
     forward,
     held,
     image,
-    image,
     infer,
     leaf,
     model,
@@ -187,6 +186,8 @@ def positive_in_inference_mode(s, x):
 def without_hooks_where_positive(y, x):
     with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
         return y[y > 0]
+
+
 def flagged(s, x):
     s.step += 1
     s.warm = s.step > 2
@@ -205,6 +206,8 @@ def counted_by_numpy(s, x):
 def by_array(make):
     """A map times what NumPy makes of the numbers from 1 on."""
     return lambda y, x: y * torch.from_numpy(make(np.arange(1, 5))).reshape(4, 1, 1)
+
+
 def taught(s, x):
     """A teacher that follows in forward has no gradient, which is not a gradient of 0."""
     with torch.no_grad():
