@@ -59,6 +59,6 @@ __all__ += functions.__all__
 
 
 def __dir__() -> list[str]:
-    """What users need; the package's other modules are its own."""
+    """Names that users need; the package's other modules are its own."""
     modules = ("errors", "memory", "types")
     return sorted([*__all__, *modules, *(name for name in globals() if name[:2] == "__")])

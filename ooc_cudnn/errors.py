@@ -85,7 +85,7 @@ class PlanInfeasibleError(OocError, ValueError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class _OutOfMemoryError(OocError, MemoryError):
-    """What the two kinds of memory have in common; see `DeviceOutOfMemoryError`."""
+    """Base of the errors of both kinds of memory; see `DeviceOutOfMemoryError`."""
 
     _memory: ClassVar[str]
     _setting: ClassVar[str]
@@ -273,7 +273,7 @@ class CudnnError(_RemedyError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SolverError(_RemedyError):
-    """What solves the planner's programs is not there, or failed.
+    """The solver of the planner's programs is missing, or failed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What all pictures have in common: colours, and panels of matplotlib, which is not required."""
+"""Plotting that all pictures share: colours, and panels of matplotlib, which is not required."""
 
 from __future__ import annotations
 

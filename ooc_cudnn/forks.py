@@ -1,4 +1,4 @@
-"""What a fork does not copy: threads, and so whoever would give a lock back.
+"""Locks that a forked child finds free: a fork copies no threads that would give them back.
 
 A forked child has the memory of its parent and one of its threads. A lock that another thread held
 at that moment is held for good there, so those of this library begin anew in the child. Threads

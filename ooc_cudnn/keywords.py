@@ -65,7 +65,7 @@ def meant(name: str, parameters: Collection[str]) -> str:
 
 
 def explained(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """What to say of the first keyword that a function has not; "" if it has all."""
+    """Explain the first keyword that a function has not; "" if it has all."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return ""

@@ -197,7 +197,7 @@ def _somebody_watches() -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel, found without importing IPython."""
+    """True if this process is a Jupyter kernel, found without importing IPython."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -65,12 +65,12 @@ class _Layer:
 
     @property
     def is_held(self) -> bool:
-        """Whether its object is alive, so that it may still be entered."""
+        """True if its object is alive, so that it may still be entered."""
         return self._object is not None and self._object() is not None
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known to be the process's."""
+        """True if it is known to be the process's."""
         return self._decided or not self.is_held
 
     def decide(self) -> None:
@@ -115,7 +115,7 @@ class _Blocks:
 
 
 class Override:
-    """What `settings` returns: enter it, or let it go."""
+    """An override that `settings` returns: enter it, or let it go."""
 
     __slots__ = ("__weakref__", "_layer", "values")
 

@@ -1,4 +1,4 @@
-"""What a tensor is, without its data: shape, dtype, placement, strides.
+"""Description of a tensor without its data: shape, dtype, placement, strides.
 
 Logical axis order is always N, C, then one to three spatial axes; the memory order is read from the
 strides. Strides are counted in elements, not bytes.
@@ -123,7 +123,7 @@ def packed_strides(shape: tuple[int, ...], order: str = "channels_first") -> tup
 
 
 def same_strides(shape: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether strides lead to the same elements: those of axes of extent 1 are never taken.
+    """True if strides lead to the same elements: those of axes of extent 1 are never taken.
 
     >>> same_strides((2, 3, 1, 7), (21, 7, 7, 1), (21, 7, 99, 1))
     True
@@ -163,12 +163,12 @@ def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None
 
 
 def _is_single_channel_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the stride of a single channel is that of channels-last, and of no other order."""
+    """True if the stride of a single channel is that of channels-last, and of no other order."""
     return shape[1:2] == (1,) and strides[1] == 1 and math.prod(shape[2:]) > 1
 
 
 def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether no two index tuples share an element (each axis steps over the axes inside it)."""
+    """True if no two index tuples share an element (each axis steps over the axes inside it)."""
     inner = 1
     for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent > 1:

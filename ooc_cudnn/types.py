@@ -45,7 +45,7 @@ class Array(Protocol):
 
     @property
     def __dlpack_device__(self) -> Any:
-        """Where the memory is."""
+        """Device of the memory."""
 
 
 @dataclass(frozen=True)

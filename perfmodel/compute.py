@@ -1,4 +1,4 @@
-"""What a computation on the device costs, from the features of its work (`work`).
+"""Cost of a computation on the device, from the features of its work (`work`).
 
 Section 4.2 of the paper: convolutions are linear in their arithmetic, counted with cY rounded up
 to a multiple of 32 because the kernels compute 32 output channels at a time. Everything else here
@@ -98,11 +98,11 @@ class ComputeModel(Record):
 
     @property
     def is_corrected(self) -> bool:
-        """Whether anything was tried."""
+        """True if anything was tried."""
         return bool(self.corrections or self.tried)
 
     def knows(self, work: Work) -> bool:
-        """Whether such work, of any size, was tried."""
+        """True if such work, of any size, was tried."""
         return work.kind in self.tried or work.kind in self.corrections
 
     def nearest_key(self, key: str) -> str:
@@ -206,7 +206,7 @@ class ComputeModel(Record):
 
     @cached_property
     def bends(self) -> bool:
-        """Whether seconds of a kind are not linear in its size: several sizes were tried."""
+        """True if seconds of a kind are not linear in its size: several sizes were tried."""
         return any(len(sizes) > 1 for sizes in self.tried.values())
 
     def launching_seconds(self, work: Work, otherwise: float) -> float:

@@ -1,4 +1,4 @@
-"""What a machine model cannot predict, and how it learns to."""
+"""Error of a machine model that lacks a line."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Table(dict[str, Value]):
 
 
 class Record:
-    """What a dataclass inherits to go to JSON and back, by the types of its fields.
+    """Base of dataclasses that go to JSON and back, by the types of their fields.
 
     A field that is a record, or a mapping to records, goes there as one. Those that `optional`
     names are left out where they are empty or 0, and may be missing; those that `unstored` names

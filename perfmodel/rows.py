@@ -1,4 +1,4 @@
-"""How the host's side of a copy lies in memory: in one piece, or in rows apart from each other."""
+"""Layout of a copy on the host's side: in one piece, or in rows apart from each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ to 18, hardly anything for one of 24; and nothing where the gap is 336 bytes (`m
 
 
 class Rows(NamedTuple):
-    """How the host's side of a copy lies: rows of so many bytes, so many bytes apart.
+    """Layout of the host's side of a copy: rows of so many bytes, so many bytes apart.
 
     `scattered` where they lie so unevenly that the host gathers them, whatever memory they are in.
     """

@@ -1,4 +1,4 @@
-"""What a line was fitted to: kept with the model, so that its errors can be drawn and looked at."""
+"""Samples that a line was fitted to, kept with the model for pictures of its errors."""
 
 from __future__ import annotations
 

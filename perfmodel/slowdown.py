@@ -1,4 +1,4 @@
-"""What both directions of the link lose to each other while both are busy."""
+"""Slowdown of both directions of the link while both are busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How copies are staged that the device cannot make alone: through slabs of pinned memory."""
+"""Staging of copies that the device cannot make alone: through slabs of pinned memory."""
 
 from __future__ import annotations
 

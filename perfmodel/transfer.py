@@ -1,4 +1,4 @@
-"""What it costs to move bytes between the device and where an array lives.
+"""Cost of moving bytes between the device and where an array lives.
 
 Section 4.1 of the paper: a copy takes alpha * bytes + beta. Each placement of the host side has a
 line of its own for each direction. The link is not two independent roads: while both directions are

@@ -91,7 +91,7 @@ class Work:
 
     @property
     def amount(self) -> float:
-        """What the seconds are linear in: flops of a convolution, device bytes of anything else.
+        """Amount that the seconds are linear in: flops of a convolution, else device bytes.
 
         Examples
         --------
@@ -139,7 +139,7 @@ class Work:
         return f"{self.kind}; {self.amount:.9g} at {self.image_sites:.9g}"
 
     def distance(self, other: Work) -> float:
-        """How far two sizes of a kind are from each other: logarithms of ratios.
+        """Return the distance of two sizes of a kind: logarithms of ratios.
 
         Of the amounts; and of the sites of an image, which count for more than how many images
         there are.

@@ -46,7 +46,7 @@ class Store:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """Number of axes."""
         return len(self.shape)
 
     def with_axis(self, axis: int) -> Store:
@@ -99,7 +99,7 @@ def regional(array: Any) -> Any:
 
 
 def room_for(out: Any, region: tuple[slice, ...]) -> Any:
-    """Where a region of a result is made: in it, or in memory of its own for a `Store`."""
+    """Return memory for a region of a result: the region itself, or new memory for a `Store`."""
     if not isinstance(out, Store):
         return out[region]
     extents = (len(range(*each.indices(n))) for each, n in zip(region, out.shape, strict=True))

@@ -16,7 +16,7 @@ from ooc_cudnn.tensor import numpy_dtype
 
 
 def is_tensor(array: Any) -> bool:
-    """Whether an array is PyTorch's."""
+    """True if an array is PyTorch's."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -90,7 +90,7 @@ def torch_dtype_as_numpy(dtype: Any) -> np.dtype[Any] | None:
 
 
 def in_one_order(index: int) -> bool:
-    """Whether PyTorch and CuPy are on one stream of a card: then neither waits for the other."""
+    """True if PyTorch and CuPy are on one stream of a card: then neither waits for the other."""
     import cupy
 
     torch: Any = sys.modules["torch"]
@@ -153,5 +153,5 @@ def to_tensor(array: Any) -> Any:
 
 @lru_cache
 def _is_brain(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is bfloat16; NumPy takes microseconds to spell the name of one."""
+    """True if a dtype is bfloat16; NumPy takes microseconds to spell the name of one."""
     return dtype.name == "bfloat16"

@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def slow_samples(self) -> list[float]:
-        """Of what is slow, the second run of the warm-up, which has to do; else none."""
+        """The second run of the warm-up, in place of samples of what is slow; else none."""
         slow = self.reason is None and self.seconds_when_warm > PATIENCE_SECONDS
         return [self.seconds_when_warm] if slow else []
 

@@ -86,7 +86,7 @@ class ConvolutionWorkload(Workload):
 def _fit_together(
     case: Case, kinds: Sequence[type[ConvolutionContender]], feature_bytes: int
 ) -> bool:
-    """Whether everything that contenders hold can be held at once, here and on the device."""
+    """True if everything that contenders hold can be held at once, here and on the device."""
     on_device = feature_bytes * sum(kind.device_share for kind in kinds)
     on_host = feature_bytes * sum(kind.host_share for kind in kinds)
     limit = int(parse_limit(case.memory_limit, name="memory_limit"))

@@ -1,4 +1,4 @@
-"""What all ways to the same convolution share, operands and check; and the library's own ways."""
+"""Operands and checks of all contenders of a convolution, and the library's own contenders."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ConvolutionContender(Contender):
 
     @property
     def result(self) -> Any:
-        """Where `run` writes: where the case puts y, if a contender has no y of its own."""
+        """Array that `run` writes: the case's y, if a contender has none of its own."""
         return self.operands.y
 
     def prepare(self) -> None:
@@ -150,7 +150,7 @@ class Library(ConvolutionContender):
         return {**contents, "ok": ok, "memory_limit": memory}
 
     def details(self) -> dict[str, Any]:
-        """What each call did, and what it was predicted to take."""
+        """Report of each call: its plan, and the seconds that were predicted."""
         return {
             "predicted_seconds": sum(call["predicted_seconds"] for call in self._calls),
             "tuning": self._tuned,

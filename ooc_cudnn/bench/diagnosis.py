@@ -1,4 +1,4 @@
-"""What a profiled call did: its plan, what its streams were busy with, and where they idled."""
+"""Diagnosis of a profiled call: its plan, how busy its streams were, and where they idled."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def spoken(found: Mapping[str, Any]) -> str:
 
 
 def limit_kept(found: Mapping[str, Any], limit: str | int) -> dict[str, Any]:
-    """Whether the library held no more than the limit it was given (counted by the arena)."""
+    """Check the arena's peak against the limit: a verdict, with both in bytes."""
     allowed = int(parse_limit(limit, name="limit"))
     peak = found["peak_device_bytes"]
     return {"ok": peak <= allowed, "peak": peak, "limit": allowed}

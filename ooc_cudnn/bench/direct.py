@@ -1,4 +1,4 @@
-"""What the library is compared with: cuDNN by hand, and the bias and ReLU kernel by itself."""
+"""Baselines: cuDNN called by hand, and the bias and ReLU kernel by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contender is about to take, against what is free: refused with numbers beforehand."""
+"""Memory guards: a contender that wants more than is free is refused, with numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds a call: its bytes over the duplex link."""
+"""Lower bound of a call: its bytes over the duplex link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where operands are put, what is free there, and giving it back."""
+"""Allocation of operands on each placement: bytes that are free there, and releasing them."""
 
 from __future__ import annotations
 

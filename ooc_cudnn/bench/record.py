@@ -1,4 +1,4 @@
-"""How records are written, and read: JSON, a line for what is read as one thing, a claim or a call.
+"""Reading and writing of records: JSON, with a line for each claim or call.
 
 And rows of them, laid out in columns for a terminal or a page.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark's script measures, claims and checks: printed, and written as one record."""
+"""A benchmark's measurements, claims and checks: printed, and written as one record."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Claim:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the bound is kept; None without one. NaN keeps no bound."""
+        """True if the bound is kept; None without one. NaN keeps no bound."""
         if self.bound is None:
             return None
         return self.value >= self.bound if self.relation == ">=" else self.value <= self.bound
@@ -65,12 +65,12 @@ class Report:
 
     @property
     def quick(self) -> bool:
-        """Whether sizes are tiny, and times mean nothing."""
+        """True if sizes are tiny, and times mean nothing."""
         return bool(self.arguments.quick)
 
     @property
     def synchronize(self) -> Callable[[], None]:
-        """What waits for the whole device."""
+        """Return the function that waits for the whole device."""
         return get_device(self.arguments.device).synchronize
 
     def to_device(self, array: np.ndarray[Any, Any]) -> Any:
@@ -151,7 +151,7 @@ class Report:
 
     @property
     def verified(self) -> bool:
-        """Whether contents were checked, and every check held."""
+        """True if contents were checked, and every check held."""
         return bool(self.checks) and all(check["ok"] for check in self.checks.values())
 
     def write(self) -> Path:

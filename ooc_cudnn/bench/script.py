@@ -112,5 +112,5 @@ def no_stored_engines() -> Iterator[None]:
 
 
 def folder_of(arguments: argparse.Namespace) -> str:
-    """Where large files go."""
+    """Return the folder for large files."""
     return str(arguments.scratch or os.environ.get("TMPDIR") or tempfile.gettempdir())

@@ -39,7 +39,7 @@ def sources_of(record: str, table: Path = SOURCES) -> tuple[str, ...]:
 
 
 def is_closed(record: str, table: Path = SOURCES) -> bool:
-    """Whether a record is of a closed study, which nothing measures any more."""
+    """True if a record is of a closed study, which nothing measures any more."""
     closed: list[str] = json.loads(table.read_text(encoding="utf-8"))["closed"]
     return any(fnmatch.fnmatch(record, key) for key in closed)
 

@@ -1,4 +1,4 @@
-"""Whether a record can be believed: one that disagrees with itself is of a disturbed machine.
+"""Consistency of a record: one that disagrees with itself is of a disturbed machine.
 
 What the link bounds takes as long as its bytes take, whoever sends them and however they are
 rounded. So calls of one record that move as many bytes agree, and so do the same calls in strict
@@ -94,7 +94,7 @@ def _measured(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _is_of_the_link(call: Mapping[str, Any]) -> bool:
-    """Whether copies bind a profiled call; calls of a training step are summed up otherwise."""
+    """True if copies bind a profiled call; calls of a training step are summed up otherwise."""
     return "seconds_while_profiled" in call and call["binding_stage"] in ("copy_in", "copy_out")
 
 

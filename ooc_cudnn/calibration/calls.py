@@ -1,4 +1,4 @@
-"""What whole calls tell: seconds of the host, and what staged copies delay each other by.
+"""Timings of whole calls: seconds of the host, and delays of staged copies.
 
 Pieces of a few bytes cost the device nothing: what a call of many of them takes is the host's, to
 issue steps, to launch, to call.

@@ -72,7 +72,7 @@ class Computing:
         self.pass_types = [dtype for dtype in types if not self.quick or dtype in QUICK_PASSES]
 
     def groups(self) -> list[Group]:
-        """What is to be measured, in parts."""
+        """The measurements, in parts."""
         found: list[Group] = [self.build] if self.device.kind == "cuda" else []
         for dtype, tf32 in self.kinds:
             forward_alone = self.quick and (dtype, tf32) != self.kinds[0]

@@ -34,7 +34,7 @@ KINDS = ("copy_in", "copy_out", "convolution", "pointwise")
 
 
 def is_line(key: str) -> bool:
-    """Whether samples of this key are those of a line."""
+    """True if samples of this key are those of a line."""
     return key.partition("/")[0] in KINDS
 
 
@@ -109,7 +109,7 @@ def _slowdowns(found: Found, large: Collection[float]) -> dict[str, Slowdown]:
 
 
 def latencies(found: Found, copies: Mapping[str, Mapping[str, Line]]) -> dict[str, Line]:
-    """What staged copies are late by; others delay those of files as they do plain memory's.
+    """Return the latencies of staged copies; others delay those of files as those of plain memory.
 
     Of single copies of files that is what their line does not say. Of larger ones it is lost in the
     noise of files: they take 10 ms, and are late by 1.

@@ -22,7 +22,7 @@ NAMED = 3
 
 
 class Usual(NamedTuple):
-    """What rates are told for: a copy of so many bytes, a pass that reads and writes as many.
+    """Usual sizes that rates are told for: of a copy, and of a pass.
 
     And a convolution of 3 x 3, from so many channels to as many, on so many square images.
     """
@@ -48,7 +48,7 @@ class Usual(NamedTuple):
         )
 
     def work(self, key: str) -> Work:
-        """What a line of computing is asked for."""
+        """Work that a line of computing is asked for."""
         kind, dtype, *more = key.split("/")
         item = {"float16": 2, "bfloat16": 2, "float64": 8}.get(dtype, 4)
         if kind == "convolution":

@@ -28,16 +28,16 @@ class Sample(NamedTuple):
 
 
 class Measured(list[Sample]):
-    """What was measured under one key: the samples of a line, or one figure several times."""
+    """Measurements under one key: the samples of a line, or one figure several times."""
 
     @property
     def spread(self) -> float:
-        """How far the timings of a typical sample varied."""
+        """Spread of the timings of a typical sample."""
         return statistics.median(sample.timing.spread for sample in self)
 
     @property
     def seconds(self) -> list[float]:
-        """Of each sample."""
+        """Seconds of each sample."""
         return [sample.timing.seconds for sample in self]
 
     def by_work(self) -> dict[float, float]:
@@ -56,7 +56,7 @@ class Measured(list[Sample]):
 
 
 class Session:
-    """What the measurements of one calibration share, which may have to be quick."""
+    """State that the measurements of one calibration share, which may have to be quick."""
 
     def __init__(self, device: Device, limit_bytes: int, *, quick: bool) -> None:
         self.device, self.quick, self.on_host = device, quick, device.kind == "host"

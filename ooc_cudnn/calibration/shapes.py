@@ -1,4 +1,4 @@
-"""What a calibration computes: convolutions and passes as people have them, drawn by a fixed seed.
+"""Problems of a calibration: usual convolutions and passes, drawn with a fixed seed.
 
 The draw depends on nothing but the seed, so two calibrations of one machine measure the same.
 """
@@ -28,7 +28,7 @@ SLOW_SHARE = {"float32": 0.2, "float64": 0.05}
 
 @dataclass(frozen=True)
 class Pool:
-    """How large the sampled computations are."""
+    """Sizes of the sampled computations."""
 
     #: Binary logarithms of the fewest and the most bytes of x and y.
     convolution_bytes: tuple[float, float]

@@ -1,4 +1,4 @@
-"""What the command line reads: shapes with placements, sizes, and values by their annotation."""
+"""Parsers of the command line: shapes with placements, sizes, and values by annotation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Given(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What an annotation says of an argument.
+    """Kind of an argument, by its annotation.
 
     `read` reads its text, and is None for what no text gives; `metavar` is how its text looks;
     `mark` is what kind of array it is, if it is one.

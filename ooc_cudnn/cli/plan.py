@@ -162,7 +162,7 @@ def _add_common(group: Any, *, plans: bool) -> None:
 
 
 def asked_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a command line says of a call: the function's arguments, its result and the limit."""
+    """Return a command line's call: the function's arguments, its result and the limit."""
     defaults = Defaults(arguments.dtype, arguments.placement)
     given = _given(name, arguments, defaults)
     out = _out(name, given, defaults, arguments.out_placement)

@@ -1,4 +1,4 @@
-"""Where chunks cut images, what is made of whole images stands between two stretches of blocks.
+"""Barriers: phases of whole images, between regions of a step that run block by block.
 
 The mean of a map, its largest value, the statistics of an instance or group normalisation: the map
 before is made block by block, dask reduces it in a tree of fixed shape, and what comes after reads
@@ -46,7 +46,7 @@ def first_barrier(step: Step, arrays: Mapping[str, da.Array]) -> Barrier | None:
 
 
 def is_reduced(call: TiledCall) -> bool:
-    """Whether dask can make its results by a reduction over the sites of x."""
+    """True if dask can make its results by a reduction over the sites of x."""
     return isinstance(call, GlobalAverageCall | GroupStatisticsCall) or _is_maximum(call)
 
 
@@ -142,7 +142,7 @@ def up_to(step: Step, output: str) -> Step:
 
 
 def behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
-    """What is left of a step once these tensors are given: they are inputs of it."""
+    """Return the rest of a step once these tensors are given: they are inputs of it."""
     names = frozenset(given)
     tensors = {
         name: replace(tensor, kind="input") if name in names else tensor
@@ -159,6 +159,6 @@ def behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
 
 
 def read_by(step: Step, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Of arrays by name those that a step reads."""
+    """Select the arrays that a step reads, by name."""
     read = {step.base(name) for phase in step.phases for name in phase.binds.values()}
     return {name: array for name, array in arrays.items() if name in read}

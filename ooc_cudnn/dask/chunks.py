@@ -1,4 +1,4 @@
-"""What dask arrays must be to be calls' operands, and regions of them as tasks.
+"""Operands as dask arrays: checks of their chunks, and regions of them as tasks.
 
 A region is the chunks that it fills, and strips of those that it cuts: dask's own slices, so what
 travels between workers is the halo and no whole neighbour.
@@ -75,7 +75,7 @@ def check_whole_channels(array: da.Array, name: str, function: str) -> None:
 
 
 def starts(chunks: tuple[int, ...]) -> tuple[int, ...]:
-    """Where chunks of an axis begin, and at last its extent.
+    """Return the start of each chunk of an axis, and at last its extent.
 
     >>> starts((4, 4, 2))
     (0, 4, 8, 10)

@@ -104,7 +104,7 @@ def summed(
     shape: tuple[int, ...],
     dtype: str,
 ) -> da.Array:
-    """What is summed over all blocks: parts, a tree of folds in a fixed order, and `finish`.
+    """Sum over all blocks: parts, a tree of folds in a fixed order, and `finish`.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def without_scaling(call: TiledCall) -> TiledCall:
 
 
 def scaled_to(alpha: float, dtype: str) -> Callable[..., Any]:
-    """What makes a result of a sum: times alpha, in its type."""
+    """Return the function from a sum to a result: times alpha, in its type."""
     return _Scaled(alpha, dtype)
 
 

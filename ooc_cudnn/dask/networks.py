@@ -211,7 +211,7 @@ def _cuts(output: Tensor, guide: da.Array) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class NetworkWork:
-    """What all blocks have in common; one key of the graph.
+    """Data that all blocks have in common; one key of the graph.
 
     Attributes
     ----------

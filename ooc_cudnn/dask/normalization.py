@@ -80,7 +80,7 @@ def batch_normalization_backward(
 def _sums_images(
     call: BatchNormalizationCall | BatchNormalizationGradientCall, arrays: Arrays
 ) -> bool:
-    """Whether each image is summed up by itself: in a fixed order, and whole in one chunk."""
+    """True if each image is summed up by itself: in a fixed order, and whole in one chunk."""
     return call.deterministic and all(
         count == 1 for name in ("x", "dy") if name in arrays for count in arrays[name].numblocks[2:]
     )

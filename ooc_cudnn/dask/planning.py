@@ -49,7 +49,7 @@ Makes = Callable[[da.Array], da.Array]
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What an array will take on some workers.
+    """Predicted seconds of an array on some workers.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class ClusterPlan:
 
     @property
     def binding(self) -> str:
-        """What binds."""
+        """The resource that binds."""
         return max(self.parts, key=self.parts.__getitem__)
 
     def explain(self) -> str:

@@ -154,7 +154,7 @@ def _target(
 
 
 def _is_there(target: Any, index: tuple[int, ...]) -> bool:
-    """Whether a chunk, or a shard of them, has been written."""
+    """True if a chunk, or a shard of them, has been written."""
     from zarr.core.sync import sync
 
     key = target.metadata.encode_chunk_key(index)

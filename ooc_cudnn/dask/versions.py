@@ -11,7 +11,7 @@ NOT_INSTALLED = "of a clone that is not installed"
 
 
 def version() -> str:
-    """Of the library that is installed here."""
+    """Return the version of the library that is installed here."""
     try:
         return importlib.metadata.version("ooc_cudnn")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a task does on its worker: one block, by the engine, under the worker's own settings.
+"""Tasks of a worker: one block each, by the engine, under the worker's own settings.
 
 Device, memory limit and machine model are the worker's. What shapes numbers (`allow_tf32`,
 `deterministic`, `verify`) are those of the client, when the array was made.
@@ -33,7 +33,7 @@ def client_settings() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Work:
-    """What all blocks of an array have in common; one key of its graph.
+    """Data that all blocks of an array have in common; one key of its graph.
 
     Attributes
     ----------

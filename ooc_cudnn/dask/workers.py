@@ -153,7 +153,7 @@ class CardCluster(LocalCluster):
         super().__init__(n_workers=0, **options)
 
     def new_worker_spec(self) -> dict[Any, Any]:
-        """What dask starts next: the same worker, on the next card."""
+        """The worker that dask starts next: the same, on the next card."""
         ((name, spec),) = super().new_worker_spec().items()
         told = dict(spec["options"])
         card = self.cards[int(name) % len(self.cards)]
@@ -196,7 +196,7 @@ class Worker:
 
 
 def described() -> tuple[str, str, int, MachineModel, str]:
-    """What this process is as a worker: device, kind, memory limit, machine model, version."""
+    """Describe this process as a worker: device, kind, memory limit, machine model, version."""
     settings = current()
     device = get_device(settings.device)
     limit = limit_bytes(device, settings.memory_limit)

@@ -1,4 +1,4 @@
-"""What the demo computes on: an enlarged photograph on disk, and a bank of oriented filters.
+"""Data of the demo: an enlarged photograph on disk, and a bank of oriented filters.
 
 The photograph is Grace Hopper's, which matplotlib ships (public domain, 512 x 600 pixels). Bicubic
 enlargement adds no detail, so the filters' taps lie half a pixel *of the photograph* apart (the

@@ -43,7 +43,7 @@ SPARE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found: the call as `profile` recorded it, and how well its result agrees.
+    """Result of the demo: the call as `profile` recorded it, and the error of its result.
 
     `data_bytes` are those of input and output on disk, `checked_values` output values that were
     compared with SciPy's, `largest_error` their largest difference (the feature maps reach about

@@ -58,7 +58,7 @@ class Run(Protocol):
 
     @property
     def may_be_recorded(self) -> bool:
-        """Whether one that does the same at the same addresses can be (`Device.record`)."""
+        """True if one that does the same at the same addresses can be (`Device.record`)."""
 
 
 class Recorded(Protocol):
@@ -72,12 +72,12 @@ class Recorded(Protocol):
 
 
 class Device(Source, Protocol):
-    """What computes: `cuda` or `host`."""
+    """A device that computes: `cuda` or `host`."""
 
     kind: str
 
     def identity(self) -> Mapping[str, str]:
-        """What a machine model is keyed by: the hardware and the versions that matter."""
+        """Key of the machine model: the hardware and the versions that matter."""
 
     def use(self) -> None:
         """Make it the device of the calling thread."""
@@ -100,7 +100,7 @@ class Device(Source, Protocol):
         """Undo `pin`."""
 
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
-        """Whether host memory is page-locked from its first byte to its last."""
+        """True if host memory is page-locked from its first byte to its last."""
 
     # Device memory -----------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Device(Source, Protocol):
 
     @property
     def engines(self) -> Engines | None:
-        """Where there are several ways to run a launch, what offers them."""
+        """Engines to choose from, where there are several ways to run a launch."""
 
     def workspace(
         self,

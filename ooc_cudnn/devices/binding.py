@@ -36,7 +36,7 @@ class Declared(NamedTuple):
 
 
 def declared(launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> tuple[Declared, ...]:
-    """What launches were built for: each of their buffers once.
+    """List the buffers that launches were built for, each once.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What convolutions with engines there are: each made of a forward convolution."""
+"""Operations that engines compute, each in terms of a forward convolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device has that can run a convolution by several engines."""
+"""The engines that a device can choose from for a convolution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # these need devices, which have engines
 
 
 class Engines(Protocol):
-    """What a device has that can run a convolution by several engines."""
+    """The engines that a device can choose from for a convolution."""
 
     def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
         """Return what runs an operation where nothing was measured; None if it is no engine.
@@ -46,7 +46,7 @@ class Engines(Protocol):
 
     @property
     def known_by(self) -> Hashable:
-        """What it hangs on which engines are unchecked; None where none ever is."""
+        """Key that says which engines are unchecked; None where none ever is."""
 
     def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> Unchecked | None:
         """Return the engine that would run an operation in so much workspace, if it has no verdict.

@@ -67,7 +67,7 @@ def forget_tables() -> None:
 
 
 def engines_path(device: Device) -> Path:
-    """Where the engines of a device are kept."""
+    """Return the path of the file with a device's engines."""
     return cache_directory() / "engines" / f"{machine_key(_holds_for(device))}.json"
 
 
@@ -174,7 +174,7 @@ def _read(content: bytes, identity: Mapping[str, str]) -> list[Measured]:
 def held_in(
     content: bytes, kind: tuple[str, int], identity: Mapping[str, str], entries: str, *more: str
 ) -> Mapping[str, Any]:
-    """What a file holds that says its format, version and identity, and has a list of entries.
+    """Read the entries of a file that says its format, version and identity.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def held_in(
 
 
 def _can_be_read(measured: Measured) -> bool:
-    """Whether a file that holds this can be read: pieces may have padding that no user may give."""
+    """True if a file that holds this can be read: pieces may have padding that no user may give."""
     try:
         return _from_json(_to_json(measured)).operation == measured.operation
     except (TypeError, ValueError):

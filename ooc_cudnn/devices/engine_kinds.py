@@ -45,7 +45,7 @@ _SEVERAL = 16
 
 
 class CheckedKind(NamedTuple):
-    """What is alike for all convolutions that an engine is checked for at once.
+    """Facts alike for all convolutions that an engine is checked for at once.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ def _channels(count: int) -> int:
 
 
 def _is_whole(forward: Convolution) -> bool:
-    """Whether a channel of x, and one of y, is a multiple of 16 bytes."""
+    """True if a channel of x, and one of y, is a multiple of 16 bytes."""
     return not any(
         math.prod(shape[2:]) * DTYPES[forward.dtype] % _ACCESS_BYTES
         for shape in (forward.x_shape, forward.output_shape)

@@ -22,7 +22,7 @@ SEARCHED = ("9.19",)
 
 
 class Verdict(NamedTuple):
-    """What was found out about an engine, for one kind.
+    """Verdict on an engine, for one kind.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Verdicts:
 
     @property
     def is_unstored(self) -> bool:
-        """Whether something is known that no file has."""
+        """True if something is known that no file has."""
         return self._unstored
 
     def items(self) -> list[tuple[Key, Verdict]]:
@@ -145,7 +145,7 @@ def _severity(verdict: Verdict) -> int:
 
 
 def was_searched(cudnn: str) -> bool:
-    """Whether a version of cuDNN, as `cudnnGetVersion` says it, was searched by the authors.
+    """True if a version of cuDNN, as `cudnnGetVersion` says it, was searched by the authors.
 
     >>> was_searched("91900"), was_searched("91902"), was_searched("92800"), was_searched("")
     (True, True, False, False)

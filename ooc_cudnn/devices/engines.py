@@ -132,7 +132,7 @@ def front(options: Iterable[Option]) -> tuple[Option, ...]:
 
 
 class Kind(NamedTuple):
-    """What is alike for all sizes of a convolution: `Work.kind`, and what the settings ask for."""
+    """Facts alike for all sizes of a convolution: `Work.kind`, and the settings."""
 
     work: str
     result_dtype: str
@@ -147,7 +147,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one launch.
+    """Measurement of one launch.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class Measured:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether it is of a call under `deterministic`, whose plans do not depend on timings."""
+        """True if it is of a call under `deterministic`, whose plans do not depend on timings."""
         return self.operation is not None and forward_of(self.operation).deterministic
 
 
@@ -188,7 +188,7 @@ def _key(measured: Measured) -> _Key:
 
 
 class Tables:
-    """What was measured on a device, in this process or an earlier one.
+    """Measurements on a device, of this process or an earlier one.
 
     `version` changes with what is known of engines; no other table ever has the same. One thread
     adds at a time, while others read: they go through what was there when they began.
@@ -222,7 +222,7 @@ class Tables:
         self._corrected = {}  # who corrects by what was known before keeps that to itself
 
     def unstored(self) -> Iterator[Measured]:
-        """What is not as it was read from a file."""
+        """Entries that are not as they were read from a file."""
         known = tuple(self._known.items())
         return (measured for key, measured in known if key in self._unstored)
 
@@ -268,15 +268,15 @@ class Tables:
         return tuple(option for option in options if option.is_right_uneven)
 
     def knows(self, work: Work) -> bool:
-        """Whether a launch of this very work was measured, for calls that may depend on it."""
+        """True if a launch of this very work was measured, for calls that may depend on it."""
         return any(each.work.sized == work.sized for each in self._counting())
 
     def knows_kind(self, work: Work) -> bool:
-        """Whether such a launch of any size was."""
+        """True if such a launch of any size was."""
         return any(each.work.kind == work.kind for each in self._counting())
 
     def levels(self, works: Iterable[Work]) -> int:
-        """Of how many engines some of these launches may choose, at most."""
+        """Most engines that one of these launches may choose from."""
         kinds = {work.kind for work in works}
         of_them = (len(each.options) for each in self._counting() if each.work.kind in kinds)
         return max(of_them, default=0)

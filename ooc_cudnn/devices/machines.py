@@ -29,7 +29,7 @@ _compared: set[tuple[str, str, str]] = set()
 
 
 def cache_directory() -> Path:
-    """Where the library keeps files: ``$XDG_CACHE_HOME/ooc_cudnn``, or ``~/.cache/ooc_cudnn``."""
+    """Return the cache folder: ``$XDG_CACHE_HOME/ooc_cudnn``, or ``~/.cache/ooc_cudnn``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a path that is not absolute is to be ignored.
     root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
@@ -53,12 +53,12 @@ def machine_key(identity: Mapping[str, str]) -> str:
 
 
 def machine_path(identity: Mapping[str, str]) -> Path:
-    """Where the model fitted on the machine of this identity is kept."""
+    """Return the path of the model fitted on the machine of this identity."""
     return cache_directory() / "machines" / f"{machine_key(identity)}.json"
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or in the first of those above it that exists."""
+    """True if files can be made in a folder, or in the first of those above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

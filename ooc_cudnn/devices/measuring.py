@@ -144,7 +144,7 @@ class Bench:
         return self.device.arena.reserve(nbytes, self.limit_bytes, purpose="calibration")
 
     def fits(self, nbytes: int) -> bool:
-        """Whether the memory limit allows to reserve so much."""
+        """True if the memory limit allows to reserve so much."""
         return nbytes + self.device.arena.array_bytes <= self.limit_bytes
 
     # Steps -------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def forget_verdicts() -> None:
 
 
 def verdicts_path(device: Device) -> Path:
-    """Where the verdicts on a device's engines are kept."""
+    """Return the path of the verdicts on a device's engines."""
     return cache_directory() / "engines" / "checked" / f"{machine_key(_holds_for(device))}.json"
 
 

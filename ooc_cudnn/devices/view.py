@@ -63,7 +63,7 @@ class DeviceView:
 
     @property
     def flattens(self) -> bool:
-        """Whether the spatial axes flatten to one stride; not if columns were cut off the rows."""
+        """True if the spatial axes flatten to one stride; not if columns were cut off the rows."""
         inside = self._spatial
         return not self.size or all(
             step == extent * inner for (_, step), (extent, inner) in itertools.pairwise(inside)

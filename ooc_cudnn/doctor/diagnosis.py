@@ -1,4 +1,4 @@
-"""What `ooc-cudnn doctor` finds out, as one record; what fails is a fact of it, not an error."""
+"""Facts that `ooc-cudnn doctor` collects, as one record; a failure is a fact, not an error."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def searched_kinds() -> Iterator[CheckedKind]:
 
 
 class Row(NamedTuple):
-    """What was found of one function in one arithmetic."""
+    """Result for one function in one arithmetic."""
 
     function: str
     arithmetic: str

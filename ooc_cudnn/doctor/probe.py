@@ -1,4 +1,4 @@
-"""What `doctor` finds out about CUDA, in a process of its own: a broken cuDNN may end it.
+"""Facts about CUDA, found in a process of its own: a broken cuDNN may end it.
 
 Run as ``python -m ooc_cudnn.doctor.probe [module...]``. Each fact is printed as one line of JSON as
 soon as it is known, so that a crash loses only what comes after it. Modules named on the command

@@ -1,4 +1,4 @@
-"""What the facts of a `Diagnosis` mean: pure functions from facts to findings with their remedy."""
+"""Rules from the facts of a `Diagnosis` to findings with their remedy: pure functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def judge(facts: Diagnosis) -> tuple[Finding, ...]:
 
 
 def is_broken(facts: Diagnosis) -> bool:
-    """Whether something must be mended before the library works as it is set up."""
+    """True if something must be mended before the library works as it is set up."""
     return any(finding.level == "broken" for finding in judge(facts))
 
 
@@ -253,7 +253,7 @@ def _cuda_major(facts: Diagnosis) -> int:
 
 
 def _fails(facts: Diagnosis, check: Check) -> bool:
-    """Whether a check tells of a fault; one that a bad setting stopped tells of nothing else."""
+    """True if a check tells of a fault; one that a bad setting stopped tells of nothing else."""
     if check.failure and facts.settings_failure and facts.settings_failure in check.failure:
         return False
     return check.error_size is None or not check.error_size <= LARGEST_ERROR  # NaN is not

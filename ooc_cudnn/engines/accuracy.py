@@ -93,7 +93,7 @@ class Checks:
 
 
 def _admits(error: Error | None, *, chosen: bool) -> bool:
-    """Whether an engine may be used with such an error; None: it computes nothing wrong there."""
+    """True if an engine may be used with such an error; None: it computes nothing wrong there."""
     return error is None or error.is_admitted or (chosen and error.is_explained)
 
 

@@ -15,12 +15,12 @@ LAUNCHES, LONG_SECONDS = 3, 5e-3
 
 
 def launches_of(seconds: float) -> int:
-    """How often a launch is timed that takes about so long."""
+    """Return how often a launch is timed that takes about so long."""
     return 1 if seconds > LONG_SECONDS else LAUNCHES
 
 
 def timing_seconds(seconds: float, expected: float) -> float:
-    """How long it takes to time a launch of so many seconds, of which others were expected."""
+    """Seconds to time a launch of so many seconds, of which others were expected."""
     return 2 * launches_of(expected) * seconds
 
 
@@ -39,7 +39,7 @@ class Allowance:
         self.left = seconds
 
     def allows(self, seconds: float, expected: float) -> bool:
-        """Whether there is time for a launch that takes so long, of which others were expected."""
+        """True if there is time for a launch that takes so long, of which others were expected."""
         return timing_seconds(seconds, expected) <= self.left
 
     def take(self, seconds: float, expected: float) -> None:

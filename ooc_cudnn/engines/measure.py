@@ -67,7 +67,7 @@ class TimeIt(Protocol):
 
 
 class Deadline:
-    """How long measuring may take, by a clock that tests turn.
+    """Time left for measuring, by a clock that tests turn.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class Deadline:
         return self._until - self._last
 
     def allows(self, *, steps: int) -> bool:
-        """Whether so many steps more may be begun: each as long as the longest until now.
+        """True if so many steps more may be begun: each as long as the longest until now.
 
         It is asked after each step.
         """
@@ -233,7 +233,7 @@ class Tuning:
     def checked(
         self, operation: AnyConvolution, engine: Engine, *, borders: bool, chosen: bool
     ) -> Checked | None:
-        """How exact an engine is; None where it must not be used, or that cannot be found."""
+        """Check an engine's errors; None where it must not be used, or they cannot be found."""
         try:
             return self._checks.of(operation, engine, borders=borders, chosen=chosen)
         except (EngineFailedError, DeviceOutOfMemoryError):
@@ -354,7 +354,7 @@ def _each_once(engines: Iterable[Engine], first: int) -> Iterator[Engine]:
 
 
 def _makes_idle(known: Option, option: Option) -> bool:
-    """Whether an option is not worth more than its first short timing, beside one that is right."""
+    """True if an option is not worth more than its first short timing, beside one that is right."""
     takes_more = known.workspace_bytes <= option.workspace_bytes
     return takes_more and PRUNED_AT * known.seconds < option.seconds
 

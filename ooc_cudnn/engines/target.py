@@ -1,4 +1,4 @@
-"""What a call is planned for, and what planning it gives."""
+"""The target of planning a call: device, memory and known engines; and the planned call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perfmodel import MachineModel
 
 
 class Target(NamedTuple):
-    """What a call is planned for.
+    """Target that a call is planned for.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Target(NamedTuple):
 
     @property
     def beside_bytes(self) -> int:
-        """What of the limit is taken, by arrays on the device and what is made there."""
+        """Bytes of the limit that are taken, by arrays on the device and results made there."""
         return self.limit_bytes - self.room_bytes
 
     def asking(self, *, ask: bool, sparing: int) -> Target:
@@ -210,7 +210,7 @@ def _order_of(spec: TensorSpec) -> str | None:
 def _takes_wider(
     chain: TiledCall, name: str, layouts: Sequence[str], orders: Mapping[str, str]
 ) -> bool:
-    """Whether a call can be computed on some channels of a wider tensor where they lie."""
+    """True if a call can be computed on some channels of a wider tensor where they lie."""
     made = (
         launches_on(chain, chain.whole_piece(sweep), layout=layout, orders=orders)
         for layout in layouts

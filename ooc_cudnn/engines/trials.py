@@ -148,7 +148,7 @@ def _traded(
 
 
 def _has_its_engines(planned: Planned, device: Device, sparing: int) -> bool:
-    """Whether the workspace of a plan is as much as the engines take that it was priced with."""
+    """True if the workspace of a plan is as much as the engines take that it was priced with."""
     for part in planned.parts:
         launches = distinct_launches(part.request, part.plan)
         answer = device.workspace(launches, None, sparing=sparing)
@@ -193,7 +193,7 @@ def _rival(
 
 
 def _is_known(planned: Planned, known: Tables) -> bool:
-    """Whether a convolution of a plan, of whatever size, was tried."""
+    """True if a convolution of a plan, of whatever size, was tried."""
     works = (work for part in planned.parts for work in _works(part))
     return any(work.key.startswith("convolution") and known.knows_kind(work) for work in works)
 

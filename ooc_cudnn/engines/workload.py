@@ -1,4 +1,4 @@
-"""What is to be tuned: the convolutions that plans launch, one of each kind and size."""
+"""The workload of tuning: the convolutions that plans launch, one of each kind and size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROOM_SHARE = 0.25
 
 
 class Planned(NamedTuple):
-    """What was planned.
+    """Planned calls or steps.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Planned(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How much is measured.
+    """Effort of measuring.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class PlannedLaunch(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is known of a convolution that is to be measured.
+    """A convolution to be measured, and what is known of it.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def what_to_measure(
     limit_bytes: int,
     effort: Effort,
 ) -> dict[AnyConvolution, Wanted]:
-    """What is to be measured: a convolution of each kind and size that is launched, in each order.
+    """List the convolutions to measure: one of each kind and size that is launched, in each order.
 
     Those in the memory order of the plan first, what takes longest before the rest.
     """
@@ -164,7 +164,7 @@ def of_own_size(
     *,
     has_learnt: bool,
 ) -> list[AnyConvolution]:
-    """What is launched and may be known better by engines of its kind; what takes longest first.
+    """List launches that engines of their kind may run faster; those that take longest first.
 
     It was measured of about its size alone; or another size has an engine that may be faster, if
     this tuning has measured anything (`has_learnt`). In the memory order of the plan, of as many
@@ -215,7 +215,7 @@ def known_options(
 
 
 def launched_by(device: Device, planned: Planned) -> Iterator[PlannedLaunch]:
-    """What has engines and is launched, as `convolutions_of` says."""
+    """Yield the launches with engines, as `convolutions_of` says."""
     engines = device.engines
     assert engines is not None
     for request, plan in planned.tasks:
@@ -247,13 +247,13 @@ def convolutions_of(request: Request, plan: Plan) -> Iterator[tuple[AnyConvoluti
 
 
 def serves(known: Iterable[AnyConvolution], operation: AnyConvolution) -> bool:
-    """Whether one that is known is of the same kind, and of about the size."""
+    """True if one that is known is of the same kind, and of about the size."""
     kind, work = Kind.of(operation), operation.work()
     return any(Kind.of(each) == kind and each.work().distance(work) <= NEAR for each in known)
 
 
 def has_borders(planned: Planned) -> bool:
-    """Whether something is launched with padding that is more on one side than on the other."""
+    """True if something is launched with padding that is more on one side than on the other."""
     return any(
         isinstance(launch.operation, AnyConvolution) and not forward_of(launch.operation).is_even
         for request, plan in planned.tasks
@@ -262,7 +262,7 @@ def has_borders(planned: Planned) -> bool:
 
 
 def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolution]:
-    """What was measured before with as much effort.
+    """Select those that were measured before with as much effort.
 
     A table says whether every engine was tried, those that are compiled at run time included. Where
     these are not asked for, each table serves.
@@ -302,7 +302,7 @@ def scouts_of(
 
 
 def family_of(operation: AnyConvolution) -> Hashable:
-    """What may have the same engines, in whichever memory order."""
+    """Return the key of all that may have the same engines, in whichever memory order."""
     plain = lying(operation, "channels_first")
     kind = Kind.of(plain)
     return kind._replace(work=plain.work().family)

@@ -112,12 +112,12 @@ class Arena:
 
     @property
     def shared_bytes(self) -> int:
-        """Of what is held, bytes that another allocator counts, too."""
+        """Held bytes that another allocator counts, too."""
         return self.held_bytes if self._settle is not None else 0
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a call works in the block: nothing else may until it has ended."""
+        """True if a call works in the block: nothing else may until it has ended."""
         return self._at_work
 
     @property

@@ -23,7 +23,7 @@ class Extent(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where each extent starts in the block, and the bytes of the block."""
+    """Offset of each extent in the block, and the bytes of the block."""
 
     offsets: tuple[int, ...]
     peak_bytes: int

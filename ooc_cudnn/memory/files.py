@@ -41,7 +41,7 @@ def file_range(array: Any) -> tuple[str, int, int] | None:
 
 
 def share_bytes(one: Any, other: Any) -> bool:
-    """Whether two memory-mapped arrays have bytes of one file in common."""
+    """True if two memory-mapped arrays have bytes of one file in common."""
     a, b = file_range(one), file_range(other)
     if a is None or b is None or not (a[1] < b[2] and b[1] < a[2]):
         return False

@@ -34,7 +34,7 @@ class Memory(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How much it is."""
+        """Size in bytes."""
 
 
 M = TypeVar("M", bound=Memory)

@@ -1,4 +1,4 @@
-"""What memory comes from: a device, as far as this room sees it."""
+"""The source of memory: a device, as far as this room sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HostArray = np.ndarray[Any, Any]
 
 
 class Source(Protocol):
-    """What gives device memory and page-locked host memory."""
+    """A source of device memory and page-locked host memory."""
 
     name: str
     arena: Arena

@@ -1,4 +1,4 @@
-"""What the networks share: their inputs, their end, and layers of several nodes."""
+"""Parts that the networks share: inputs, the end with its loss, layers of several nodes."""
 
 from __future__ import annotations
 

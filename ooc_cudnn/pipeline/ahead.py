@@ -1,4 +1,4 @@
-"""How far the host runs ahead of the device."""
+"""Lookahead: how far the host issues steps ahead of the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN_AHEAD_SECONDS = 0.25
 
 
 def ahead_of(program: Program, pieces: int) -> int:
-    """How many pieces may be in flight, of so many of a program."""
+    """Return how many pieces may be in flight, of so many of a program."""
     tasks = list(program.tasks)
     # What a deep ring can hold ahead of its use must be issued ahead, too.
     deepest = max((slots for task in tasks for _, slots in task.plan.rings), default=0)

@@ -1,4 +1,4 @@
-"""What the steps of a program were bound to in the run before, as far as it is still there.
+"""Cache of a program's steps as they were bound in the run before.
 
 A step that computes takes the host as long to bind as to issue. Of a network's hundreds all work in
 the block, on parameters that stay, and on inputs: few of them touch what has moved since.
@@ -23,7 +23,7 @@ MOST_STEPS = 1 << 14
 
 
 class BoundSteps:
-    """Where tensors are, and what steps do there, kept from run to run.
+    """Tensors' addresses and steps bound to them, kept from run to run.
 
     It holds addresses alone: arrays of the host are let go of when a run is over, and steps that
     touch one are bound anew.
@@ -82,7 +82,7 @@ class BoundSteps:
                 self.sources[name] = shaped(region_of(self.sources[of], region), spec)
 
     def action(self, index: int, make: Callable[[], Action]) -> Action:
-        """What a step does: as it was bound before, or as it is bound now."""
+        """Return a step's action: as it was bound before, or as it is bound now."""
         found = self._actions[index]
         if found is None:
             found = make()

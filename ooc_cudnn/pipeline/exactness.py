@@ -1,4 +1,4 @@
-"""What an operation makes of drawn numbers on a device, in memory full of NaN, against float64."""
+"""Error of an operation on a device, with drawn numbers and memory full of NaN, against float64."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Error(NamedTuple):
 
     @property
     def is_admitted(self) -> bool:
-        """Whether such an engine may be chosen by its seconds; not with an error of NaN."""
+        """True if such an engine may be chosen by its seconds; not with an error of NaN."""
         return self.of_rounding <= MOST_OF_ROUNDING and self.of_largest <= 1.0
 
     @property
     def is_explained(self) -> bool:
-        """Whether rounding explains it, as `verify` judges; not an error of NaN."""
+        """True if rounding explains it, as `verify` judges; not an error of NaN."""
         return self.of_rounding <= 1.0
 
 
@@ -68,7 +68,7 @@ UNKNOWN = Error(math.inf, math.inf, math.inf)
 
 
 class Expected(NamedTuple):
-    """What an operation is to make of its inputs, in some channels of the result; and how exactly.
+    """Expected result of an operation, in some channels; and how exactly.
 
     `tolerance` is the error that rounding explains, `share` the same of a sum of size one.
     """
@@ -145,7 +145,7 @@ def computed(
     scratch_bytes: int,
     limit_bytes: int,
 ) -> Array | None:
-    """What the device makes of the inputs, in memory full of NaN; None without room."""
+    """Compute on the device, in memory full of NaN; None without room."""
     layout = forward_of(operation).layout
     result = np.full(operation.output_shape, np.nan, numpy_dtype(result_dtype(operation)))
     arrays = [_lying(array, layout) for array in (*inputs, result)]

@@ -152,7 +152,7 @@ class Executor:
         return self._trace(events) if timed else None
 
     def is_bound(self, addresses: tuple[int, ...]) -> bool:
-        """Whether it was launched on operands at these addresses, in the chain's order."""
+        """True if it was launched on operands at these addresses, in the chain's order."""
         return addresses in self._bound
 
     def launch(self, device: Device, arrays: Mapping[str, Placed], limit_bytes: int) -> None:

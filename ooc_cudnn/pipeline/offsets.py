@@ -1,4 +1,4 @@
-"""Where the rings and intermediates of a task lie in the program's block of device memory."""
+"""Offset assignment of a task's rings and intermediates in the program's block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ooc_cudnn.pricing.plan import Plan
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where every buffer of a task lies in the block: offsets and slot sizes in bytes.
+    """Offset and slot size of every buffer of a task in the block, in bytes.
 
     Attributes
     ----------

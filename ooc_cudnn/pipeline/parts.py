@@ -25,7 +25,7 @@ from ooc_cudnn.tensor import TensorSpec
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What runs between the pauses of a program, and what is kept at each.
+    """Parts of a program between its pauses, and the bytes that are kept at each.
 
     Attributes
     ----------

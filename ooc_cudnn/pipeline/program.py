@@ -56,7 +56,7 @@ class Task:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the host computes it, on tensors that are there."""
+        """True if the host computes it, on tensors that are there."""
         return self.request.chain.on_host
 
 
@@ -86,7 +86,7 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Synchronisation:
-    """What computes after it waits for every copy issued before."""
+    """A wait: what computes after it waits for every copy issued before."""
 
     name: str = "synchronisation"
 
@@ -95,7 +95,7 @@ Item = Task | Move | Synchronisation
 
 
 class Home(NamedTuple):
-    """Where a tensor of a program lives.
+    """Binding of a program's tensor: where it lives.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class Program:
 
     @cached_property
     def given(self) -> Mapping[str, TensorSpec]:
-        """What is handed in, and how it lies; what is made for the run is, too."""
+        """Tensors that are handed in, with their layout; those made for the run are, too."""
         return {
             name: home.spec
             for name, home in self.homes.items()
@@ -176,7 +176,7 @@ class Program:
 
     @cached_property
     def in_threads(self) -> bool:
-        """Whether threads stage what is copied, if there is more than one piece."""
+        """True if threads stage what is copied, if there is more than one piece."""
         return worth_threads(self.given.values(), sum(1 for _ in self.tasks))
 
 

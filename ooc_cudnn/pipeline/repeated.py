@@ -30,7 +30,7 @@ PLACEMENTS = ("device", "pinned")
 
 
 def may_be_recorded(program: Program, pieces: int) -> bool:
-    """Whether a device that records can go through a program of so many pieces alone.
+    """True if a device that records can go through a program of so many pieces alone.
 
     Not where the host has a part in it: where it computes, stages, or must not run far ahead. And
     not where another library computes, which takes memory of its own for each run.
@@ -43,7 +43,7 @@ def may_be_recorded(program: Program, pieces: int) -> bool:
 
 
 class RepeatedRuns:
-    """What was recorded of a program, by addresses.
+    """Recorded runs of a program, by addresses.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class RepeatedRuns:
         self._recorded: dict[Addresses, Recorded] = {}
 
     def addresses(self, arrays: Mapping[str, Source], base: int) -> Addresses:
-        """Where a run finds all that it takes."""
+        """Return the addresses of all that a run takes."""
         given = (arrays[name] for name in self._given)
         return (
             base,
@@ -73,7 +73,7 @@ class RepeatedRuns:
     def of(
         self, device: Device, addresses: Addresses, issue: Callable[[Run], Any]
     ) -> Recorded | None:
-        """What was recorded for some addresses, or is now that a run comes to them again."""
+        """Return the run recorded for some addresses; record it if a run comes to them again."""
         found = self._recorded.pop(addresses, None)
         if found is None and self._seen.get(addresses):
             found = device.record(issue, overlap=self._overlap)

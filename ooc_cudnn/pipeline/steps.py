@@ -13,7 +13,7 @@ NO_BUFFERS: Mapping[str, Buffer] = MappingProxyType({})
 
 
 class Place(NamedTuple):
-    """Where a piece of an operand is: a region of the whole operand, and a slot of its ring.
+    """Place of a piece of an operand: a region of the whole operand, and a slot of its ring.
 
     Slot -1 means in place: the operand lives on the device and is computed on where it lies, or is
     moved from or to there.

@@ -36,7 +36,7 @@ class Views:
         self._declared: dict[int, tuple[Declared, ...]] = {}
 
     def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
-        """What a step reads and writes by name, but for operands that are computed on in place."""
+        """Return what a step reads and writes by name, but for operands computed on in place."""
         found = self._of_step.get(index)
         if found is None:
             shared = self._shared.get(id(step.buffers)) if step.buffers else {}
@@ -47,7 +47,7 @@ class Views:
         return found
 
     def declared(self, step: Step) -> tuple[Declared, ...]:
-        """What the launches of a step were built for."""
+        """Return the buffers that the launches of a step were built for."""
         found = self._declared.get(id(step.buffers))
         if found is None:
             found = self._declared[id(step.buffers)] = declared(step.launches, step.buffers)
@@ -104,7 +104,7 @@ def packed_image(view: DeviceView) -> DeviceView:
 
 
 def shaped(source: Source, spec: TensorSpec) -> Source:
-    """What differs from a spec in axes of extent 1 alone, as the spec has it."""
+    """Return a view in the shape of a spec that differs in axes of extent 1 alone."""
     if isinstance(source, DeviceView):
         return DeviceView(source.pointer, spec.dtype, spec.shape, spec.strides)
     return source.reshape(spec.shape)

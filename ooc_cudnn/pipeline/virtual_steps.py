@@ -1,4 +1,4 @@
-"""What steps take by a machine's model, and when the host issues them: what a replay is made of."""
+"""Virtual steps of a replay: seconds by a machine's model, and when the host issues each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfmodel.staging import slabs_of
 
 
 class StepCost:
-    """What a step takes: all that is done in it adds its seconds."""
+    """Cost of a step: all that is done in it adds its seconds."""
 
     __slots__ = ("host_bytes", "latency", "launching", "placement", "seconds", "slabs", "turn")
 

@@ -1,4 +1,4 @@
-"""What a split costs, and which one to take: one table, one formula, one grid.
+"""Pricing of splits, and the choice among them: one table, one formula, one grid.
 
 To read in this order: `request` (what is asked), `pieces` (the table) with its two builders
 `lines` (a whole grid) and `classes` (a few splits, exactly), `rings`, `table` (pieces to

@@ -42,7 +42,7 @@ class Axes:
         self.apart_seconds_per_byte = cache(self._apart_seconds_per_byte)
 
     def times(self, axis: str, size: int) -> int:
-        """How many ranges these are."""
+        """Return the number of ranges."""
         return len(self.ranges(axis, size))
 
     def _seen(self, name: str, axis: str, size: int) -> int:
@@ -50,7 +50,7 @@ class Axes:
         return self.call.distinct(name, axis, self.ranges(axis, size))
 
     def lengths(self, axis: str, size: int) -> Mapping[int, int]:
-        """How many of the ranges have which length."""
+        """Count the ranges by length."""
         found = self.ranges(axis, size)
         if not found.alike:
             return Counter(stop - start for start, stop in found)

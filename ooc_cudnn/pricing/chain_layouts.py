@@ -26,7 +26,7 @@ ByLayout = tuple[tuple[str, float], ...]
 
 
 def by_layout(request: Request) -> ByLayout:
-    """What a chain of several windows takes in each layout throughout, and in the best sequence.
+    """Seconds of a chain of several windows in each layout throughout, and in the best sequence.
 
     Nothing of what has one window, or one layout to be computed in.
     """
@@ -53,7 +53,7 @@ def layouts_to_plan(request: Request, found: ByLayout) -> tuple[str, ...]:
 
 
 def _is_measured(request: Request) -> bool:
-    """Whether all convolutions of a chain were measured, in each layout."""
+    """True if all convolutions of a chain were measured, in each layout."""
     works = (
         launch.operation.work()
         for layout in request.layouts

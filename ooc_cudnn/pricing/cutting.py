@@ -93,7 +93,7 @@ def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ..
 
 
 def between(chain: Chain, cut: int, x: TensorSpec) -> TensorSpec:
-    """Where the intermediate before an operation is put: pinned, in the memory order of x."""
+    """Place the intermediate before an operation: pinned, in the memory order of x."""
     shape = chain.operations[cut - 1].output_shape
     strides = packed_strides(shape, x.order or "channels_first")
     return TensorSpec(shape, chain.dtype, "pinned", strides)
@@ -112,7 +112,7 @@ class LargePiece(NamedTuple):
 
 
 def large_piece(request: Request) -> LargePiece:
-    """What a chain takes in one piece."""
+    """Cost of a chain in one piece."""
     chain = request.chain
     priced = [
         Search(request, layout).with_rings(chain.extents, chain.loop_order, 1, True)

@@ -82,7 +82,7 @@ def nodes_of(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
     known = sorted(first)
 
     def shares(lengths: Sequence[int]) -> Values:
-        """What ranges of some lengths have of each node: shares of the two beside them."""
+        """Return the shares that ranges of some lengths have of the two nodes beside them."""
         return np.array([np.interp(lengths, known, one) for one in np.eye(len(known))]).T
 
     largest = shares([length(size, 0) for size in sizes])
@@ -109,12 +109,12 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     call, whole = axes.call, axes.call.extents
 
     def each(axis: str, of: Callable[[int], float]) -> Values:
-        """What is known of each size of an axis, along that axis."""
+        """Return what is known of each size of an axis, along that axis."""
         found = np.array([of(size) for size in sizes[axis]], float)
         return found.reshape([-1 if axis == other else 1 for other in AXES])
 
     def apart(way: Direction, name: str) -> Values:
-        """What a byte takes longer: of several cut axes, the one with the narrowest rows tells."""
+        """Seconds that a byte takes longer, by the cut axis with the narrowest rows."""
         found: Values = np.zeros((1,) * len(AXES))
         for axis in call.operands[name].axes - {"n"}:
 

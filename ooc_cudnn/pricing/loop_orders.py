@@ -35,14 +35,14 @@ def legal_orders(call: TiledCall) -> tuple[LoopOrder, ...]:
 
 
 def _alike(call: TiledCall, one: str, other: str) -> bool:
-    """Whether the same operands depend on two axes."""
+    """True if the same operands depend on two axes."""
     return all((one in found.axes) == (other in found.axes) for found in call.operands.values())
 
 
 def different_orders(
     orders: Iterable[LoopOrder], counts: Mapping[str, int]
 ) -> tuple[LoopOrder, ...]:
-    """Of some orders, those that go through the pieces differently: loops of one are no loops."""
+    """Select orders that go through the pieces differently: loops of one are no loops."""
     found: dict[LoopOrder, LoopOrder] = {}
     for order in orders:
         found.setdefault(tuple(axis for axis in order if counts[axis] > 1), order)
@@ -60,7 +60,7 @@ def _nestings(axes: LoopOrder, reduced: tuple[str, ...]) -> Iterator[LoopOrder]:
 
 
 def runs_down(order: tuple[str, ...], counts: Mapping[str, int]) -> bool:
-    """Whether pieces follow each other down the rows: no loop inside that one but the sum over cX.
+    """True if pieces follow each other down the rows: no loop inside that one but the sum over cX.
 
     >>> runs_down(("n", "c_y", "h_y", "c_x"), {"n": 4, "c_y": 1, "h_y": 4, "c_x": 2})
     True

@@ -1,4 +1,4 @@
-"""What one piece costs: the launches on it, their buffers and their seconds, each made once."""
+"""Cost of a piece: the launches on it, their buffers and seconds, each computed once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PieceCosts:
     def launches(
         self, piece: Piece, place: Accumulation
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """What a piece launches, and its buffers."""
+        """Return the launches of a piece, and its buffers."""
         return launches_on(
             self.call, piece, layout=self.layout, orders=self.orders, accumulation=place
         )

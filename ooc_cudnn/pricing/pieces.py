@@ -84,7 +84,7 @@ class Pieces:
 
     @cached_property
     def legal(self) -> NDArray[np.bool_]:
-        """Whether the call can be cut so, into pieces that are computed reliably."""
+        """Legality of the cut: the call can be cut so, into pieces that are computed reliably."""
         found: NDArray[np.bool_] = np.asarray(self.allowed)
         for name, most in LARGEST.items():
             found = found & (self.blocks[name] <= most)
@@ -98,12 +98,12 @@ class Pieces:
 
     @cached_property
     def distinct(self) -> dict[str, Values]:
-        """How many different regions of each operand the pieces need."""
+        """Number of different regions of each operand that the pieces need."""
         return {name: product(seen.values()) for name, seen in self.seen.items()}
 
     @cached_property
     def moved(self) -> dict[str, Any]:
-        """Where an operand is brought to a slot, since it is not computed on where it lies.
+        """True where an operand is brought to a slot, since it is not computed on where it lies.
 
         For cuDNN only what is packed is: it is slow, and beyond 2**31 elements wrong, on pieces
         whose rows or channels are strided. Those are brought to a slot by a copy on the device.
@@ -116,13 +116,13 @@ class Pieces:
 
     @cached_property
     def slot_bytes(self) -> dict[str, Values]:
-        """Of each operand, as slots lie in the arena; nothing where it needs none."""
+        """Bytes of a slot of each operand in the arena; nothing where it needs none."""
         operands = self.request.chain.operands
         return {name: self._aligned(self.blocks[name]) * self.moved[name] for name in operands}
 
     @cached_property
     def scratch_bytes(self) -> dict[str, Values]:
-        """Of each block that is no operand's."""
+        """Bytes of each block that is no operand's."""
         beside = {*self.request.chain.operands, *LARGEST}
         return {n: self._aligned(each) for n, each in self.blocks.items() if n not in beside}
 

@@ -29,7 +29,7 @@ DEEPEST = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """How one call will run: what the solver decides, the runtime obeys and `explain` prints.
+    """Plan of one call: the solver decides it, the runtime obeys it and `explain` prints it.
 
     Attributes
     ----------
@@ -123,12 +123,12 @@ class Plan:
 
     @property
     def in_core(self) -> bool:
-        """Whether nothing is copied: every operand is computed on where it lies."""
+        """True if nothing is copied: every operand is computed on where it lies."""
         return not any(slots for _, slots in self.rings)
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the streams wait for each other: each operand has one slot, so pieces follow.
+        """True if the streams wait for each other: each operand has one slot, so pieces follow.
 
         The next piece comes in when the last one is computed. Pieces can be larger for it.
         """

@@ -157,7 +157,7 @@ class Planner:
         return best.seconds / WORTH_TURNING if cuts_images and search.layout == best.layout else 0.0
 
     def _link_binds(self, priced: Priced) -> bool:
-        """Whether a call takes as long as its copies alone, whatever it computes and waits for."""
+        """True if a call takes as long as its copies alone, whatever it computes and waits for."""
         least = closed_form(link_alone(priced.stages), self.request.slowdown)
         return bool(priced.seconds <= least * LINK_BINDS)
 

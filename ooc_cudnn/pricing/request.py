@@ -1,4 +1,4 @@
-"""What is to be planned, and what its copies cost."""
+"""A request for a plan, and the cost of its copies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WITHOUT_THREADS_BYTES = 2**20
 
 
 def worth_threads(specs: Iterable[TensorSpec], tasks: int = 1) -> bool:
-    """Whether enough of what tasks take is in memory that cannot be copied from as it is."""
+    """True if enough of what tasks take is in memory that cannot be copied from as it is."""
     staged_bytes = sum(
         spec.nbytes
         for spec in specs
@@ -51,7 +51,7 @@ class CopyLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned: a call, where its operands live, and what may be used.
+    """Request for a plan: a call, where its operands live, and what may be used.
 
     `in_place` names the operands that lie on the device as launches take them, packed and aligned;
     each with whether every image of it starts aligned, so that pieces of n are taken in place, too.
@@ -82,7 +82,7 @@ class Request:
 
     @cached_property
     def in_threads(self) -> bool:
-        """Whether threads stage what is copied, if there is more than one piece."""
+        """True if threads stage what is copied, if there is more than one piece."""
         return worth_threads(self.specs.values())
 
     @cached_property
@@ -109,7 +109,7 @@ class Request:
         return found
 
     def _may_cut_rows(self, name: str) -> bool:
-        """Whether rows of a packed tensor are packed, and each begins as aligned as the first."""
+        """True if rows of a packed tensor are packed, and each begins as aligned as the first."""
         spec = self.specs[name]
         one_image = len(spec.shape) > ROW_AXIS and spec.shape[0] == 1
         row_bytes = spec.strides[ROW_AXIS] * spec.itemsize if one_image else 1
@@ -147,7 +147,7 @@ class Request:
 
     @cached_property
     def ways(self) -> tuple[tuple[Direction, str], ...]:
-        """What crosses the link, and which way."""
+        """Operands that cross the link, and which way."""
         loaded: list[tuple[Direction, str]] = [("in", name) for name in self.chain.loaded]
         return (*loaded, *(("out", name) for name in self.chain.results))
 
@@ -197,7 +197,7 @@ class Request:
 
     @cached_property
     def slowdown(self) -> Slowdown:
-        """How much the two directions of the link slow each other down in this call.
+        """Slowdown of the two directions of the link by each other in this call.
 
         Each pair of placements counts by the seconds of moving its operands once.
         """

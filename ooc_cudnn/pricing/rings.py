@@ -79,7 +79,7 @@ def worth_trying(pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator
 
 
 class Loads(NamedTuple):
-    """How often regions of an operand are copied in, and what full rings keep waiting.
+    """Number of copies in of an operand's regions, and the waits of full rings.
 
     Attributes
     ----------

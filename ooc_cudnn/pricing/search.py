@@ -223,7 +223,7 @@ class Search:
         return counted(self.axes, self.costs, split, down)
 
     def goes_down(self, split: Split, order: LoopOrder) -> bool:
-        """Whether the pieces of a split follow each other down the rows."""
+        """True if the pieces of a split follow each other down the rows."""
         counts = self.counts(split)
         return counts["h_y"] > 1 and runs_down(order, counts)
 
@@ -272,7 +272,7 @@ class Search:
         return self._priced(split, table(pieces, order, made), 0)
 
     def held(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> tuple[Pieces, Rings]:
-        """What a split holds in one order, with rings of so many slots."""
+        """Bytes that a split holds in one order, with rings of so many slots."""
         pieces = self.pieces([split], self.goes_down(split, order))
         return pieces, rings(pieces, float(depth), whole)
 

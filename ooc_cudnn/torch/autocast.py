@@ -23,7 +23,7 @@ KINDS = ("cpu", "cuda")
 
 
 def state() -> tuple[tuple[str, torch.dtype], ...]:
-    """What is in force: a kind of device and a dtype, each."""
+    """Return the autocast in force: a kind of device and a dtype, each."""
     return tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in KINDS if torch.is_autocast_enabled(kind)
     )
@@ -40,7 +40,7 @@ def without_autocast() -> Iterator[None]:
 
 
 class Casts:
-    """What autocast does to an operation: what runs it, and what it reads in another dtype.
+    """Casts of an operation under autocast: what runs it, and what it reads in another dtype.
 
     Attributes
     ----------

@@ -160,7 +160,7 @@ def graph_of(
 
 
 def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:
-    """Whether it makes a padding mask ready for a `TransformerEncoder`."""
+    """True if it makes a padding mask ready for a `TransformerEncoder`."""
     if node.op == "placeholder" or "masked_fill" not in str(node.target):
         return False
     within = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
@@ -187,7 +187,7 @@ def _source(node: Any) -> str:
 
 
 def _is_a_float(node: Any) -> bool:
-    """Whether Python draws it in each call: Dynamo's example is of single precision, it is not."""
+    """True if Python draws it in each call: Dynamo's example is of single precision, it is not."""
     given, seen = node.meta.get("grapharg"), node.meta["example_value"]
     is_number = getattr(given, "pass_arg_as_tensor", False) and "_from_numpy(" not in _source(node)
     return bool(is_number) and seen.dtype.is_floating_point

@@ -1,4 +1,4 @@
-"""What PyTorch runs before each call: what depends on no input of it. Small, and differentiated.
+"""Operations that PyTorch runs before each call: they depend on no input. Differentiated.
 
 Folded weights (weight_norm), drawn masks of whole images, constants, counters.
 """

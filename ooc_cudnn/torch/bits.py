@@ -27,7 +27,7 @@ def stored(given: Any) -> Any:
 
 
 def as_it_was(value: Value, tensor: torch.Tensor) -> torch.Tensor:
-    """What the network holds of a value, in the type of the value; `verify` hands it in float64."""
+    """Return a value's tensor in the value's own type; `verify` hands it in float64."""
     if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
         if tensor.dtype == value.dtype:
             return tensor

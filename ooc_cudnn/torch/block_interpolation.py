@@ -83,17 +83,17 @@ class Scaled(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether all places are numbers of every type."""
+        """True if all places are numbers of every type."""
         fits = max(self.extent, self.made) <= MOST
         return not self.corners and math.frexp(self.step)[0] == 0.5 and fits
 
     @property
     def leaves(self) -> bool:
-        """Whether values come from behind the last element: both a size and a factor were given."""
+        """True if values come from behind the last element: both a size and a factor were given."""
         return not self.corners and self.made * self.step > self.extent + 2.0**-10
 
     def place(self, at: int, *, centred: bool) -> float:
-        """Where in x a value comes from."""
+        """Return where in x a value comes from."""
         return self.step * (at + 0.5) - 0.5 if centred and not self.corners else self.step * at
 
 
@@ -202,7 +202,7 @@ def _doubt(axis: Scaled) -> float:
 
 
 class Along(NamedTuple):
-    """Of an axis the values that are made, and where the rows begin that they are made of."""
+    """Values that are made along an axis, and where the rows begin that they are made of."""
 
     axis: Scaled
     made: tuple[int, int]

@@ -1,4 +1,4 @@
-"""What a part of an operation's result is made of: a rule for each kind of ATen operation.
+"""Rules for the part of an operation's inputs that a part of its result needs, by ATen operation.
 
 A rule gets the part of each result that is wanted, and says which parts of what is read make it,
 and which part of the result that is: it may be more. An axis is *cut* or not for all blocks alike,
@@ -24,7 +24,7 @@ Wanted = Sequence[Spans | None]
 
 @dataclass(frozen=True)
 class Made:
-    """How a part of an operation's results is made.
+    """Making of a part of an operation's results.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ def block_rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def part_of_operation(operation: Operation, wanted: Wanted) -> Made:
-    """What makes the parts of its results that are wanted (None: not at all).
+    """Return how the wanted parts of its results are made (None: not at all).
 
     Raises
     ------
@@ -99,7 +99,7 @@ def uncut(spans: Spans, axes: Collection[int], of: Operation) -> None:
 
 
 def broadcast(shape: Sequence[int], spans: Spans) -> Spans:
-    """Of what is broadcast the part that meets one of the result."""
+    """Return the part of a broadcast operand that meets one of the result."""
     own = spans[len(spans) - len(shape) :]
     return tuple(
         Span(0, 1) if extent == 1 else span for extent, span in zip(shape, own, strict=True)
@@ -107,7 +107,7 @@ def broadcast(shape: Sequence[int], spans: Spans) -> Spans:
 
 
 def made_of(operation: Operation, lead: Spans, makes: Spans, **changes: Any) -> Made:
-    """Of a part of the first value that it reads, and all of the others."""
+    """Rule of a result that is made of a part of the first value read, and all of the others."""
     rest = (whole_spans(value.shape) for value in operation.reads[1:])
     made = tuple(None if value is None else makes for value in operation.results)
     return Made((lead, *rest), made, changes)

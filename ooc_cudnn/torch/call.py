@@ -174,7 +174,7 @@ class ReadyModel:
 
     @property
     def step(self) -> PausingStep | ForwardStep:
-        """What runs the network.
+        """Step that runs the network.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class ReadyModel:
 
     @property
     def plan(self) -> NetworkPlan | None:
-        """How the last call ran."""
+        """Plan of the last call."""
         step = self.pausing or self.forward
         return None if step is None or step.plan is None else self.noted(step.plan)
 
@@ -255,7 +255,7 @@ class ReadyModel:
         return results
 
     def lasting(self, tensors: Sequence[Any]) -> dict[str, Any]:
-        """What the network is given that depends on no argument, by its names for it.
+        """Inputs of the network that depend on no argument, by its names for them.
 
         Parameters
         ----------
@@ -457,7 +457,7 @@ def labelled(lowered: Lowered, dtype: str) -> Lowered:
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether one is as the other is, but of a dtype of its own."""
+    """True if one is as the other is, but of a dtype of its own."""
     return (one.shape, one.dtype, one.device) == (other.shape, dtype, other.device)
 
 

@@ -19,7 +19,7 @@ _NAME = "_ooc_cudnn_calls"
 
 
 class Calls:
-    """What calls of a model run, by all that its guards do not see; the newest few.
+    """Runs of a model's calls, by all that its guards do not see; the newest few.
 
     The model holds it, so it goes with the model. Copies and pickles of the model begin anew.
     """

@@ -216,7 +216,7 @@ class Captures:
         return pytree.tree_map(lambda each: call.real.get(id(each), each), made)
 
     def find(self, call: Call) -> tuple[Any, Sequence[Any]]:
-        """What would run a call, and the tensors that it would be given; it does not run.
+        """Find what would run a call, and the tensors it would be given; it does not run.
 
         Raises
         ------
@@ -382,5 +382,5 @@ def being_captured() -> Iterator[None]:
 
 @torch.compiler.assume_constant_result
 def is_captured_by_us() -> bool:
-    """Whether Dynamo traces for us in this thread, and not for a `torch.compile` of the user's."""
+    """True if Dynamo traces for us in this thread, and not for a `torch.compile` of the user's."""
     return bool(getattr(_captured_by, "us", False))

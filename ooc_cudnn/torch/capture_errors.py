@@ -1,4 +1,4 @@
-"""What a capture that failed comes to: TorchDynamo's reason, the user's line, and what to do."""
+"""Errors of a failed capture: TorchDynamo's reason, the user's line, and a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
 def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call: Any) -> Exception:
-    """What to raise for an error of a capture.
+    """Make the error to raise for one of a capture.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def _line_in(text: str) -> str:
 
 
 def _may_be_of_inputs(error: BaseException) -> bool:
-    """Whether an error may be one that a call without a capture has, too."""
+    """True if an error may be one that a call without a capture has, too."""
     return (
         isinstance(error, _OF_INPUTS)
         and not isinstance(error, NotImplementedError)

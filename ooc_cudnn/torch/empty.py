@@ -44,5 +44,5 @@ class EmptyModel:
 
 
 def is_empty(graph: Graph) -> bool:
-    """Whether an input has no elements."""
+    """True if an input has no elements."""
     return any(0 in value.shape for value in graph.inputs)

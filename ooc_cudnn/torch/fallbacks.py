@@ -105,11 +105,11 @@ class Fallbacks:
         return self._makers[value]
 
     def place(self, operation: Operation) -> int:
-        """Where in the order of all operations it is."""
+        """Return its place in the order of all operations."""
         return self._at[operation]
 
     def why(self, value: Value) -> UnsupportedOperationError:
-        """What to say where a value can be made neither in the network nor behind it."""
+        """Explain why a value can be made neither in the network nor behind it."""
         for operation in self._behind(value):
             if operation in self.drawn and self.drawn[operation] is not value:
                 said = "it draws random numbers, which several parts of the model read"
@@ -121,13 +121,13 @@ class Fallbacks:
         return error
 
     def reason(self, operations: Sequence[Operation]) -> str:
-        """Why PyTorch computes operations together: what is said of the first that needs it."""
+        """Explain why PyTorch computes operations together, by the first that needs it."""
         errors = [self.errors[each] for each in operations if each in self.errors]
         first = next((each for each in errors if each.why != FOLLOWS), None)
         return "" if first is None else f"{first.operation}: {first.why}"
 
     def moves_alone(self, value: Value) -> bool:
-        """Whether all that is deferred for a value moves elements, and computes nothing."""
+        """True if all that is deferred for a value moves elements, and computes nothing."""
         return all(operation.name in MOVES for operation in self._behind(value))
 
     def make(
@@ -331,7 +331,7 @@ def _differentiable(part: Part) -> set[Value]:
 
 
 def draws(operation: Operation) -> bool:
-    """Whether an operation draws random numbers, other ones each time that it runs."""
+    """True if an operation draws random numbers, other ones each time that it runs."""
     told: Mapping[str, Any] = operation.arguments
     if told.get("train", told.get("training")) is False:
         return False

@@ -22,12 +22,12 @@ MOST_BYTES = 2**22
 
 
 def has_place(output: Tensor, device: torch.device) -> bool:
-    """Whether an output on a device has a fixed place."""
+    """True if an output on a device has a fixed place."""
     return device.type == "cuda" and output.nbytes <= MOST_BYTES
 
 
 def bytes_of(outputs: Sequence[Tensor], device: torch.device) -> int:
-    """What copies of those outputs take of a card that have fixed places: users hold them."""
+    """Bytes of a card that copies of outputs with fixed places take: users hold them."""
     return sum(each.nbytes for each in outputs if has_place(each, device))
 
 
@@ -64,7 +64,7 @@ class FixedPlaces:
 
 
 class Lent:
-    """What a call has of the fixed places.
+    """Share of the fixed places that a call has.
 
     Parameters
     ----------

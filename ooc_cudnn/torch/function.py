@@ -29,7 +29,7 @@ from ooc_cudnn.torch.wrapping import Wrapping
 
 
 class Request:
-    """What a call hands to autograd's function beside tensors: lists that it fills.
+    """Lists that a call hands to autograd's function beside tensors, to be filled.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Request:
                 )
 
     def versions(self) -> dict[str, int]:
-        """How often each tensor that forward read, and autograd does not watch, was changed."""
+        """Versions of the tensors that forward read and autograd does not watch."""
         return {
             name: each._version
             for name, each in self.others.items()
@@ -299,7 +299,7 @@ class NoSecond(torch.autograd.Function):
 
 
 class Call(torch.autograd.Function):
-    """What forward made; its backward returns the gradients that are final first."""
+    """Results of forward; its backward returns the gradients that are final first."""
 
     @staticmethod
     def forward(

@@ -41,7 +41,7 @@ class Value:
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds it."""
+        """True if the model holds it."""
         return self.kind in ("parameter", "buffer")
 
 
@@ -88,7 +88,7 @@ class Operation:
 
 
 class Write(NamedTuple):
-    """What forward leaves in a tensor that it was given, when the call has succeeded.
+    """A write that forward leaves in a tensor it was given, when the call has succeeded.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a capture's guards pass over: tensors that change in place, their memory, parts' classes.
+"""Guards that TorchDynamo lacks: tensors that change in place, their memory, parts' classes.
 
 TorchDynamo compares what forward reads by versions of dictionaries: where that of a module and
 those of its parts have not changed, nothing within is looked at. `requires_grad_()`, `.data = ...`
@@ -149,7 +149,7 @@ class Names:
                 self._counts[id(each)] = (_weak(each), len(names), len(names) + more)
 
     def are_as_they_were(self) -> bool:
-        """Whether no name has come or gone, but for those that forward leaves."""
+        """True if no name has come or gone, but for those that forward leaves."""
         return (
             all(
                 (each := get()) is None or len(each.__dict__) in (before, after)
@@ -162,7 +162,7 @@ class Names:
 
 
 def _is_fixed(value: tuple[Any, ...]) -> bool:
-    """Whether none of its elements can change."""
+    """True if none of its elements can change."""
     try:
         hash(value)
     except TypeError:
@@ -180,7 +180,7 @@ def _names_of_module(module: torch.nn.Module) -> tuple[Sized, ...]:
 
 
 def _is_a_users(value: Any) -> bool:
-    """Whether names in it are a user's: those of libraries come with each import."""
+    """True if names in it are a user's: those of libraries come with each import."""
     if isinstance(value, torch.nn.Module):
         return True
     if isinstance(value, dict | torch.Tensor):
@@ -272,7 +272,7 @@ class Held:
         self._written = WrittenMemory(graph)
 
     def are_as_they_were(self, tensors: Sequence[Any]) -> bool:
-        """Whether all is as it was, of what a call is given; what was replaced, guards compare."""
+        """True if all is as it was, of what a call is given; what was replaced, guards compare."""
         return (
             bool(self._read.check(*[tensors[at] for at in self._places]))
             and all((e := each()) is None or guards.check(e) for each, guards in self._others)

@@ -45,14 +45,14 @@ class Span:
 
 
 class HigherOrder:
-    """What a recorder does with functions of functions."""
+    """Handling of functions of functions by a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     @staticmethod
     def takes(target: Any) -> bool:
-        """Whether a node's target is one."""
+        """True if a node's target is one."""
         return isinstance(target, HigherOrderOperator)
 
     def call(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

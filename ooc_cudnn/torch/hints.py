@@ -1,4 +1,4 @@
-"""What to write in place of arguments that a model does not take."""
+"""Hints to arguments that a model does not take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCALE = (
 
 
 def hint(model: torch.nn.Module, why: str, tensors: Sequence[torch.Tensor]) -> str:
-    """What to say behind PyTorch's own words for an error; "" where nothing is known of it.
+    """Return a hint to follow PyTorch's error; "" where there is none.
 
     >>> hint(torch.nn.Conv2d(3, 8, 3), "expected 3 channels", [torch.ones(1, 9, 9, 3)])[:56]
     '. Channels are the second axis: give x.movedim(-1, 1), o'
@@ -35,7 +35,7 @@ def hint(model: torch.nn.Module, why: str, tensors: Sequence[torch.Tensor]) -> s
 
 
 def is_of_dtypes(why: str) -> bool:
-    """Whether PyTorch's words are of dtypes."""
+    """True if PyTorch's words are of dtypes."""
     return re.search(r"\bd?types?\b", why) is not None
 
 

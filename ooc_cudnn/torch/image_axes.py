@@ -1,4 +1,4 @@
-"""Where the images of a batch lie in what operations make of them: whether they can be cut there.
+"""Image axes: where a batch's images lie in each value, and whether they can be cut there.
 
 An axis of a value is ``outer * images * inner`` long: images lie within what is before them, and
 hold what is behind. A reshape may put more or less there, a permutation moves the axis, and most
@@ -18,7 +18,7 @@ from ooc_cudnn.torch.graph import Operation, Value, values_in
 
 
 class Images(NamedTuple):
-    """Where the images lie: on an axis of outer * images * inner elements."""
+    """Position of the images: on an axis of outer * images * inner elements."""
 
     axis: int
     outer: int = 1
@@ -74,7 +74,7 @@ MOVES = RESHAPES | {
 
 
 class ImageAxes:
-    """Where the images lie in each value of some operations.
+    """Positions of the images in each value of some operations.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class ImageAxes:
         self._loose[result] = {at for at, (before, after) in enumerate(pairs) if before != after}
 
     def _has(self, value: Value, wanted: Images) -> bool:
-        """Whether the images of a value lie there, or it may be taken so."""
+        """True if the images of a value lie there, or it may be taken so."""
         if value in self.of:
             return self.of[value] == wanted
         at, outer, inner = wanted

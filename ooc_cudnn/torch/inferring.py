@@ -289,7 +289,7 @@ def captured(
     labels: str,
     scale: float | None,
 ) -> tuple[Captures, Call]:
-    """What runs a model on inputs, and the call.
+    """Capture a model for inference: what runs it on inputs, and the call.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def captured(
 
 
 def _is_the_networks(ready: ReadyModel) -> bool:
-    """Whether the one result is the network's, as it is there."""
+    """True if the one result is the network's, as it is there."""
     held = ready.lowered.results[0]
     return isinstance(held, LoweredValue) and held.is_plain and bool(held.axes)
 

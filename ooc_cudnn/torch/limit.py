@@ -152,12 +152,12 @@ class Limited:
 
     @property
     def plan(self) -> NetworkPlan | None:
-        """How the last call ran."""
+        """Plan of the last call."""
         return None if self.last is None else self.last.plan
 
     @property
     def options(self) -> Options:
-        """What plans are made by."""
+        """Options that plans are made by."""
         return Options(self.memory_limit, self.strict, self.statistics, self.scale)
 
     @property

@@ -72,7 +72,7 @@ class Unlike(Exception):  # told apart within this room alone
 
 
 class Given(NamedTuple):
-    """What a network is given before each call.
+    """Inputs that a network is given before each call.
 
     Attributes
     ----------
@@ -249,7 +249,7 @@ class Lowering:
         )
 
     def _shows_another(self, value: Value) -> bool:
-        """Whether an output shows an input or another output, moved alone, or hooks it alone.
+        """True if an output shows an input or another output, moved alone, or hooks it alone.
 
         PyTorch makes it: of the same memory, as without the library.
         """
@@ -391,7 +391,7 @@ class Lowering:
         self.fallbacks.add(operation, error, _as_it_runs(operation))
 
     def _gathered(self, operation: Operation) -> bool:
-        """Whether all that an operation reads is in the network now, if it is one that asks.
+        """True if all that an operation reads is in the network now, if it is one that asks.
 
         Others that read what is deferred are deferred, too.
         """
@@ -531,7 +531,7 @@ class Lowering:
         return any(value in each.results for each in (*self.graph.before, *self.before))
 
     def statistics(self, value: Value, name: str, dtype: str) -> Any:
-        """What to hand to a node that updates a buffer, or reads it: shared if another one does.
+        """Return the tensor of a buffer that a node updates or reads: shared if another one does.
 
         The network holds it in a dtype of its own.
         """

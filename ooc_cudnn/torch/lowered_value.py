@@ -32,5 +32,5 @@ class LoweredValue(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the axes are the tensor's."""
+        """True if the axes are the tensor's."""
         return self.axes == tuple(range(len(self.axes)))

@@ -1,4 +1,4 @@
-"""What is changed in place, as new values: which tensors share memory, and what each is now.
+"""Functionalization: changes in place as new values, and which tensors share memory.
 
 A fake tensor knows its memory. A view is made of its base by an operation, which is run again where
 the base was changed after it; what is written to a view goes back into its base the same way.
@@ -45,7 +45,7 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """How a tensor shows the memory of another one: an operation, and which of its results.
+    """View of another tensor's memory: an operation, and which of its results.
 
     `function` takes the base alone.
     """
@@ -58,7 +58,7 @@ class View:
 
     @property
     def hands_on(self) -> bool:
-        """Whether it shows all of it, as it is."""
+        """True if it shows all of it, as it is."""
         return self.name in ("detach", "alias")
 
 
@@ -85,7 +85,7 @@ class Seen:
 
 
 class Memories:
-    """What each fake tensor stands for now."""
+    """Values that each fake tensor stands for now."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -102,11 +102,11 @@ class Memories:
         return {seen.value: number[id(seen.memory)] for seen in self._seen.values()}
 
     def knows(self, tensor: Any) -> bool:
-        """Whether a tensor has been seen."""
+        """True if a tensor has been seen."""
         return id(tensor) in self._seen
 
     def seen(self, tensor: torch.Tensor) -> Seen:
-        """What is known of a tensor."""
+        """Return what is known of a tensor."""
         return self._seen[id(tensor)]
 
     def own(self, tensor: torch.Tensor, value: Value) -> Seen:
@@ -119,7 +119,7 @@ class Memories:
         return made
 
     def read(self, tensor: torch.Tensor) -> Value:
-        """What a tensor is now."""
+        """Return the value that a tensor is now."""
         seen = self._seen.get(id(tensor)) or self._wrapped(tensor)
         if seen is None:
             return self.own(tensor, self._recorder.constant(_real(tensor))).value

@@ -84,7 +84,7 @@ class KeptStatistics:
 
 
 def keeping_statistics(func: Any, args: tuple[Any, ...]) -> KeptStatistics | None:
-    """What an operation does to running statistics; None if nothing."""
+    """Return an operation's update of running statistics; None if it has none."""
     name = func._schema.name
     if name not in STATISTICS:
         return None
@@ -95,7 +95,7 @@ def keeping_statistics(func: Any, args: tuple[Any, ...]) -> KeptStatistics | Non
 
 
 def updates(operation: Operation) -> bool:
-    """Whether an operation updates running statistics in the network."""
+    """True if an operation updates running statistics in the network."""
     told = operation.arguments
     return (
         operation.name == "batch_norm"

@@ -1,4 +1,4 @@
-"""What a plan of a model says beside: what takes memory that the library does not hold."""
+"""Notes to a model's plan: memory that the library does not hold."""
 
 from __future__ import annotations
 

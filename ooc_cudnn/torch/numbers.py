@@ -29,7 +29,7 @@ class Number:
     places: Mapping[Any, int]
 
     def of(self, given: Sequence[Any]) -> int | float | bool:
-        """What it is in a call."""
+        """Return its value in a call."""
         put = {symbol: given[at] for symbol, at in self.places.items()}
         made: int | float | bool = self.kind(self.expression.xreplace(put))
         return made
@@ -63,7 +63,7 @@ def known(number: Any) -> int | float | bool:
 
 
 def only_counts(node: Any) -> bool:
-    """Whether nothing but other numbers is made of what a node of a graph is."""
+    """True if nothing but other numbers is made of what a node of a graph is."""
     return all(
         user.op == "output"
         or (not _is_of_tensors(user.meta.get("example_value")) and only_counts(user))

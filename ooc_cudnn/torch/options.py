@@ -1,4 +1,4 @@
-"""What a plan of a captured model is made by, beside the model."""
+"""Options of a captured model's plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ooc_cudnn.network.runtime.constraints_here import Limit
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan is made by, beside the model.
+    """Options of a plan, beside the model.
 
     Attributes
     ----------

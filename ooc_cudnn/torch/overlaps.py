@@ -27,7 +27,7 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 def memory_of(tensor: Any) -> int:
-    """What tells the memory that a tensor or an array lies in."""
+    """Return a key of the memory that a tensor or an array lies in."""
     if isinstance(tensor, torch.Tensor):
         return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0
     return id(tensor)
@@ -130,7 +130,7 @@ class WrittenMemory:
 
 
 def may_overlap_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor may lie in the same place.
+    """True if two elements of a tensor may lie in the same place.
 
     >>> x = torch.zeros(6)
     >>> may_overlap_itself(x.unfold(0, 2, 1)), may_overlap_itself(x.unfold(0, 2, 2))

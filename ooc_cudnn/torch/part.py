@@ -49,7 +49,7 @@ class Part:
         return 1 if self.axes is None else self.axes.count
 
     def shape(self, value: Value, images: int) -> tuple[int, ...]:
-        """Of a value, for so many images."""
+        """Return the shape of a value, for so many images."""
         return value.shape if self.axes is None else self.axes.shape(value, images)
 
     @property

@@ -1,4 +1,4 @@
-"""Where in the user's model something stands: its module, its line, its attribute."""
+"""Source lines, modules and attributes of the user's model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def module_of(node: Any, names: Mapping[str, str]) -> str:
 
 
 def source_name(source: Any) -> str:
-    """How TorchDynamo comes to what it traces: "L['self'].conv"; "" if there is no source."""
+    """Return TorchDynamo's name of a source: "L['self'].conv"; "" if there is no source."""
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)  # a method in older versions
 

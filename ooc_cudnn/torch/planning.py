@@ -175,12 +175,12 @@ def _captured(
 
 
 def where_held(machine: MachineModel | str | os.PathLike[str] | None) -> str:
-    """Where a model is when it is planned for a machine: on the card, if there is one."""
+    """Return where a model is when it is planned for a machine: on the card, if there is one."""
     return "pinned" if machine == "host" else "device"
 
 
 def specs_of(ready: ReadyModel, placement: str, held: str) -> dict[str, TensorSpec]:
-    """How what a network is given lies: arguments, and what the model has `held`."""
+    """Return the specs of a network's inputs: arguments, and what the model has `held`."""
     specs = dict[str, TensorSpec]()
     for name, given in ready.lowered.given.items():
         where = placement if given.value.kind == "input" else held

@@ -135,7 +135,7 @@ class Gathering(_Told):
         object.__setattr__(self, "_group", group)
 
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
-        """What it takes here. How long others and the network take is not known."""
+        """Return its cost here. How long others and the network take is not known."""
         state = STATES["moments"] * self.channels * _FLOAT64_BYTES
         return Cost((2 * self.world + 2) * state, 2 * (self.world + 1) * state, 0)
 

@@ -1,4 +1,4 @@
-"""What was recorded, as a graph: what something comes of, and what changes in what is given."""
+"""Building a graph of a recording: dead code, and changes to what was given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recorder offers to those who note operations of their own."""
+"""The interface of a recorder to rules that note operations of their own."""
 
 from __future__ import annotations
 

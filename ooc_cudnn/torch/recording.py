@@ -516,7 +516,7 @@ class Recording(ProxyTorchDispatchMode):
 
 
 def _is_unknown(number: Any) -> bool:
-    """Whether it is a number that hangs on data."""
+    """True if it is a number that hangs on data."""
     is_symbol = isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
     return is_symbol and not number.node.has_hint()
 
@@ -539,7 +539,7 @@ def _only(at: int, arguments: Any) -> Any:
 
 
 def _reads_strides(func: Any) -> bool:
-    """Whether what an operation makes depends on how its operand lies in memory."""
+    """True if what an operation makes depends on how its operand lies in memory."""
     name = func._schema.name.partition("::")[2]
     return name in ("as_strided", "view_as_complex") or func is torch.ops.aten.view.dtype
 

@@ -1,4 +1,4 @@
-"""What is refused before a model is captured: it would be captured as something else than it is."""
+"""Refusals before a capture: models that would be captured as something else than they are."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Region(_Told):
             yield own, [part(each, first, last) for each in beside], first
 
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
-        """What it takes, found on tensors without memory; of many images in proportion."""
+        """Estimate the cost on tensors without memory; of many images in proportion."""
         if images > 2:
             one, two = self.cost(1, wanted), self.cost(2, wanted)
             return Cost(*(a + (images - 1) * (b - a) for a, b in zip(one, two, strict=True)))
@@ -314,7 +314,7 @@ def tensor_on(array: Any) -> torch.Tensor:
 
 
 def kept_as_they_are() -> contextlib.AbstractContextManager[None]:
-    """What autograd keeps of ours is not what a caller's hooks are for: a checkpoint counts it.
+    """Keep what autograd saves of ours from a caller's hooks: a checkpoint counts it.
 
     Without such hooks there are none of ours: `torch.func` refuses to work under any.
     """
@@ -324,7 +324,7 @@ def kept_as_they_are() -> contextlib.AbstractContextManager[None]:
 
 
 def takes_up_nodes() -> bool:
-    """Whether this thread, where it waits for gradients on a card, runs other nodes of autograd's.
+    """True if this thread, where it waits for gradients on a card, runs other nodes of autograd's.
 
     So does one that called `backward`: among them may be the next call of a model, which is not to
     begin before this one has ended. Autograd's own threads, which Python did not begin, take first

@@ -129,7 +129,7 @@ def fakes_for(
 
 
 def device_of(model: torch.nn.Module) -> Any:
-    """Where a model's first parameter is; the CPU where it has none."""
+    """Return the device of a model's first parameter; the CPU where it has none."""
     first = next(model.parameters(), None)
     return "cpu" if first is None else first.device
 
@@ -146,7 +146,7 @@ def torch_dtype(array: Any) -> torch.dtype:
 
 
 def is_array(each: Any) -> bool:
-    """Whether it is a tensor, or what has a shape and a dtype as arrays have.
+    """True if it is a tensor, or what has a shape and a dtype as arrays have.
 
     >>> is_array(np.zeros(1)), is_array((1, 3))
     (True, False)

@@ -29,13 +29,13 @@ def check_scale(scale: float | None) -> None:
 
 
 def scaled_dtype(model: torch.nn.Module) -> torch.dtype:
-    """What stored images are brought to: the dtype of a model's parameters."""
+    """Return the dtype that stored images are brought to: that of a model's parameters."""
     floating = (each.dtype for each in model.parameters() if each.is_floating_point())
     return next(floating, torch.get_default_dtype())
 
 
 def widening(dtype: torch.dtype, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What brings a stored image to a dtype, scaled.
+    """Return the function that brings a stored image to a dtype, scaled.
 
     It is scaled in float32 at the least: a uint16 can be more than a float16.
 

@@ -14,7 +14,7 @@ from ooc_cudnn.torch.lower import Lowered
 
 
 class Classes(NamedTuple):
-    """What labels may be: 0 to `number` - 1, or `ignored`."""
+    """Range of labels: 0 to `number` - 1, or `ignored`."""
 
     number: int
     ignored: int

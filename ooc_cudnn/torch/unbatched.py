@@ -34,7 +34,7 @@ def batched(graph: Graph) -> Graph:
 
 
 def is_unbatched(operation: Operation) -> bool:
-    """Whether an operation reads a map, or a vector, without an axis of images."""
+    """True if an operation reads a map, or a vector, without an axis of images."""
     if operation.name.removesuffix(AUTOCAST) == "linear":
         return len(operation.reads[0].shape) == 1
     found = WINDOWED.fullmatch(operation.name.removesuffix(AUTOCAST))
@@ -89,7 +89,7 @@ class _Batching:
         self._enter(operation, made)
 
     def _is_of_maps(self, operation: Operation) -> bool:
-        """Whether batches go through an operation: not where a map meets images."""
+        """True if batches go through an operation: not where a map meets images."""
         maps = [each for each in operation.reads if each in self._batches]
         ranks = {len(y.shape) for y in operation.results if y is not None}
         meets = operation.name in PER_ELEMENT and any({len(each.shape)} != ranks for each in maps)
@@ -177,7 +177,7 @@ def _adds_the_axis(operation: Operation) -> bool:
 
 
 def _follows(operation: Operation) -> bool:
-    """Whether it makes of a batch what it makes of a map, with the axis of images before it.
+    """True if it makes of a batch what it makes of a map, with the axis of images before it.
 
     What has as many axes as the result has the axis, too; what has fewer is broadcast.
     """

@@ -27,7 +27,7 @@ class WithLoss(torch.nn.Module):
 
 
 def targets_of(loss: Callable[..., Any]) -> int:
-    """How many arguments a loss takes behind the model's output: those that it cannot do without.
+    """Count the arguments that a loss needs behind the model's output.
 
     >>> targets_of(torch.nn.MSELoss()), targets_of(torch.nn.GaussianNLLLoss())
     (1, 2)

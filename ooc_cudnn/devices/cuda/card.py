@@ -11,7 +11,7 @@ Identity = tuple[Any, threading.Thread | None]
 
 
 class Card(Protocol):
-    """What `CudaDevice` keeps for all runs."""
+    """State that `CudaDevice` keeps for all runs."""
 
     index: int
     runtime: Any
@@ -29,4 +29,4 @@ class Card(Protocol):
         """Make the GPU current on the calling thread."""
 
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
-        """Whether host memory is page-locked from its first byte to its last."""
+        """True if host memory is page-locked from its first byte to its last."""

@@ -221,7 +221,7 @@ class Convolutions:
 
     @property
     def known_by(self) -> Hashable:
-        """What is known of engines, and of their speed: `devices.engines.Engines`."""
+        """Key of what is known about engines, and of their speed: `devices.engines.Engines`."""
         version = self._judged.version
         return None if version is None else (version, self._tables().version)
 

@@ -51,7 +51,7 @@ _COARSE_HALF: dict[type, str] = {ConvolutionBackwardData: "eng2"}
 
 
 def is_faulty(engine: str, operation: AnyConvolution) -> bool:
-    """Whether an engine, by the name of one of its plans, is known to compute an operation wrongly.
+    """True if an engine, by the name of one of its plans, is known to compute an operation wrongly.
 
     >>> depthwise = Convolution.of((2, 1, 5), (1, 1, 3), padding=((1, 0),))
     >>> is_faulty("eng5_k1=2", depthwise), is_faulty("eng50", depthwise)
@@ -82,7 +82,7 @@ def is_faulty(engine: str, operation: AnyConvolution) -> bool:
 
 
 def is_strict(operation: AnyConvolution) -> bool:
-    """Whether the sums must be true float32."""
+    """True if the sums must be true float32."""
     forward = forward_of(operation)
     return forward.dtype == "float32" and not forward.allow_tf32
 

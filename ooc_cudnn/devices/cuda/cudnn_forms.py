@@ -92,7 +92,7 @@ class Copy(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What cuDNN computes in place of an operation, and which tensors are copied for that."""
+    """Form of an operation that cuDNN computes, and the tensors that are copied for that."""
 
     operation: AnyConvolution
     inputs: tuple[Copy | None, Copy | None] = (None, None)

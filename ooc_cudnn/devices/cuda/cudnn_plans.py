@@ -33,7 +33,7 @@ class Executable(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a plan shows."""
+        """Name that a plan shows."""
         return self.engine if self.asked is None else f"{self.engine}{MEASURED}"
 
 
@@ -115,7 +115,7 @@ class Plans:
             forget_frames(graph)
 
     def is_compiled(self, found: Executable) -> bool:
-        """Whether a plan is compiled at run time."""
+        """True if a plan is compiled at run time."""
         return self._is_compiled(found.graph, found.plan_index)
 
     def engine_of(self, found: Executable) -> Engine | None:
@@ -191,7 +191,7 @@ class Plans:
         return found
 
     def _is_compiled(self, graph: Any, index: int) -> bool:
-        """Whether a plan is compiled at run time."""
+        """True if a plan is compiled at run time."""
         notes = graph.get_behavior_notes_for_plan_at_index(index)
         return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
 

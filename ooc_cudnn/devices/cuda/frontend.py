@@ -37,7 +37,7 @@ def import_frontend() -> Any:
 
 
 def is_cudnn_engine(plan: str) -> bool:
-    """Whether a plan, by its name, is of an engine of cuDNN itself: others are not known here.
+    """True if a plan, by its name, is of an engine of cuDNN itself: others are not known here.
 
     >>> is_cudnn_engine("eng20_k2=6"), is_cudnn_engine("eng5")
     (True, True)

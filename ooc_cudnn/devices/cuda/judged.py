@@ -1,4 +1,4 @@
-"""What verdicts on engines mean for the choice of cuDNN's plans."""
+"""Engines with verdicts: which of cuDNN's plans may be chosen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Judged:
         return rank
 
     def bars(self, form: Form, engine: Engine) -> bool:
-        """Whether an engine was found to be wrong for a form."""
+        """True if an engine was found to be wrong for a form."""
         verdicts = self._verdicts()
         if verdicts is None:
             return False

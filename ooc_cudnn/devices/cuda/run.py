@@ -127,7 +127,7 @@ class CudaEvent:
 
 
 class Streams:
-    """What both kinds of run share: the streams, joined to the caller's before and after."""
+    """Streams of both kinds of run, joined to the caller's before and after."""
 
     def __init__(self, device: Card, compute: Any, *, overlap: bool, timed: bool) -> None:
         self.device, self.timed, self.overlap = device, timed, overlap
@@ -200,7 +200,7 @@ class CudaRun(Streams):
 
     @property
     def may_be_recorded(self) -> bool:
-        """Whether no copy went by way of other memory."""
+        """True if no copy went by way of other memory."""
         return not self._futures
 
     def submit(

@@ -26,7 +26,7 @@ CHUNK_ELEMENTS = 2**18
 
 
 def arithmetic_dtype(dtype: str) -> np.dtype[Any]:
-    """What is computed in: float64 for float64, float32 for all others."""
+    """Return the dtype of arithmetic: float64 for float64, float32 for all others."""
     return np.dtype(ACCUMULATOR[dtype])
 
 

@@ -141,7 +141,7 @@ def convolution_backward_data(
 
 
 def _scatters(forward: Convolution) -> bool:
-    """Whether columns of cX channels are the cheaper ones."""
+    """True if columns of cX channels are the cheaper ones."""
     c_x, c_y = forward.w_shape[1], forward.w_shape[0] // forward.groups
     return 4 * c_x <= c_y or math.prod(forward.stride) >= MANY_RESIDUES
 

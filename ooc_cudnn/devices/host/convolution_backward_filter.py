@@ -26,7 +26,7 @@ TILE_BYTES = 2**19
 
 
 class Scratch(NamedTuple):
-    """How the workspace of a filter's gradient is shared out; sizes in elements, per worker."""
+    """Parts of the workspace of a filter's gradient; sizes in elements, per worker."""
 
     workers: int
     sites: int  #: output sites of one block

@@ -26,7 +26,7 @@ Box = tuple[Range, ...]
 
 
 class Scratch(NamedTuple):
-    """How boxes are cut and the workspace is shared out; sizes in elements, per worker."""
+    """Sizes of boxes and parts of the workspace, in elements, per worker."""
 
     workers: int
     box: tuple[int, ...]  #: sites of dx

@@ -75,7 +75,7 @@ class PinnedRanges:
         self._bytes.pop(pointer, None)
 
     def hold(self, pointer: int, nbytes: int) -> bool:
-        """Whether a range lies within one of these.
+        """True if a range lies within one of these.
 
         >>> ranges = PinnedRanges()
         >>> ranges.add(4096, 100)

@@ -1,4 +1,4 @@
-"""What is computed outside of the library, on the host's arrays."""
+"""External functions, called on the host's arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the windows of a pooling lie, for the host's boxes."""
+"""Geometry of pooling windows, for the host's boxes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seen(operation: Pooling, axis: int, outputs: Range) -> Range:
 
 
 def divisors(operation: Pooling, box: Box, dtype: np.dtype[Any]) -> Any:
-    """What the sums of a box's windows are divided by."""
+    """Return the divisors of the sums of a box's windows."""
     if operation.mode == "average_include_padding":
         return dtype.type(math.prod(operation.window))
     counts: Any = np.ones((), dtype)

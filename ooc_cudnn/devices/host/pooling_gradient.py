@@ -142,7 +142,7 @@ def _scatter_indexed(
 
 
 def _windows_are_few(forward: Pooling) -> bool:
-    """Whether searching each window takes fewer steps than all windows' taps do."""
+    """True if searching each window takes fewer steps than all windows' taps do."""
     n, c = forward.x_shape[:2]
     taps, chunk = math.prod(forward.window), host_chunks.CHUNK_ELEMENTS
     by_taps = taps * -(-math.prod(forward.x_shape) // chunk)

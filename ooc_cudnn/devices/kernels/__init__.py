@@ -1,1 +1,1 @@
-"""What plans, compiles and launches the CUDA kernels whose sources are under `kernels/`."""
+"""Planning, compiling and launching of the CUDA kernels whose sources are under `kernels/`."""

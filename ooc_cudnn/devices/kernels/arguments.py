@@ -1,4 +1,4 @@
-"""How types, modes and numbers reach the kernels: template arguments, and structs by value."""
+"""Arguments of kernels: types and modes as template arguments, numbers as structs by value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def instance(kernel: str, *arguments: str | int) -> str:
 
 
 def is_small(views: Sequence[DeviceView | None], *numbers: int) -> bool:
-    """Whether every offset in the views, and every one of `numbers`, fits an int.
+    """True if every offset in the views, and every one of `numbers`, fits an int.
 
     >>> is_small([DeviceView(0, "float32", (2, 2**30), (2**30, 1))], 5)
     False

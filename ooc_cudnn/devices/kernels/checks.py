@@ -1,4 +1,4 @@
-"""What runners demand of the memory they are handed."""
+"""Checks that runners make of the memory they are handed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_packed(
 
 
 def workspace_pointer(workspace: tuple[int, int], nbytes: int) -> int:
-    """Where the workspace is, which must have so many bytes."""
+    """Return the workspace's pointer; it must have so many bytes."""
     pointer, available = workspace
     if available < nbytes:
         raise ValueError(f"the workspace has {available} bytes; this launch needs {nbytes}")

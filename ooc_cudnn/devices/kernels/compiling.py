@@ -14,7 +14,7 @@ from typing import Any
 
 
 def sources_folder() -> Path:
-    """Where the .cu files are: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the .cu files: in the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     installed = package / "kernels"
     return installed if installed.is_dir() else package.parent / "kernels"

@@ -38,7 +38,7 @@ OUTER_AXES = constant("strided.cuh", "OUTER_AXES")
 def is_packable(
     axes: MergedAxes, operand: int, view: DeviceView, count: int, beside: Sequence[int] = ()
 ) -> bool:
-    """Whether every pack of `count` elements of the operand is one aligned access (or several).
+    """True if every pack of `count` elements of the operand is one aligned access (or several).
 
     `beside` are steps that a kernel takes beside those of the walk.
     """

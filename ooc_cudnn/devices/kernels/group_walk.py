@@ -1,4 +1,4 @@
-"""How the kernels that work channel by channel, or image by image, walk a tensor. No GPU needed.
+"""Walks of a tensor channel by channel, or image by image. No GPU needed.
 
 The counterpart of `kernels/group_walk.cuh`: which axis is innermost, how wide the packs are, how
 many blocks share a group.
@@ -79,7 +79,7 @@ Views = Sequence[DeviceView]
 
 
 class Most(NamedTuple):
-    """What a thread has at most: packs, all loaded before the first is used, and their elements."""
+    """Limits of a thread: packs, all loaded before the first is used, and their elements."""
 
     packs: int = 8
     elements: int = 8

@@ -29,7 +29,7 @@ MISSING = Linear(1, 1, 1, 1, 0)
 
 
 def is_linear(forward: Resampling) -> bool:
-    """Whether each output lies between neighbours along every axis."""
+    """True if each output lies between neighbours along every axis."""
     return all(isinstance(windows, Linear) for windows in forward.windows)
 
 

@@ -34,7 +34,7 @@ class Launch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What an operation is run on: `workspace` is (pointer, bytes)."""
+    """Memory that an operation is run on: `workspace` is (pointer, bytes)."""
 
     inputs: tuple[DeviceView | None, ...]
     output: DeviceView

@@ -1,4 +1,4 @@
-"""How a tensor becomes rows, packs, tiles and blocks of threads. Pure arithmetic, no GPU needed.
+"""A tensor as rows, packs, tiles and blocks of threads. Pure arithmetic, no GPU needed.
 
 Words: a row is a run of elements along the innermost axis; a pack is what one thread moves in one
 access; a tile is what one block of threads does at once.
@@ -98,7 +98,7 @@ def _merge(outside: _Axis, inside: _Axis) -> tuple[_Axis, _Axis]:
 
 
 def is_aligned(view: DeviceView, steps: Iterable[int], count: int) -> bool:
-    """Whether packs of `count` elements, begun so many elements apart, are aligned accesses.
+    """True if packs of `count` elements, begun so many elements apart, are aligned accesses.
 
     A pack of more than 16 bytes is several, each on a boundary of 16.
 
@@ -135,7 +135,7 @@ def pack_size(rows: Rows, views: Sequence[DeviceView], most: int | None = None) 
 
 
 def packs_a_thread(access_bytes: int, *, light: bool = False) -> int:
-    """How many packs a thread takes: enough bytes in flight, in registers that are there.
+    """Return the packs a thread takes: enough bytes in flight, in registers that are there.
 
     `light` promises few registers a pack, and much work a thread that its packs can share.
     """
@@ -143,7 +143,7 @@ def packs_a_thread(access_bytes: int, *, light: bool = False) -> int:
 
 
 class Blocks(NamedTuple):
-    """How blocks of threads lie over rows of packs."""
+    """Layout of blocks of threads over rows of packs."""
 
     block: tuple[int, int]
     unroll_rows: bool  # a thread's packs lie in one column, else along one row
@@ -208,7 +208,7 @@ def transpose_tile(
 
 
 def may_be_whole(extent: int, item_bytes: int) -> bool:
-    """Whether runs of that extent end within a burst, and a tile may have whole ones.
+    """True if runs of that extent end within a burst, and a tile may have whole ones.
 
     >>> may_be_whole(13 * 13, 4), may_be_whole(28 * 28, 4), may_be_whole(12 * 12, 4)
     (True, False, False)

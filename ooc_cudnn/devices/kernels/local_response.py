@@ -96,7 +96,7 @@ def plan(
 
 
 def is_in_place(result: DeviceView, dy: DeviceView | None) -> bool:
-    """Whether dx lies where dy does."""
+    """True if dx lies where dy does."""
     return dy is not None and dy.pointer == result.pointer
 
 

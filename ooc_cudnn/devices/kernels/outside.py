@@ -1,4 +1,4 @@
-"""What is computed outside of the library, on memory of the card, in the order of a stream."""
+"""External functions, called on memory of the card in the order of a stream."""
 
 from __future__ import annotations
 

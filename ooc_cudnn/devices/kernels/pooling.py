@@ -25,7 +25,7 @@ from ooc_cudnn.operations.pooling.forward import Pooling
 
 
 def is_padded(operation: Pooling) -> bool:
-    """Whether some window reaches beyond x.
+    """True if some window reaches beyond x.
 
     >>> [is_padded(Pooling.of((1, 1, 6, 6), window=2, padding=padding)) for padding in (0, 1)]
     [False, True]
@@ -124,7 +124,7 @@ def six_axes(views: Sequence[DeviceView], *, lanes: int | None) -> list[SixAxes]
 
 
 def overhang(axes: SixAxes, window: Sequence[int]) -> int:
-    """How far before a tensor windows may begin, in elements: kernels step from there.
+    """Return the elements that windows may begin before a tensor: kernels step from there.
 
     >>> overhang(SixAxes((1, 6, 1, 4, 5, 1), (0, 20, 0, 5, 1, 0)), (1, 3, 3))
     18

@@ -67,7 +67,7 @@ class Tile(NamedTuple):
     lanes: int
 
     def windows(self, window: tuple[int, ...], stride: tuple[int, ...]) -> int:
-        """How many windows touch the box, times its packs of lanes: at most."""
+        """Most windows that touch the box, times its packs of lanes."""
         touching = [
             (size + k - 2) // s + 1 for size, k, s in zip(self[1:4], window, stride, strict=True)
         ]
@@ -75,7 +75,7 @@ class Tile(NamedTuple):
 
 
 class Strips(NamedTuple):
-    """How many strides dx has along d, h and w, and the lanes of a pack of a thread."""
+    """Strides of dx along d, h and w, and the lanes of a pack of a thread."""
 
     cells: tuple[int, ...]
     pack: int
@@ -119,7 +119,7 @@ def choose_strips(
 
 
 def is_packed(axes: SixAxes) -> bool:
-    """Whether planes follow each other without a gap, and their rows."""
+    """True if planes follow each other without a gap, and their rows."""
     sizes, strides = axes
     wanted = sizes[3] * sizes[4], sizes[4], 1
     found = strides[1], strides[3], strides[4]
@@ -141,7 +141,7 @@ def stage_words(words: int, item_bytes: int) -> int:
 
 
 class Planes(NamedTuple):
-    """What a block of `unpool_planes` makes: planes, rows of strides, rows a thread, words."""
+    """Block of `unpool_planes`: planes, rows of strides, rows a thread, words."""
 
     b: int
     h: int
@@ -239,7 +239,7 @@ class Gradient(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of dx."""
+        """Sizes of dx."""
         return self.axes[0].sizes
 
     @classmethod

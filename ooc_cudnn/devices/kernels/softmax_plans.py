@@ -57,7 +57,7 @@ class SitesByChannels(NamedTuple):
 
     @property
     def is_rows(self) -> bool:
-        """Whether the channels are contiguous in every operand."""
+        """True if the channels are contiguous in every operand."""
         return all(stride[1] == 1 for stride in self.strides)
 
 

@@ -54,7 +54,7 @@ class Edges(NamedTuple):
 
     @classmethod
     def forward(cls, windows: Windows, first: int, begin: int, extent: int) -> Edges:
-        """Of outputs from `first` on, in a part of x of that extent from `begin` on.
+        """Edges of outputs from `first` on, in a part of x of that extent from `begin` on.
 
         >>> Edges.forward(Windows(5, 7, step=1, before=1), 2, 0, 5)
         Edges(times=1, plus=1, over=1, extent=5)
@@ -64,7 +64,7 @@ class Edges(NamedTuple):
 
     @classmethod
     def backward(cls, windows: Windows, first: int, begin: int, extent: int) -> Edges:
-        """Of elements of x from `first` on, in a part of y of that extent from `begin` on.
+        """Edges of elements of x from `first` on, in a part of y of that extent from `begin` on.
 
         Output o sees i where i + before is floor(o step / per).
 
@@ -79,7 +79,7 @@ MISSING = Edges(1, 0, 1, 1)
 
 
 def is_taken(forward: Resampling) -> bool:
-    """Whether each output is one element of x, as it is, or none."""
+    """True if each output is one element of x, as it is, or none."""
     return not forward.is_max and all(
         isinstance(windows, Windows) and windows.reach == 1 and windows.step > 0
         for windows in forward.windows
@@ -169,12 +169,12 @@ def lane_pack(
 
 
 def _has_rows(made: SixAxes) -> bool:
-    """Whether (w, lane) is one run of memory."""
+    """True if (w, lane) is one run of memory."""
     return made.sizes[4] == 1 or made.strides[4] == made.sizes[5]
 
 
 class Blocks(NamedTuple):
-    """How blocks of threads lie over rows."""
+    """Layout of blocks of threads over rows."""
 
     block: tuple[int, int]
     column_tiles: int

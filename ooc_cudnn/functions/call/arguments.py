@@ -1,4 +1,4 @@
-"""What the public functions check before there is anything to cut."""
+"""Checks of the public functions' arguments, before there is anything to cut."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Bound(NamedTuple):
     beside: Mapping[str, Wrapped]
 
     def key(self, settings: Settings) -> Hashable:
-        """What its plan depends on; by their text, 1, 1.0 and True, which are equal, differ."""
+        """Key of the plan; by their text, 1, 1.0 and True, which are equal, differ."""
         found = [settings, self.function, repr(self.description.parameters), *self.results]
         for each in (*self.operands.values(), *self.results.values(), *self.beside.values()):
             found += each.spec, each.pointer % WIDEST_ACCESS_BYTES

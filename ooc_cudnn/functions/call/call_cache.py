@@ -94,7 +94,7 @@ def prepare(
 
 
 def is_staged(plan: Plan) -> bool:
-    """Whether enough of the data is in memory that cannot be copied from as it is for threads."""
+    """True if enough of the data is in memory that cannot be copied from as it is for threads."""
     return plan.pieces > 1 and worth_threads(spec for _, spec in plan.operands)
 
 

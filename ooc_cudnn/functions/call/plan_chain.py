@@ -91,7 +91,7 @@ def _planned(
 
 
 def _larger_pieces_help(request: Request, whole: Plan) -> bool:
-    """Whether memory makes pieces so small that they slow the computing down, and the call with it.
+    """True if memory makes pieces so small that they slow the computing down, and the call with it.
 
     Shorter chains may have larger pieces, but compute no faster than one piece of everything, and
     what they read and write still crosses the link.

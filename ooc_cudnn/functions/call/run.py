@@ -57,7 +57,7 @@ def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) ->
 
 
 def _is_plain(plan: Plan, settings: Settings) -> bool:
-    """Whether a call copies nothing, and nobody wants to see what it does."""
+    """True if a call copies nothing, and nobody wants to see what it does."""
     return (
         plan.in_core
         and not settings.verify

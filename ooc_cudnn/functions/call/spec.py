@@ -1,4 +1,4 @@
-"""What a public function is asked to do, before it is known whether to run or only to plan it."""
+"""Description of a call to a public function, before it is run or only planned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Build = Callable[[Specs, Settings], TiledCall]
 
 
 class Description(NamedTuple):
-    """What a public function is asked to do.
+    """Description of a call to a public function.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Description(NamedTuple):
         return {**given, **self.updated}
 
     def said(self, result: str) -> str:
-        """What the user calls a result: as `out`, or under its own name to be changed in place."""
+        """The user's name of a result: `out`, or its own where it changes in place."""
         if result in self.updated:
             return result
         return "out" if len(self.results) == 1 else f"out ({result})"

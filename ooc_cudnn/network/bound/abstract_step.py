@@ -72,7 +72,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """What there is to decide in a step.
+    """Decisions of a step, in outline.
 
     Attributes
     ----------

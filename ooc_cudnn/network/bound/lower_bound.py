@@ -27,7 +27,7 @@ MOST_GROUPS, FEWEST_GROUPS, MOST_PAIRS = 80, 24, 16_000
 
 
 class Bound(NamedTuple):
-    """What no plan can beat.
+    """Lower bound of all plans' seconds.
 
     Attributes
     ----------

@@ -137,7 +137,7 @@ class Program(LiveRangeProgram):
                         self.at_least(self.there[parent, at] - Sum.of([variable]))
 
     def fits(self, margin: Mapping[int, int]) -> None:
-        """What is held in each phase fits; of a group, in those that use most."""
+        """Constrain bytes held in each phase; of a group, in the phases that use most."""
         touched = defaultdict[int, set[int]](set)
         for index, thing in enumerate(self.outline.things):
             for use in thing.uses:

@@ -28,11 +28,11 @@ class LeastComputing:
         self._last: tuple[Step | None, dict[str, list[float]]] = None, {}
 
     def seconds(self, step: Step, order: str) -> float:
-        """What all phases of a step take."""
+        """Return the seconds of all phases of a step."""
         return sum(self.of_phases(step, order))
 
     def of_phases(self, step: Step, order: str) -> Sequence[float]:
-        """What each phase of a step takes."""
+        """Return the seconds of each phase of a step."""
         if self._last[0] is not step:
             self._last = step, {}
         found = self._last[1]

@@ -36,7 +36,7 @@ def seconds_in(
 
 
 def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> OrderSeconds:
-    """What a step takes to compute, by memory order."""
+    """Compute seconds of a step, by memory order."""
     total, each = dict.fromkeys(orders, 0.0), 0.0
     for call, count in Counter(phase.call for phase in step.phases).items():
         found = {order: count * seconds_in(order, call, machine) for order in orders}
@@ -59,7 +59,7 @@ def priced(machine: MachineModel) -> Callable[[Phase], float]:
 
 
 def kind_of(call: TiledCall) -> Hashable:
-    """What the seconds of a call depend on: not on the very images or rows of a part of one."""
+    """Return the key of a call's seconds: all but the very images or rows of a part of one."""
     if not isinstance(call, SubCall):
         return call
     pieces = map(call.whole_piece, range(call.sweeps))

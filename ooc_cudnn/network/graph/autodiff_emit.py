@@ -1,4 +1,4 @@
-"""What nodes emit phases into: forward ones, then backward ones with gradients that add up."""
+"""Emission of phases by nodes: forward ones, then backward ones with gradients that add up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def identity(tensor: Tensor) -> Chain:
 
 
 class _Emit:
-    """What both directions share: phases that become more, tensors that become known."""
+    """Base of both directions: phases that become more, tensors that become known."""
 
     is_backward = False
 
@@ -41,7 +41,7 @@ class _Emit:
         self.node = ""
 
     def wants(self, tensor: Tensor) -> bool:
-        """Whether a gradient of a tensor will be made in this step."""
+        """True if a gradient of a tensor will be made in this step."""
         return tensor.name in self._wanted
 
     def phase(self, what: str, call: TiledCall, **binds: Tensor) -> None:
@@ -64,7 +64,7 @@ class _Emit:
         return tensor.name if tensor.shape == shape else self.view(tensor, shape).name
 
     def place(self, name: str) -> Place:
-        """Where a tensor lies, as far as that is known yet."""
+        """Return where a tensor lies, as far as that is known yet."""
         return place_of(name, self.tensors)
 
     def known(self, tensor: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class _Emit:
 
 
 class Forward(_Emit):
-    """What nodes emit forward phases into.
+    """Forward phases that nodes emit.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class Forward(_Emit):
 
 
 class Backward(_Emit):
-    """What nodes emit backward phases into. It says where each gradient goes.
+    """Backward phases that nodes emit, and where each gradient goes.
 
     The first phase that makes a gradient writes it, later ones add to it in place (beta = 1). What
     nobody wants is not made. A gradient that is also another tensor's (both operands of a sum have
@@ -157,7 +157,7 @@ class Backward(_Emit):
             self._unread[f"given {seed.name}"] = Place(seed.name, whole(seed.shape))
 
     def saved(self, name: str, shape: Shape, dtype: str) -> Tensor:
-        """What forward saved under that name."""
+        """Return what forward saved under that name."""
         return self.known(Tensor(f"{self.node}.{name}", shape, dtype, "statistics"))
 
     def gradient_of(self, tensor: Tensor) -> Tensor | None:
@@ -251,7 +251,7 @@ class Backward(_Emit):
         self._unread[of.name] = place_of(gradient.name, self.tensors)
 
     def _may_change(self, of: Tensor) -> bool:
-        """Whether a tensor has a gradient, and that may be added to where it lies.
+        """True if a tensor has a gradient, and that may be added to where it lies.
 
         It may not while the same bytes are another tensor's gradient, which somebody has yet to
         read.

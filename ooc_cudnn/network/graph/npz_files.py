@@ -42,7 +42,7 @@ BROKEN = (
 
 
 def is_plain(name: str) -> bool:
-    """Whether an array of this name may have an entry of the same name.
+    """True if an array of this name may have an entry of the same name.
 
     >>> is_plain("convolution_1.w"), is_plain("a/b"), is_plain("w.npy")
     (True, False, False)

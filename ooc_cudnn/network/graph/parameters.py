@@ -46,7 +46,7 @@ class Parameters(MutableMapping[str, Any]):
             each.pop(name, None)
 
     def is_made(self, name: str) -> bool:
-        """Whether its array is there, and not still to be drawn."""
+        """True if its array is there, and not still to be drawn."""
         return name in self._arrays
 
     def __getitem__(self, name: str) -> Any:

@@ -29,7 +29,7 @@ MOST_SAID = 200
 
 
 def described(graph: Graph) -> dict[str, Any]:
-    """What a file must agree in: the nodes, what they read, and the shapes of what it holds."""
+    """Describe a network as a file must: nodes, what they read, and shapes of what it holds."""
     return {
         "nodes": [
             [node.name, type(node).__name__, [tensor.name for tensor in node.inputs]]

@@ -1,4 +1,4 @@
-"""Where tensors of a step are, phase by phase: on the device for some stays, else on the host.
+"""Live ranges on the device of a step's tensors; outside of them a tensor is on the host.
 
 A stay is the phases during which a tensor holds memory of the device. A tensor without any lives on
 the host, and whoever reads or writes it streams it. Between two stays it is on the host: it left in
@@ -38,7 +38,7 @@ LiveRanges = Mapping[str, tuple[LiveRange, ...]]
 
 
 def is_there(stays: Iterable[LiveRange], phase: int) -> bool:
-    """Whether a tensor is on the device in a phase."""
+    """True if a tensor is on the device in a phase."""
     return any(stay.first <= phase <= stay.last for stay in stays)
 
 
@@ -77,7 +77,7 @@ def check_stays(step: Step, stays: LiveRanges) -> None:
 
 
 def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result: bool) -> bool:
-    """Whether a tensor is somewhere read, or wanted in the end, where it is not up to date."""
+    """True if a tensor is somewhere read, or wanted in the end, where it is not up to date."""
     streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in stays)}
     on_host = exists = is_given
     for first, stay in sorted([(s.first, s) for s in stays] + [(at, None) for at in streamed]):

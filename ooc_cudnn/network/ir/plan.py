@@ -19,7 +19,7 @@ SHOWN = 12
 
 
 class TaskFigures(NamedTuple):
-    """What a phase takes: seconds of computing, and bytes beside the tensors on the device.
+    """Figures of a phase: compute seconds, and bytes beside the tensors on the device.
 
     `engines` are those of cuDNN that were measured and chosen; others are left to cuDNN.
     `outside_bytes` are what somebody else takes who computes it; None if the library does. With
@@ -38,7 +38,7 @@ class TaskFigures(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What becomes of a tensor: one of `FATES`, which docs/networks.md explains."""
+    """Fate of a tensor: one of `FATES`, which docs/networks.md explains."""
 
     tensor: str
     fate: str
@@ -47,7 +47,7 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """How a step of a network will run.
+    """Plan of a network's step.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class NetworkPlan:
 
     @property
     def fate(self) -> Mapping[str, str]:
-        """What becomes of each tensor, by name."""
+        """Fate of each tensor, by name."""
         return {each.tensor: each.fate for each in self.fates}
 
     def explain(self) -> str:

@@ -101,7 +101,7 @@ class Step:
         return next(backward, len(self.phases))
 
     def place(self, name: str) -> Place:
-        """Where a tensor lies: in which one that is no view, and in which region of it."""
+        """Return where a tensor lies: in which one that is no view, and in which region of it."""
         found = self._places.get(name)
         if found is None:
             found = self._places[name] = place_of(name, self.tensors)
@@ -125,7 +125,7 @@ class Step:
 
     @cached_property
     def shared_gradients(self) -> frozenset[str]:
-        """Of what gradients are made of, those whose gradients lie in one tensor with others.
+        """Tensors whose gradients lie in one tensor with others.
 
         Those of outputs, which are given, are among these others.
         """
@@ -154,12 +154,12 @@ class Step:
 
     @cached_property
     def bases_of_phases(self) -> tuple[frozenset[str], ...]:
-        """What is no view, and is bound in each phase, or a view of it is."""
+        """Tensors, no views, that each phase binds, itself or a view of them."""
         return tuple(frozenset(map(self.base, phase.binds.values())) for phase in self.phases)
 
     @cached_property
     def touched(self) -> frozenset[str]:
-        """What is no view, and is bound in some phase, or a view of it is."""
+        """Tensors, no views, that some phase binds, itself or a view of them."""
         return frozenset().union(*self.bases_of_phases)
 
     @cached_property

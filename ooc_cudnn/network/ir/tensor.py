@@ -51,7 +51,7 @@ NO_ORIGIN = Origin()
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a builder returns, and what a phase binds an operand to.
+    """A tensor of a network: builders return it, and phases bind operands to it.
 
     Parameters
     ----------
@@ -99,12 +99,12 @@ class Tensor:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it may have a gradient."""
+        """True if it may have a gradient."""
         return self.dtype in DTYPES
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: in which one that is no view, and in which region of it."""
+    """Place of a tensor: the one, no view, in which it lies, and its region of that."""
 
     base: str
     region: Region
@@ -129,7 +129,7 @@ def extents(region: Region) -> Shape:
 
 
 def same_but_for_ones(one: Shape, other: Shape) -> bool:
-    """Whether two shapes differ in axes of extent 1 alone.
+    """True if two shapes differ in axes of extent 1 alone.
 
     >>> same_but_for_ones((2, 3), (2, 3, 1, 1)), same_but_for_ones((2, 3), (3, 2))
     (True, False)
@@ -138,7 +138,7 @@ def same_but_for_ones(one: Shape, other: Shape) -> bool:
 
 
 def meet(one: Region, other: Region) -> bool:
-    """Whether two regions of one tensor share an element.
+    """True if two regions of one tensor share an element.
 
     >>> meet(((0, 2), (0, 3)), ((0, 2), (3, 5))), meet(((0, 2), (0, 3)), ((1, 2), (2, 5)))
     (False, True)
@@ -174,7 +174,7 @@ def counted_from(region: Region, other: Region) -> Region:
 
 
 def place_of(name: str, tensors: Mapping[str, Tensor]) -> Place:
-    """Where a tensor lies, through all views of views."""
+    """Resolve a tensor's place through all views of views."""
     tensor = tensors[name]
     region = whole(tensor.shape)
     while tensor.of:

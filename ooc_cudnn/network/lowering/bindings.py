@@ -120,7 +120,7 @@ class Bindings:
         return copy
 
     def is_aligned(self, name: str) -> bool:
-        """Whether a tensor of the program begins on a 16-byte boundary."""
+        """True if a tensor of the program begins on a 16-byte boundary."""
         home = self.found[name]
         if home.offset is not None:
             return home.offset % WIDEST_ACCESS_BYTES == 0

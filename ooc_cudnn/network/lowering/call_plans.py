@@ -171,7 +171,7 @@ def _in_core(request: Request, target: Target) -> Plan | None:
 
 
 def _has_several_sizes(request: Request, plan: Plan) -> bool:
-    """Whether something that a plan launches was measured at several sizes."""
+    """True if something that a plan launches was measured at several sizes."""
     compute = request.machine.compute
     return compute.bends and any(
         len(compute.tried.get(launch.operation.work().kind, ())) > 1
@@ -180,7 +180,7 @@ def _has_several_sizes(request: Request, plan: Plan) -> bool:
 
 
 def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace | None) -> bool:
-    """Whether a plan has the workspace of the engines that were measured to be the fastest.
+    """True if a plan has the workspace of the engines that were measured to be the fastest.
 
     True where none was: then nothing says what more workspace would be worth.
     """

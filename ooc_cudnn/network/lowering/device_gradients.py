@@ -52,7 +52,7 @@ def gradients_there(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, Te
 
 
 def gradients_of(step: Step, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Of the tensors of a step those that hold gradients and lie on the device by themselves."""
+    """Select a step's tensors that hold gradients and lie on the device by themselves."""
     bases = dict.fromkeys(step.base(name) for name in step.gradients.values())
     there = {base: specs[base] for base in bases if base in specs}
     return {base: spec for base, spec in there.items() if spec.placement == "device"}
@@ -69,7 +69,7 @@ def block_bytes(specs: Mapping[str, TensorSpec]) -> int:
 
 
 class Block:
-    """How tensors lie in a block, one after the other; the block may be anywhere.
+    """Layout of tensors in a block, one after the other; the block may be anywhere.
 
     Parameters
     ----------

@@ -96,13 +96,13 @@ def outside_bytes(step: Step) -> int:
 
 
 def outside_bytes_of(call: TiledCall) -> int | None:
-    """What a call takes outside of the library; None if it is the library's own."""
+    """Bytes that a call takes outside of the library; None if it is the library's own."""
     whole = _whole(call)
     return None if whole is None else whole.outside_bytes
 
 
 def why_outside(call: TiledCall) -> str:
-    """Why a call is not the library's own; nothing if it is."""
+    """Explain why a call is not the library's own; "" if it is."""
     whole = _whole(call)
     return "" if whole is None else whole.computation.why
 

@@ -1,4 +1,4 @@
-"""What a step keeps on the host, in one block of pinned memory: what is dead makes room.
+"""Offset assignment of a step's host tensors in one block of pinned memory.
 
 A tensor lives there from the first item of the program that touches it to the last. What lives at
 other times may take the same bytes, as on the device.

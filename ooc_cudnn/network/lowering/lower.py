@@ -139,7 +139,7 @@ def lower_step(
 
 
 def _is_relieved(before: LiveRanges, stays: LiveRanges, phase: int) -> bool:
-    """Whether something that was on the device in a phase is there no more."""
+    """True if something that was on the device in a phase is there no more."""
     return any(
         is_there(found, phase) and not is_there(stays.get(base, ()), phase)
         for base, found in before.items()
@@ -323,7 +323,7 @@ class _Placing:
         return found
 
     def _left_by(self, at: int) -> bool:
-        """Whether something that is fetched again is off the device after a phase."""
+        """True if something that is fetched again is off the device after a phase."""
         return any(
             len(found) > 1 and found[0].leaves is not None and found[0].last == at
             for found in self.stays.values()
@@ -385,7 +385,7 @@ class _Placing:
         return int(candidates[latest.argmin()])
 
     def _is_starved(self, plan: Plan, phase: Phase, at: int) -> bool:
-        """Whether tensors that could be elsewhere leave a phase so little that it crawls."""
+        """True if tensors that could be elsewhere leave a phase so little that it crawls."""
         if plan.pieces <= MANY_PIECES or _largest(self.step, self.stays, at) is None:
             return False
         with_all = self.plan_of(phase, at, self.room)[1]

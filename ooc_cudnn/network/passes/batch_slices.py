@@ -114,7 +114,7 @@ class _Slabs(OfImages):
         return found
 
     def _is_cut(self, stretch: _Stretch) -> bool:
-        """Whether a stretch goes slab by slab."""
+        """True if a stretch goes slab by slab."""
         return bool(stretch.each) and stretch.each[0] not in self._inner
 
     def step_of(self) -> Step:

@@ -1,4 +1,4 @@
-"""What forward keeps for backward, made small: rewrites of a step.
+"""Pass: saved activations made small (bit masks, argmax indices).
 
 - The gradient of max pooling reads x, y and dy, to find the maxima again. A byte an element of y,
   saved in forward, says where they are. So x and y are not read, and either may be made again, in

@@ -77,7 +77,7 @@ class _Between:
         }
 
     def before(self, sums: int) -> _Found | None:
-        """What is there of the gradient that a phase sums; None if it must be made."""
+        """Match the phases around one that sums a gradient; None if the gradient must be made."""
         step, phases = self.step, self.step.phases
         between, x = phases[sums].binds["dy"], phases[sums].binds["x"]
         maker = self.makers.of(between, sums)
@@ -107,12 +107,12 @@ class _Between:
 
 
 def _is_of_groups(phase: Phase) -> bool:
-    """Whether a phase makes sums and dx of instance or group normalization, of dy as it is."""
+    """True if a phase makes sums and dx of instance or group normalization, of dy as it is."""
     return isinstance(phase.call, GroupNormalizationGradientCall) and phase.call.mode == "identity"
 
 
 def _is_rectifier(phase: Phase) -> bool:
-    """Whether a phase is the gradient of an activation of few slopes, whose y tells which."""
+    """True if a phase is the gradient of an activation of few slopes, whose y tells which."""
     call = phase.call
     return (
         isinstance(call, ActivationGradientCall)

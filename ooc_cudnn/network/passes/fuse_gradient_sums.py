@@ -40,13 +40,13 @@ def summed(step: Step) -> Step:
 
 
 def is_plain_sums(phase: Phase) -> bool:
-    """Whether a phase makes sums of batch normalization, in any order, of dy as it is."""
+    """True if a phase makes sums of batch normalization, in any order, of dy as it is."""
     call = phase.call
     return isinstance(call, ChannelSumsCall) and not call.deterministic and call.mode == "identity"
 
 
 def _is_bias(phase: Phase) -> bool:
-    """Whether a phase makes the gradient of a bias, and adds to nothing."""
+    """True if a phase makes the gradient of a bias, and adds to nothing."""
     call = phase.call
     return (
         isinstance(call, BroadcastGradientCall)
@@ -167,7 +167,7 @@ class Makers:
         return before if of.alpha == 1 and of.dtype in SUMMED_BESIDE else None
 
     def has_relu(self, pooling: Phase) -> bool:
-        """Whether the gradient of a pooling goes through the ReLU before it: some goes nowhere."""
+        """True if the gradient of a pooling goes through the ReLU before it: some goes nowhere."""
         if "index" not in pooling.binds:
             return False
         forward = self.step.phases[self.uses[pooling.binds["index"]].written[0]].call

@@ -38,7 +38,7 @@ def in_place(step: Step) -> Step:
 
 
 def _may_share(step: Step, at: int, phase: Phase, uses: Mapping[str, Uses]) -> bool:
-    """Whether dy, read for the last time, can become dx, written for the first."""
+    """True if dy, read for the last time, can become dx, written for the first."""
     if not phase.call.may_be_in_place or phase.call.beta != 0:
         return False
     if "dx" not in phase.binds:  # sums alone are made, of what nobody wants a gradient of

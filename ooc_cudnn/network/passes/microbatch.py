@@ -152,7 +152,7 @@ class OfImages:
         }
 
     def _stays_whole(self, name: str) -> bool:
-        """Whether parts share a tensor, and each reads or makes a region of it."""
+        """True if parts share a tensor, and each reads or makes a region of it."""
         base = self._base(name)
         return base in self._whole or self.step.tensors[base].kind in GIVEN
 

@@ -43,7 +43,7 @@ def _is_summed_last(step: Step, at: int, phase: Phase, images: int) -> bool:
 
 
 def run_before(step: Step, last: frozenset[int], parts: int) -> dict[int, list[int]]:
-    """Where in the last part the phases that run once do so.
+    """Map phases of the last part to those that run once and go just before them.
 
     Returns
     -------

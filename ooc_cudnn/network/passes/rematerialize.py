@@ -62,12 +62,12 @@ def forward_only(step: Step) -> frozenset[str]:
 
 
 def is_repeatable(step: Step, phase: Phase) -> bool:
-    """Whether running a phase again changes nothing but what it makes anew."""
+    """True if running a phase again changes nothing but what it makes anew."""
     return phase.call.beta == 0 and makes_maps_alone(step, phase)
 
 
 def makes_maps_alone(step: Step, phase: Phase) -> bool:
-    """Whether a phase writes nothing that lives between steps, and no statistics."""
+    """True if a phase writes nothing that lives between steps, and no statistics."""
     return all(step.tensors[step.base(name)].kind == "map" for name in phase.writes)
 
 

@@ -71,6 +71,6 @@ class _Repeating(Remaking):
 
 
 def results_beside(step: Step, makers: Iterable[Phase], name: str) -> list[str]:
-    """What phases write beside a map."""
+    """Results that phases write beside a map."""
     bases = (step.base(each) for maker in makers for each in maker.writes)
     return [base for base in dict.fromkeys(bases) if base != name]

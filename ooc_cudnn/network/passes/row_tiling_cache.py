@@ -73,7 +73,7 @@ def _wanted(stretches: Stretches) -> Iterator[_Copy]:
 
 
 def _by_rows(phase: Phase, name: str) -> bool:
-    """Whether a phase reads a tensor by rows: parameters are read whole."""
+    """True if a phase reads a tensor by rows: parameters are read whole."""
     operands = (operand for operand, bound in phase.binds.items() if bound == name)
     return all("h_y" in phase.call.operands[operand].axes for operand in operands)
 

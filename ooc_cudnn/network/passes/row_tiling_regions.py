@@ -54,18 +54,18 @@ class Stretches:
             self.whole |= crossing
 
     def _is_made_again(self, name: str) -> bool:
-        """Whether a tensor is a map to be made again, a copy of it, or a copy of rows."""
+        """True if a tensor is a map to be made again, a copy of it, or a copy of rows."""
         tensor = self.step.tensors[name]
         return tensor.source in self._again or tensor.origin.copy == "rows"
 
     def _is_gradient(self, name: str, whole: set[str]) -> bool:
-        """Whether a tensor is the gradient of something that need not be whole."""
+        """True if a tensor is the gradient of something that need not be whole."""
         of = self.step.tensors[name].origin.gradient_of
         given = of in self.step.tensors and self.step.tensors[of].kind in GIVEN
         return self.step.tensors[name].kind == "gradient" and of not in whole and not given
 
     def _has_rows(self, name: str) -> bool:
-        """Whether every phase takes rows of a tensor as its pieces go down the rows."""
+        """True if every phase takes rows of a tensor as its pieces go down the rows."""
         for at in self.uses[name].phases:
             phase = self.step.phases[at]
             for operand, bound in phase.binds.items():
@@ -107,7 +107,7 @@ class Stretches:
 
     @staticmethod
     def _is_alone(phase: Phase) -> bool:
-        """Whether a phase is a stretch by itself, and runs on all rows at once.
+        """True if a phase is a stretch by itself, and runs on all rows at once.
 
         It sums over rows in a way that cannot be added to (moments are merged), or would add to
         what else it makes, too; or it has no rows, or bits of several rows in a byte.
@@ -121,7 +121,7 @@ class Stretches:
         return not any("h_y" in operand.axes for operand in call.operands.values())
 
     def _makes_again(self, phase: Phase) -> bool:
-        """Whether a phase makes again what is banded, and nothing that must end first."""
+        """True if a phase makes again what is banded, and nothing that must end first."""
         return all(
             self.step.tensors[n].origin.copy and n in self.banded_tensors for n in phase.writes
         )
@@ -137,7 +137,7 @@ class Stretches:
 
 
 class _Held:
-    """What the phases of a stretch so far do to tensors that are whole."""
+    """Uses of whole tensors by the phases of a region so far."""
 
     def __init__(self, of: Stretches, phases: Iterable[Phase] = ()) -> None:
         self.of = of
@@ -156,7 +156,7 @@ class _Held:
                 self.strayed.add(base)
 
     def must_end_before(self, phase: Phase) -> bool:
-        """Whether a phase reads what is not there whole, or changes rows that are read later.
+        """True if a phase reads what is not there whole, or changes rows that are read later.
 
         A band may write over its own rows of what all phases before it touched by these alone.
         """
@@ -176,7 +176,7 @@ class _Held:
                 yield operand, base
 
     def _strays(self, phase: Phase, operand: str) -> bool:
-        """Whether a band of a phase touches rows of an operand that are another band's."""
+        """True if a band of a phase touches rows of an operand that are another band's."""
         call, name = phase.call, phase.binds[operand]
         shape = self.of.step.tensors[name].shape
         if "h_y" not in call.operands[operand].axes:
@@ -193,7 +193,7 @@ class _Held:
 
 
 def _is_packed(call: TiledCall) -> bool:
-    """Whether some of a call's tensors hold several rows in a byte."""
+    """True if some of a call's tensors hold several rows in a byte."""
     rows = {
         operand.shape[ROW_AXIS]
         for operand in call.operands.values()

@@ -69,7 +69,7 @@ def _convolution(phase: Phase) -> Convolution | None:
 
 
 def _may_be_summed(phase: Phase) -> bool:
-    """Whether a phase is linear, in numbers that lose nothing in being stored between sums."""
+    """True if a phase is linear, in numbers that lose nothing in being stored between sums."""
     forward = _convolution(phase)
     return forward is not None and forward.groups == 1 and forward.dtype in ("float32", "float64")
 

@@ -30,7 +30,7 @@ CLASSES = (
 
 
 class Span(NamedTuple):
-    """What one stream does for one task or move, from its first step of it to its last; seconds.
+    """Seconds of a stream at one task or move, from its first step of it to its last.
 
     `what` is "copies", or of computing "forward", "backward" or "recomputing".
     """

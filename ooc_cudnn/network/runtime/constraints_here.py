@@ -81,7 +81,7 @@ def _asked(memory_limit: Limit) -> Any:
 
 
 def misaligned_of(given: Mapping[str, Wrapped]) -> frozenset[str]:
-    """What is given on the device and does not begin where its widest accesses may."""
+    """Select inputs on the device that do not begin where their widest accesses may."""
     return frozenset(
         name
         for name, each in given.items()

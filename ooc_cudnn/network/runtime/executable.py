@@ -24,7 +24,7 @@ from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
 
 class Memory(Protocol):
-    """What arrays on the device are made of: the library's own memory, or another framework's."""
+    """Memory of arrays on the device: the library's own, or another framework's."""
 
     def array(self, spec: TensorSpec) -> Any:
         """An array by itself."""
@@ -57,7 +57,7 @@ class OwnMemory:
 
 
 class Making(NamedTuple):
-    """What whoever runs a step does itself.
+    """Allocation of results by whoever runs a step.
 
     Attributes
     ----------

@@ -56,12 +56,12 @@ class ForwardStep(Prepared[ReadyStep]):
 
     @property
     def phases(self) -> Step:
-        """What it launches, in the arithmetic of the settings in force."""
+        """Phases that it launches, in the arithmetic of the settings in force."""
         return self._step
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """What it makes."""
+        """Outputs that it makes."""
         return tuple(self._step.tensors[name] for name in self._step.outputs)
 
     def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
@@ -69,7 +69,7 @@ class ForwardStep(Prepared[ReadyStep]):
 
 
 class Forward:
-    """What a run of forward made.
+    """Results of a run of forward.
 
     Attributes
     ----------

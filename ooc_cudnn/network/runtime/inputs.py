@@ -21,7 +21,7 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Holder(Protocol):
-    """What a network holds between steps; `running` are running statistics."""
+    """Arrays that a network holds between steps; `running` are running statistics."""
 
     graph: Graph
     parameters: Parameters
@@ -66,7 +66,7 @@ def arrays_given(
 
 
 def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, Wrapped]:
-    """What is given as a step holds it: what it changes it has in arrays of its own.
+    """Return inputs as a step holds them: those it changes in arrays of its own.
 
     On the host these are pinned, whatever the given ones are: else each copy would be staged.
     """
@@ -80,7 +80,7 @@ def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, W
 
 
 def wrong_names(wanted: Iterable[str], given: Iterable[str]) -> str:
-    """What an error says where other inputs are given than those that are wanted; else nothing.
+    """Explain inputs that are not those that are wanted; "" where they are.
 
     >>> wrong_names(["images", "labels"], ["images", "label"])
     'needs labels and has no input label'

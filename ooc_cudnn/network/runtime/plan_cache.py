@@ -42,7 +42,7 @@ PLENTY = 2
 
 
 def plans_folder() -> Path:
-    """Where plans are kept."""
+    """Return the folder of stored plans."""
     return cache_directory() / "plans"
 
 

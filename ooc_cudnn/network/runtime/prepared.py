@@ -77,7 +77,7 @@ class Prepared(ABC, Generic[R]):
 
     @property
     def program(self) -> Program | None:
-        """What the last call ran; None before the first."""
+        """Program of the last call; None before the first."""
         last = self._last_ready
         return None if last is None else last[1].program
 
@@ -131,7 +131,7 @@ class Prepared(ABC, Generic[R]):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What is handed in and changed: running statistics, by name."""
+        """Inputs that are changed: running statistics, by name."""
         step, changed = self._step, self._changed
         if changed is None or changed[0] is not step:
             changed = self._changed = step, step.changed

@@ -24,7 +24,7 @@ from perfmodel import MachineModel
 
 
 class Runnable:
-    """What a network can be asked to do, once it is built; `running` are running statistics."""
+    """A built network that can plan, run and train; `running` are running statistics."""
 
     graph: Graph
     parameters: Parameters
@@ -33,7 +33,7 @@ class Runnable:
     @property
     @abstractmethod
     def wanted(self) -> tuple[str, ...]:
-        """What a step of training makes gradients of."""
+        """Tensors that a step of training makes gradients of."""
 
     @abstractmethod
     def training_phases(self, loss: Tensor, wanted: Iterable[str] | None = None) -> Step:

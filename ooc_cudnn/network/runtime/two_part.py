@@ -105,7 +105,7 @@ class PausingStep(Prepared["ReadyParts"]):
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """What forward makes."""
+        """Outputs of forward."""
         return tuple(self._step.tensors[name] for name in self._step.outputs)
 
     @property
@@ -277,12 +277,12 @@ class Paused:
 
     @property
     def has_begun(self) -> bool:
-        """Whether backward has."""
+        """True if backward has."""
         return self._next != 1
 
     @property
     def is_over(self) -> bool:
-        """Whether backward has ended, or failed."""
+        """True if backward has ended, or failed."""
         return self._next is None or self._next == len(self._ready.executors)
 
     def go_on(self) -> dict[str, Any]:

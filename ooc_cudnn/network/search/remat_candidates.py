@@ -1,4 +1,4 @@
-"""What is made again, and what comes back from the host, so that a step fits and takes least."""
+"""Candidates for rematerialization and offload with which a step fits, the fastest first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL: tuple[str, ...] = (*GIVEN, "map")
 
 
 class RematSolution(NamedTuple):
-    """What a search found for a step.
+    """Solution of a search for a step.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ def made_again(
 
 
 def coming_back(step: Step, rewritten: Step, made: RematSolution, room_bytes: int) -> LiveRanges:
-    """Where tensors are in the step as it is rewritten: all is kept, but for what comes back."""
+    """Live ranges of a rewritten step: all is kept, but for tensors that are fetched again."""
     little = min(LITTLE, LITTLE_OF_ROOM * room_bytes)
     put_in = [0] * len(step.phases)
     for each in made.again:

@@ -60,7 +60,7 @@ def search(makings: RematState) -> bool:
 
 
 def fits(makings: RematState) -> bool:
-    """Whether a search finds events with which all fits, whatever they take."""
+    """True if a search finds events with which all fits, whatever they take."""
     search, before = _Search(makings), frozenset(makings.events)
     for measure, tried in enumerate(FIRST):
         search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)

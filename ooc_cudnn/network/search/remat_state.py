@@ -29,7 +29,7 @@ SMALL = 2**-12
 
 
 class Item(NamedTuple):
-    """What can be had again.
+    """A tensor that can be recomputed or fetched again.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class RematState:
         )
 
     def _is_changed(self, base: str) -> bool:
-        """Whether a tensor is no map or given one, or is written where it may be had again."""
+        """True if a tensor is no map or given one, or is written where it may be had again."""
         kind, written = self.step.tensors[base].kind, self.uses[base].written
         if kind != "map":
             return kind not in GIVEN or bool(written)
@@ -289,7 +289,7 @@ class RematState:
         return [*chain.from_iterable(self._unread.values())]
 
     def is_there(self, name: str, slot: int) -> bool:
-        """Whether some version of a tensor lives in a slot."""
+        """True if some version of a tensor lives in a slot."""
         return any(first <= slot <= last for first, last in self.versions[name])
 
     def held_through(self, slot: int) -> list[str]:
@@ -304,7 +304,7 @@ class RematState:
         return fsum(map(self.seconds_of, self.events))  # in any order: events are a set
 
     def seconds_of(self, event: RematEvent) -> float:
-        """What an event takes."""
+        """Return the seconds of an event."""
         item = self.items[event.name]
         if event.is_made or item.copy is None:
             return item.seconds
@@ -312,7 +312,7 @@ class RematState:
 
     @property
     def saved_by_copies(self) -> float:
-        """What would be saved if all came from the host that takes longer to be made again.
+        """Return seconds saved if tensors that take longer to recompute came from the host.
 
         As a share of what all phases take.
         """

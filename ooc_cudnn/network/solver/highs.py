@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """What was found.
+    """Solution of a linear program.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ def minimize(
 
 
 def _has_failed(found: Any, *, whole: bool) -> bool:
-    """Whether HiGHS failed; a search of whole numbers that ended at a limit did not.
+    """True if HiGHS failed; a search of whole numbers that ended at a limit did not.
 
     SciPy (1.17) has one state for both where there is no solution so far.
     """

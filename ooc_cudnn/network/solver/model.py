@@ -109,7 +109,7 @@ class LinearProgram:
         return found
 
     def are_met(self, values: Sequence[float]) -> bool:
-        """Whether values of the variables keep to all rows."""
+        """True if values of the variables keep to all rows."""
         return all(
             low <= sum(factor * values[at] for at, factor in terms.items()) <= high
             for terms, low, high in self.rows

@@ -49,7 +49,7 @@ MUCH_HALO = 1.5
 
 
 class Held:
-    """What a step by itself is run for: its parameters are handed in."""
+    """Holder of one step by itself: its parameters are handed in."""
 
     def __init__(self, step: Step) -> None:
         self.graph, self.parameters, self.running = Graph(), Parameters(0), Parameters(0)
@@ -57,13 +57,13 @@ class Held:
 
 
 def forward_alone(step: Step, memory_limit: Limit = None) -> ForwardStep:
-    """What plans and runs a step of inference by itself."""
+    """Return a step of inference that is planned and run by itself."""
     return ForwardStep(Held(step), lambda: step, memory_limit, {}, None)
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """How an output is made.
+    """Plan of an output that is made in tiles.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class BlockPlan:
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """Number of tiles."""
         return math.prod(len(each) - 1 for each in self.cuts)
 
     @property
@@ -172,7 +172,7 @@ class InBlocks:
 
     @property
     def plan(self) -> NetworkPlan | None:
-        """How the last block ran."""
+        """Plan of the last tile."""
         ran = [each.plan for each in self._ready.values() if each.plan is not None]
         return max(ran, key=lambda plan: plan.seconds, default=None)
 

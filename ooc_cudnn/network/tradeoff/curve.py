@@ -29,7 +29,7 @@ PLENTY = 2**50
 
 
 class Figures(NamedTuple):
-    """What JSON keeps of a plan."""
+    """Figures of a plan that JSON keeps."""
 
     seconds: float
     device_bytes: int
@@ -40,7 +40,7 @@ class Figures(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a policy makes of a limit.
+    """A policy's plan at a limit.
 
     Attributes
     ----------

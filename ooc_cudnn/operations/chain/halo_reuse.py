@@ -45,7 +45,7 @@ class Flow(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """How many rows it makes, needs, finds and keeps, and the padding it sees."""
+        """Key of rows: how many it makes, needs, finds and keeps, and the padding it sees."""
         return (
             self.made[1] - self.made[0],
             self.needed.stop - self.needed.start,
@@ -146,13 +146,13 @@ def fusions(
 
 
 def _is_sum(operation: Operation) -> bool:
-    """Whether it adds a tensor of the same shape, and does nothing else."""
+    """True if it adds a tensor of the same shape, and does nothing else."""
     if not isinstance(operation, OpTensor) or operation.op != "add":
         return False
     return operation.b_shape == operation.shape and operation.alpha_a == operation.alpha_b == 1
 
 
 def _takes_addend(operations: Sequence[Operation], fusion: Fusion) -> bool:
-    """Whether a tensor can be added within a fusion, after all that it does so far."""
+    """True if a tensor can be added within a fusion, after all that it does so far."""
     normalises = isinstance(operations[fusion.first], Normalise)
     return normalises and not fusion.addend and fusion.mode == "identity"

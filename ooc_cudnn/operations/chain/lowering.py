@@ -210,7 +210,7 @@ class ChainBuilder(Builder):
         self.current = product
 
     def _adds_itself(self, fusion: Fusion, following: Fusion) -> bool:
-        """Whether what follows is a bias, perhaps with ReLU, that the convolution adds itself."""
+        """True if what follows is a bias, perhaps with ReLU, that the convolution adds itself."""
         first, second = (self.chain.operations[each.first] for each in (fusion, following))
         return (
             isinstance(first, Convolution)

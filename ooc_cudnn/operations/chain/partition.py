@@ -109,7 +109,7 @@ class ChainPieces(BuiltCall):
 
     @cached_property
     def channels_may_be_cut(self) -> bool:
-        """Whether the chain may be cut along cY (and cX, if it has a convolution)."""
+        """True if the chain may be cut along cY (and cX, if it has a convolution)."""
         return self.convolution is not None or not any(
             isinstance(step, MIXING) for step in self.operations
         )
@@ -146,7 +146,7 @@ class ChainPieces(BuiltCall):
         return ranges(getattr(self.extents, axis), size)
 
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
-        """How many regions the ranges of an axis make: pieces of cY in one group see one of x."""
+        """Number of regions that an axis's ranges make: pieces of cY in one group see one of x."""
         if name == "x" and axis == "c_y" and self.convolution is not None:
             return self.convolution.places(cut)
         return super().distinct(name, axis, cut)
@@ -202,7 +202,7 @@ class ChainPieces(BuiltCall):
         return tuple(start for start in starts if start <= last)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """How many rows each operation makes, needs, finds and keeps, and the padding it sees.
+        """Key of rows: how many each operation makes, needs, finds and keeps, and its padding.
 
         Of those that depend on where their rows lie, that too.
         """
@@ -235,7 +235,7 @@ class ChainPieces(BuiltCall):
         return rows
 
     def reads_nothing(self, rows: Range) -> bool:
-        """Whether x, or an intermediate, has no rows in a piece of these rows."""
+        """True if x, or an intermediate, has no rows in a piece of these rows."""
         needed = needed_rows(self.operations, rows, self.row_axis)
         return any(of_operation.start == of_operation.stop for of_operation in needed)
 

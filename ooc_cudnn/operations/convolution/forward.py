@@ -156,11 +156,11 @@ class Convolution(Windowed):
         return grouped_ranges(self.w_shape[0], self.w_shape[0] // self.groups, size)
 
     def places(self, cut: Ranges) -> int:
-        """How many regions of the other side's channels pieces of channels see: one a group."""
+        """Number of regions of the other side's channels that pieces see: one a group."""
         return 1 if self.groups == 1 else cut.places
 
     def c_x_may_be_cut(self, c_y_size: int) -> bool:
-        """Whether cX can be cut beside pieces of `c_y_size`: not if one holds several groups."""
+        """True if cX can be cut beside pieces of `c_y_size`: not if one holds several groups."""
         return self.groups == 1 or c_y_size <= self.w_shape[0] // self.groups
 
     def input_channels(self, c_y: Range, c_x: Range) -> Range:
@@ -251,12 +251,12 @@ class Convolution(Windowed):
 
     @property
     def is_even(self) -> bool:
-        """Whether padding is the same on both sides of each axis."""
+        """True if padding is the same on both sides of each axis."""
         return all(before == after for before, after in self.padding)
 
     @property
     def problem(self) -> str:
-        """What it computes, whatever its extents."""
+        """Problem that it computes, whatever its extents."""
         geometry = in_words(self.window, self.stride, self.dilation)
         return f"{geometry}; {self.x_shape[1]} to {self.w_shape[0]} in {self.groups}"
 

@@ -30,7 +30,7 @@ GROUP_CHANNELS = 4
 
 
 def is_faster_fused(forward: Convolution, layout: str) -> bool:
-    """Whether a convolution is to be one launch with the bias and the activation after it.
+    """True if a convolution is to be one launch with the bias and the activation after it.
 
     Examples
     --------
@@ -70,12 +70,12 @@ class FusedConvolution:
 
     @property
     def result_dtype(self) -> str:
-        """Of y: that of all operands."""
+        """Dtype of y: that of all operands."""
         return self.forward.y_dtype
 
     @property
     def dtype(self) -> str:
-        """Of all its operands."""
+        """Dtype of all its operands."""
         return self.forward.dtype
 
     @property

@@ -219,7 +219,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
         return Piece((0, whole.n), c_y, (0, whole.h_y), c_x)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Of rows, dx; of the whole batch, dw and db, image after image."""
+        """Expected dx of rows; dw and db of the whole batch, image after image."""
         whole, found = self.extents, dict[str, tuple[Array, Array]]()
         if piece.c_y == (0, whole.c_y) and piece.c_x == (0, whole.c_x):
             rows = self.rows(piece.h_y)

@@ -109,7 +109,7 @@ class TransposedConvolution(Placed):
 
     @property
     def dtype(self) -> str:
-        """Of x, w and y."""
+        """Dtype of x, w and y."""
         return self.forward.dtype
 
     @property
@@ -141,7 +141,7 @@ class TransposedConvolution(Placed):
         )
 
     def launched(self, layout: str, result_dtype: str) -> ConvolutionBackwardData:
-        """What a device runs: y from (w, x)."""
+        """Operation that a device runs: y from (w, x)."""
         forward = self.forward
         part = forward.resized(
             forward.x_shape, forward.w_shape, forward.padding, forward.groups, layout

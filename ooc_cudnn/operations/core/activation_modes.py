@@ -119,7 +119,7 @@ MODES = {
 
 
 def needs_x(mode: str, coef: float) -> bool:
-    """Whether y does not tell the slope of a mode with this coef.
+    """True if y does not tell the slope of a mode with this coef.
 
     >>> needs_x("relu", 0.0), needs_x("gelu", 0.0), needs_x("leaky_relu", -0.5)
     (False, True, True)

@@ -1,4 +1,4 @@
-"""What can be cut: everything that the planner, the schedule and the executor ask of a call.
+"""Interface of tiled calls: all that planner, schedule and executor ask of a call.
 
 A chain of operations is a tiled call, and so is a gradient, a softmax or a batch normalisation.
 Each says along which axes it may be cut, which region of each operand a piece touches, and what to
@@ -75,7 +75,7 @@ class Operand(NamedTuple):
 
 
 class Accumulation(NamedTuple):
-    """Where a piece stands in the sum over the reduced axes: alone, first, in the middle, last."""
+    """Position of a piece in the sum over the reduced axes: alone, first, in the middle, last."""
 
     first: bool = True
     last: bool = True
@@ -88,7 +88,7 @@ Read = Callable[[str, Region], Array]
 
 
 class Rounding(NamedTuple):
-    """What bounds a result's rounding error: terms of its sums, arithmetic, operations in a row."""
+    """Bounds of a result's rounding error: terms of its sums, arithmetic, operations in a row."""
 
     terms: int
     arithmetic: str
@@ -97,7 +97,7 @@ class Rounding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """What every call may be told.
+    """Scaling of a call's result, as every call has it.
 
     Attributes
     ----------
@@ -195,11 +195,11 @@ class TiledCall(Scaled, ABC):
         return self if row_axis == self.row_axis else replace(self, row_axis=row_axis)
 
     def may_cut(self, axis: str) -> bool:
-        """Whether an axis may be cut at all."""
+        """True if an axis may be cut at all."""
         return bool(getattr(self.extents, axis) > 1)
 
     def is_legal(self, split: Split) -> bool:
-        """Whether it can be cut so (whatever the memory)."""
+        """True if it can be cut so (whatever the memory)."""
         whole = self.extents
         return all(
             self.may_cut(axis) or getattr(split, axis) >= getattr(whole, axis) for axis in AXES
@@ -222,7 +222,7 @@ class TiledCall(Scaled, ABC):
         return ranges(getattr(self.extents, axis), size)
 
     def distinct(self, name: str, axis: str, cut: Ranges) -> int:
-        """How many different regions of an operand the ranges of one axis make."""
+        """Number of different regions of an operand that the ranges of one axis make."""
         return len(cut) if axis in self.operands[name].axes else 1
 
     @abstractmethod
@@ -235,18 +235,18 @@ class TiledCall(Scaled, ABC):
         return Piece(n, c_y, h_y, c_x, sweep)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """What launches depend on besides the sizes of a piece: how its rows meet the borders."""
+        """Key of launches besides the sizes of a piece: how its rows meet the borders."""
         return None
 
     def launch_key(self, piece: Piece) -> Hashable:
-        """What the launches of a piece depend on: pieces of one key launch the same.
+        """Key of a piece's launches: pieces of one key launch the same.
 
         A call whose numbers depend on where a piece lies adds its place; what it costs does not.
         """
         return piece.sizes, piece.sweep, self.row_key(piece)
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether some operation sees padding above or below the rows of a piece.
+        """True if some operation sees padding above or below the rows of a piece.
 
         Pieces of equally many rows that do not are all alike.
         """
@@ -276,7 +276,7 @@ class TiledCall(Scaled, ABC):
         return (self.region(name, piece) or ())[self.row_axis]
 
     def reads_nothing(self, rows: Range) -> bool:
-        """Whether an operand has no rows in a piece of these rows: they are made of padding."""
+        """True if an operand has no rows in a piece of these rows: they are made of padding."""
         piece = self.whole_piece(self.sweeps - 1)._replace(h_y=rows)
         regions = (self.region(name, piece) for name in self.streamed)
         at = self.row_axis
@@ -293,7 +293,7 @@ class TiledCall(Scaled, ABC):
         orders: Mapping[str, str],
         accumulation: Accumulation = ALONE,
     ) -> tuple[tuple[Launch, ...], Mapping[str, Buffer]]:
-        """What to run on a piece, and every buffer it takes, by name.
+        """Return the launches on a piece, and every buffer they take, by name.
 
         Parameters
         ----------
@@ -324,7 +324,7 @@ class TiledCall(Scaled, ABC):
 
     @abstractmethod
     def rounding(self) -> Rounding:
-        """What bounds the rounding error of the results."""
+        """Bounds of the results' rounding error."""
 
 
 def random_range(random: np.random.Generator, extent: int, size: int) -> Range:

@@ -1,4 +1,4 @@
-"""What operations share that compute each element by itself: shapes, rows, pieces, work."""
+"""Base of elementwise operations: shapes, rows, pieces, work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device runs: one operation on named buffers, and what it knows of each."""
+"""A launch: one operation of a device on named buffers, and facts about each."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class Buffer(NamedTuple):
 
     @property
     def offset_bytes(self) -> int:
-        """Where its first row starts in the whole."""
+        """Offset of its first row in the whole."""
         if self.rows is None:
             return 0
         return self.rows[0] * self.strides[self.row_axis] * ITEM_BYTES[self.dtype]
 
 
 class Launchable(Protocol):
-    """What a device runs: a pure description of one computation on one piece.
+    """A computation of a device on one piece: a pure description.
 
     One whose kernels take maps of any strides, not packed ones alone, has `any_strides = True`.
     """
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the operation."""
 
     def work(self) -> Work:
-        """What it costs."""
+        """Work of the operation."""
 
 
 class Launch(NamedTuple):

@@ -121,7 +121,7 @@ class Builder:
         return ACCUMULATOR[dtype] if wide else dtype
 
     def may_write(self, result: str, dtype: str, order: str) -> bool:
-        """Whether an operation may write a result itself: nothing is left to be done to it."""
+        """True if an operation may write a result itself: nothing is left to be done to it."""
         have = self.buffers[result]
         return (
             not self.accumulating

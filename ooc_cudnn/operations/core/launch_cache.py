@@ -1,4 +1,4 @@
-"""What is launched on a piece of a call, made once: layers repeat, and so do plans of them."""
+"""Cache of the launches on a piece of a call: layers repeat, and so do plans of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every operation answers: its shapes, its halo, its work, and what it computes.
+"""Interface of operations: shapes, halo, work, and the launches that compute them.
 
 An operation is a pure description of one computation; it holds no data. The operation that runs on
 one piece is an operation of the same class with the piece's shapes, so a device needs nothing else.
@@ -70,7 +70,7 @@ class Operation(Protocol):
         """
 
     def work(self) -> Work:
-        """What it costs, in the features that the performance model is fitted on."""
+        """Work, in the features that the performance model is fitted on."""
 
     def reference(self, x: Array, *parameters: Array) -> Array:
         """Compute it plainly in float64; slow, for checking (`verify`) and for tests."""
@@ -95,7 +95,7 @@ class Placed(ABC):
         return self.on_rows(n, made, rows, channels, row_axis)
 
     def phase(self, made: Range, row_axis: int) -> Hashable:
-        """What else the launches of a piece depend on."""
+        """Key of a piece's launches besides its size."""
         return None
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Placed(ABC):
 
     @abstractmethod
     def meets_border(self, made: Range, row_axis: int) -> bool:
-        """Whether a border of the tensors changes what output rows are made of."""
+        """True if a border of the tensors changes what output rows are made of."""
 
 
 def on_sites(

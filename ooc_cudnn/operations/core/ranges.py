@@ -166,7 +166,7 @@ class Ranges(Sequence[Range]):
 
     @property
     def alike(self) -> bool:
-        """Whether all but the last are equally long."""
+        """True if all but the last are equally long."""
         return self.group == self.extent or self.group % self.size == 0
 
     @property
@@ -235,7 +235,7 @@ def grouped_ranges(extent: int, group: int, size: int) -> Ranges:
 def in_words(
     window: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...] = ()
 ) -> str:
-    """What a window is like, whatever it slides over: asked of every piece that is priced.
+    """Describe a window, whatever it slides over: asked of every piece that is priced.
 
     >>> in_words((3, 3), (1, 1), (2, 2)), in_words((2,), (2,))
     ('window 3x3, stride 1x1, dilation 2x2', 'window 2, stride 2')

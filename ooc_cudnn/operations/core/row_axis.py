@@ -94,18 +94,18 @@ class WindowRows(NamedTuple):
         return input_rows(rows, *self)
 
     def contributing(self, rows: Range, count: int) -> Rows:
-        """Of `count` output rows, those that see input rows: `window.contributing_rows`."""
+        """Range of `count` output rows that see input rows: `window.contributing_rows`."""
         return contributing_rows(rows, count, self.window, self.stride, self.padding, self.dilation)
 
     def reaching(self, rows: Range, count: int) -> Range:
-        """Of `count` output rows, those whose windows reach input rows, and none beside them."""
+        """Range of `count` output rows whose windows reach input rows, and none beside them."""
         reach, before = (self.window - 1) * self.dilation, self.padding[0]
         start = min(max(0, -((reach - before - rows[0]) // self.stride)), count)
         return start, max(start, min(count, (rows[1] - 1 + before) // self.stride + 1))
 
 
 class Windowed:
-    """What slides a window over the spatial axes of x: a convolution, or a pooling."""
+    """An operation with a window over the spatial axes of x: a convolution, or a pooling."""
 
     x_shape: Shape
     window: Shape
@@ -119,7 +119,7 @@ class Windowed:
         return self.x_shape
 
     def sites(self) -> Shape:
-        """How often the window fits along each axis."""
+        """Number of windows along each axis."""
         of = (self.x_shape[2:], self.window, self.stride, self.padding, self.dilation)
         return tuple(output_extent(*axis) for axis in zip(*of, strict=True))
 

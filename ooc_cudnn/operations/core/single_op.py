@@ -30,7 +30,7 @@ class OneTyped(Launchable, Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of its operands; its result may be wider."""
+        """Dtype of its operands; its result may be wider."""
 
 
 class OneShapeCall(BuiltCall):
@@ -56,7 +56,7 @@ class ForwardTypedCall(TiledCall):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """Of all operands."""
+        """Dtype of all operands."""
         return str(self.forward.dtype)
 
 
@@ -137,12 +137,12 @@ class SingleOpCall(BuiltCall):
 
 
 def linear(operation: Any, *inputs: Array) -> tuple[Array, Array]:
-    """What a linear operation gives, and the size of its sums: the same of absolute values."""
+    """Return the result of a linear operation, and its size: the same of absolute values."""
     return operation.reference(*inputs), operation.reference(*map(np.abs, inputs))
 
 
 def summed(piece: Piece, found: Callable[[Piece], tuple[Array, ...]]) -> list[Array]:
-    """What is found of the images of a piece, added up one after the other."""
+    """Sum the results of a piece's images, one after the other."""
     images = (found(piece._replace(n=(image, image + 1))) for image in range(*piece.n))
     sums = list(next(images))
     for more in images:

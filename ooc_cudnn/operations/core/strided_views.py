@@ -33,7 +33,7 @@ def channels_of_wider(spec: TensorSpec, order: str) -> int:
 
 
 def takes_wider(name: str, launches: Iterable[Launch], buffers: Mapping[str, Buffer]) -> bool:
-    """Whether all that is launched on an operand takes it where it lies in a wider tensor."""
+    """True if all that is launched on an operand takes it where it lies in a wider tensor."""
     touching = [launch.operation for launch in launches if name in (*launch.inputs, launch.output)]
     in_parts = any(buffer.block == name for buffer in buffers.values())
     floats = buffers[name].dtype not in INTEGERS

@@ -45,12 +45,12 @@ def call_of_tile(call: TiledCall, tile: Tile) -> TileCall:
 
 
 def is_made_in_tiles(call: TiledCall) -> bool:
-    """Whether there are calls for tiles of some sites: not where all are summed over first."""
+    """True if there are calls for tiles of some sites: not where all are summed over first."""
     return call.sweeps == 1 and type(call).on_tile is not TiledCall.on_tile
 
 
 def may_be_tiled(call: TiledCall) -> bool:
-    """Whether it may be cut at all: not if all it makes is made of padding."""
+    """True if it may be cut at all: not if all it makes is made of padding."""
     axes = range(ROW_AXIS, len(call.tile_shape))
     return not any(
         turned.reads_nothing((0, turned.extents.h_y)) for turned in map(call.along, axes)
@@ -58,7 +58,7 @@ def may_be_tiled(call: TiledCall) -> bool:
 
 
 def legal_cuts(call: TiledCall, axis: int, cuts: Iterable[int]) -> tuple[int, ...]:
-    """Of places to cut a spatial axis at, those between which every tile has something to read.
+    """Select places to cut a spatial axis at, between which every tile has something to read.
 
     An output row may see padding alone, and a row of x may be seen by no window.
     """

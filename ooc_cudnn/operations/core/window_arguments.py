@@ -1,4 +1,4 @@
-"""What users write for windows, checked: sizes and strides, padding, groups."""
+"""Checks of users' arguments of windows: sizes and strides, padding, groups."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def convolution_geometry(
 
 
 def is_int(value: object) -> bool:
-    """Whether `value` is an integer (NumPy's too), and no bool."""
+    """True if `value` is an integer (NumPy's too), and no bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -33,7 +33,7 @@ class Activated(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of what it is applied to."""
+        """Dtype of its operand."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class BroadcastGradientCall(PointwiseCall):
 
     @cached_property
     def reduced(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What b was broadcast along."""
+        """Axes that b was broadcast along."""
         kept = cut_axes(self.b_shape)
         return tuple(axis for axis in ("n", "c_y", "h_y") if axis not in kept)
 

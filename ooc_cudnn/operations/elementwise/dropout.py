@@ -101,12 +101,12 @@ class Dropout(OneShape):
 
     @property
     def scale(self) -> float:
-        """What is kept is multiplied by."""
+        """Factor of kept elements."""
         return 1 / (1 - self.p) if self.p < 1 else 0.0
 
     @property
     def index_strides(self) -> Shape:
-        """How much an element's index, or its channel's, grows along each axis."""
+        """Strides of an element's index, or its channel's, along each axis."""
         if self.per_channel:
             return (self.whole[1], 1, *[0] * (len(self.whole) - 2))
         return packed_strides(self.whole)
@@ -121,7 +121,7 @@ class Dropout(OneShape):
         return self.passes("", 2, problem="dropout")
 
     def factors(self, box: tuple[slice, ...], state: Array) -> Array:
-        """What the elements of a box are multiplied by, to be broadcast to it."""
+        """Return the factors of a box's elements, to be broadcast to it."""
         last = 1 if self.per_channel else len(box) - 1
         starts = np.full((), self.first_index, np.int64)
         for axis, (part, step) in enumerate(zip(box, self.index_strides, strict=True)):
@@ -159,7 +159,7 @@ class DropoutCall(PointwiseCall):
         return ((0, 2),) if name == "state" else super().region(name, piece)
 
     def launch_key(self, piece: Piece) -> Hashable:
-        """Where it lies, too: that is what numbers are made of."""
+        """Key of a piece's launches, its position among it: numbers are made of that."""
         return super().launch_key(piece), piece.n[0], piece.c_y[0], piece.h_y[0]
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> Dropout:

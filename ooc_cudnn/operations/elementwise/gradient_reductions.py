@@ -140,7 +140,7 @@ class BiasActivationGradientCall(OneShapeCall):
         return Piece(n, c_y, rows, (0, 1))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Of rows, dx; of the whole batch, db, image after image."""
+        """Expected dx of rows; db of the whole batch, image after image."""
         parts = [self._of_image(piece._replace(n=(at, at + 1)), read) for at in range(*piece.n)]
         whole = self.extents
         if (piece.n, piece.h_y) != ((0, whole.n), (0, whole.h_y)):

@@ -1,1 +1,1 @@
-"""What other libraries compute, as calls: cut along images, or in tiles where they say how."""
+"""External functions as calls: cut along images, or in tiles where they say how."""

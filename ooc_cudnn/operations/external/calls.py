@@ -1,4 +1,4 @@
-"""What somebody outside of the library computes: a function on some images, and its gradients.
+"""Calls of external functions: a function on some images, and its gradients.
 
 The library knows its shapes, what it costs and what memory it takes elsewhere on the device; it
 cuts it along the images, and adds up the gradients of what all images share.
@@ -37,7 +37,7 @@ DENSE_FLOPS_PER_BYTE = 75
 
 
 class Cost(NamedTuple):
-    """What a function takes on so many images.
+    """Cost of a function on so many images.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Drawn(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a function is to be computed.
+    """Run of an external function: how it is to be computed.
 
     Attributes
     ----------
@@ -98,14 +98,14 @@ class Computation(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called: "aten.softmax"."""
+        """Name of the function: "aten.softmax"."""
 
     @property
     def why(self) -> str:
-        """Why the library does not compute it, in a short line."""
+        """Reason why the library does not compute it, in a short line."""
 
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
-        """What it takes; with `wanted` to make the gradients of these inputs."""
+        """Cost; with `wanted` of the gradients of these inputs."""
 
     def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
         """Compute y, and write it."""
@@ -163,12 +163,12 @@ class ExternalLaunch:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the function."""
         return f"{self.computation.name}{'' if self.wanted is None else ' gradient'}"
 
     @property
     def cost(self) -> Cost:
-        """What it takes."""
+        """Cost of the launch."""
         return self.computation.cost(self.images, self.wanted)
 
     def work(self) -> Work:
@@ -225,7 +225,7 @@ class AnyExternalCall(BuiltCall):
         return {**found, "state": STATE} if self.draws else found
 
     def launch_key(self, piece: Piece) -> Hashable:
-        """Of what draws random numbers, where it lies, too: they are made of that."""
+        """Key of a piece's launches; with its position where it draws random numbers."""
         return super().launch_key(piece), piece.n[0] if self.draws else None
 
     @property
@@ -366,7 +366,7 @@ class ExternalGradientCall(AnyExternalCall):
             build.finish(sums, result)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Of what images have, by the same function in float64."""
+        """Expected gradients of what images have, by the same function in float64."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
         dy = read("dy", self.region("dy", piece))
         found = {

@@ -308,7 +308,7 @@ class ElementLossGradientCall(ElementLossCall):
         return ElementLossBackward(shape, dtype, self.mode, *self._weights(shape), self.scale)
 
     def size(self, operation: Any, inputs: list[Any]) -> Array:
-        """What is subtracted is no larger than both together, by weights at their largest."""
+        """Size of the terms: no part is larger than both together, by weights at their largest."""
         weight, positive = (1.0 if a is None else np.abs(a).max() for a in inputs[2:4])
         size = np.abs(inputs[0]) + np.abs(inputs[1]) + 1
         return np.asarray(4 * abs(self.scale * inputs[4][0]) * size * weight * (1 + positive))

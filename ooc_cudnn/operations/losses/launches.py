@@ -1,4 +1,4 @@
-"""What losses compute: one number for each row of each image, and gradients.
+"""Launches of losses: one number for each row of each image, and gradients.
 
 A row's number is made of that row alone, in float64 and in one order; so a loss is the same however
 the batch is cut. `Total` adds the numbers up, image after image and row after row.

@@ -128,13 +128,13 @@ class BatchNormalizationGradientCall(PerChannel):
 
     @cached_property
     def saved(self) -> tuple[str, str]:
-        """Where mean and inverse deviation are: operands, or states of the call."""
+        """Place of mean and inverse deviation: operands, or states of the call."""
         made = self.epsilon is not None
         return ("mean", "inverse") if made else SAVED
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What is saved is among them where it is not made."""
+        """Inputs; saved statistics are among them where they are not made."""
         return ("x", "dy", "scale", *(self.saved if self.epsilon is None else ()))
 
     def touched(self, name: str) -> range:

@@ -33,7 +33,7 @@ class _Tensor(OneShape):
 
 
 def small(channels: int) -> Work:
-    """What it takes to go over a few numbers a channel, or an image."""
+    """Work of going over a few numbers a channel, or an image."""
     return pass_work(
         "pointwise/float64/statistics", device_bytes=72.0 * channels, elements=channels
     )

@@ -1,4 +1,4 @@
-"""What calls share that need statistics of their data, however it is cut."""
+"""Reduction over channels, shared by calls that need statistics of their data, however cut."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class OfStatistics(OneShapeCall):
 
     @property
     def statistics_shape(self) -> Shape:
-        """Of mean and inverse deviation: one of each channel."""
+        """Shape of mean and inverse deviation: one of each channel."""
         return (self.shape[1],)
 
     @property
     def by_sets(self) -> bool:
-        """Whether each image is summed up by itself, and then images in their order."""
+        """True if each image is summed up by itself, and then images in their order."""
         return self.deterministic
 
     @cached_property
@@ -142,13 +142,13 @@ class OfStatistics(OneShapeCall):
         return super().axis_ranges(axis, size)
 
     def row_key(self, piece: Piece) -> Hashable:
-        """Whether an image begins or ends with a piece, and which images come first."""
+        """Key of rows: if an image begins or ends with a piece, and which images come first."""
         if not self.by_sets:
             return None
         return piece.h_y[0] == 0, piece.h_y[1] == self.extents.h_y, piece.n[0] == 0
 
     def meets_border(self, piece: Piece) -> bool:
-        """Whether an image begins or ends with a piece."""
+        """True if an image begins or ends with a piece."""
         ends = (piece.h_y[0] == 0, piece.h_y[1] == self.extents.h_y)
         return self.by_sets and any(ends)
 
@@ -234,7 +234,7 @@ def make_vectors(
     epsilon: float,
     factor: float = 0.0,
 ) -> None:
-    """Of moments make what `vectors` name: mean and inverse deviation, or running averages."""
+    """Make the vectors that `vectors` names: mean and inverse deviation, or running averages."""
     for name, what in vectors.items():
         made = build.buffers[name]
         result = MomentsResult(made.shape, what, made.dtype, epsilon, factor)
@@ -250,7 +250,7 @@ class PerChannel(OfStatistics):
 
     @property
     def elements(self) -> int:
-        """How many elements a channel has in the whole batch."""
+        """Number of elements of a channel in the whole batch."""
         return math.prod(self.shape) // self.shape[1]
 
     def gather_moments(self, build: Builder) -> str:

@@ -38,7 +38,7 @@ class CrossRankCall(ExternalCall):
 
     @classmethod
     def of(cls, computation: Any, kind: str, channels: int, *further: str) -> CrossRankCall:
-        """Of a state (`STATES`) that is float64, and further ones."""
+        """Describe the call of a state (`STATES`) that is float64, and further ones."""
         taken = tuple(
             ExternalInput((STATES[k], channels), "float64", True) for k in (kind, *further)
         )

@@ -123,7 +123,7 @@ class GroupStatisticsCall(_OfGroups):
             make_vectors(build, state, made_of, epsilon=self.epsilon)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Of the patch's group."""
+        """Expected statistics of the patch's group."""
         x = self.group("x", piece, read)
         mean, largest = x.mean(), float(np.abs(x).max())
         inverse = 1 / math.sqrt(x.var() + self.epsilon)

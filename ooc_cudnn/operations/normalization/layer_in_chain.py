@@ -49,12 +49,12 @@ class NormaliseSites(OneShape):
 
     @property
     def statistics_shape(self) -> Shape:
-        """Of mean and inverse deviation: one of each site."""
+        """Shape of mean and inverse deviation: one of each site."""
         return statistics_shape(self.shape, by_site=True)
 
     @property
     def moments(self) -> SetMoments:
-        """What finds the moments of each site."""
+        """Launch that finds the moments of each site."""
         return SetMoments(self.shape, self.dtype, self.shape[1], by_site=True)
 
     def work(self) -> Work:

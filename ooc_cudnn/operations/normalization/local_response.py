@@ -206,7 +206,7 @@ class LocalResponseCall(ForwardTypedCall, PointwiseCall):
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """Of x and y."""
+        """Shape of x and y."""
         return self.forward.shape
 
     def may_cut(self, axis: str) -> bool:

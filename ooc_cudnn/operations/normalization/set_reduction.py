@@ -212,7 +212,7 @@ class NormaliseSets(PerElement):
 
     @property
     def statistics_shape(self) -> Shape:
-        """Of mean and inverse deviation."""
+        """Shape of mean and inverse deviation."""
         return statistics_shape(self.shape, by_site=self.by_site)
 
     @property
@@ -261,7 +261,7 @@ class NormaliseSetsBackward(OneShape):
 
     @property
     def statistics_shape(self) -> Shape:
-        """Of mean and inverse deviation."""
+        """Shape of mean and inverse deviation."""
         return statistics_shape(self.shape, by_site=self.by_site)
 
     def work(self) -> Work:

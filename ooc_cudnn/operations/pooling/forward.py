@@ -112,7 +112,7 @@ class Pooling(Windowed):
 
     @property
     def is_max(self) -> bool:
-        """Whether the largest value is taken, and not the mean."""
+        """True if the largest value is taken, and not the mean."""
         return self.mode.startswith("max")
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Pooling:
@@ -125,7 +125,7 @@ class Pooling(Windowed):
         return self.work_of("pooling", math.prod(self.x_shape) + math.prod(self.output_shape))
 
     def work_of(self, kind: str, elements: int) -> Work:
-        """Of what reads and writes so many elements; each value of y looks at a window."""
+        """Work of so many elements read and written; each value of y looks at a window."""
         return pass_work(
             f"pointwise/{self.dtype}/{kind}",
             device_bytes=elements * DTYPES[self.dtype],
@@ -136,7 +136,7 @@ class Pooling(Windowed):
 
     @property
     def problem(self) -> str:
-        """What it computes, whatever its extents."""
+        """Problem that it computes, whatever its extents."""
         return f"{self.mode}, {in_words(self.window, self.stride)}"
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
@@ -146,7 +146,7 @@ class Pooling(Windowed):
             yield met_along(offsets, self.stride, self.x_shape[2:], self.output_shape[2:])
 
     def divisors(self) -> Array:
-        """What each window's sum is divided by for the mean, of the spatial shape of y."""
+        """Divisors of each window's sum for the mean, of the spatial shape of y."""
         sites = self.output_shape[2:]
         if self.mode == "average_include_padding":
             return np.full(sites, float(math.prod(self.window)))

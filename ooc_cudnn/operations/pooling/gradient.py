@@ -60,7 +60,7 @@ class PoolingBackward:
 
     @property
     def origin(self) -> Shape:
-        """Where in that x dx begins, along each spatial axis."""
+        """Position in that x where dx begins, along each spatial axis."""
         first = (0,) * len(self.forward.x_shape)
         return with_rows(first, self.rows[0], self.row_axis)[ROW_AXIS:]
 

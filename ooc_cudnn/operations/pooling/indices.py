@@ -37,7 +37,7 @@ MOST_TAPS = 255
 
 @dataclass(frozen=True)
 class PoolingIndices:
-    """Where each window's maximum is, from (x, y): uint8, the first one, NaN before all numbers.
+    """Index of each window's maximum, from (x, y): uint8, the first one, NaN before all numbers.
 
     With `positive`, `NOWHERE` for one that is not above 0 (a NaN). y, the maxima, is written
     beside; it may be absent.
@@ -78,7 +78,7 @@ class PoolingIndices:
 
 
 def indexable(forward: Pooling) -> bool:
-    """Whether a byte says where a window's maximum is."""
+    """True if a byte says where a window's maximum is."""
     return forward.is_max and math.prod(forward.window) <= MOST_TAPS
 
 

@@ -1,4 +1,4 @@
-"""What users write for interpolation, adaptive pooling, padding and cropping, checked."""
+"""Checks of users' arguments of interpolation, adaptive pooling, padding and cropping."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADAPTIVE = ("average", "max")
 
 
 def spatial_axes(x_shape: Shape) -> int:
-    """How many spatial axes x has: one to three.
+    """Number of spatial axes of x: one to three.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def _nearest(extent: int, count: int, scale: Fraction) -> Windows:
 
 
 def _same(one: AxisWindows, other: Windows) -> bool:
-    """Whether all outputs have the same runs; False if there are too many to compare."""
+    """True if all outputs have the same runs; False if there are too many to compare."""
     if one.count > MOST_COMPARED or other.unclipped != (0, other.count):
         return False
     outputs = np.arange(one.count)
@@ -256,7 +256,7 @@ def _around(extent: int, pair: Pair) -> Windows:
 
 
 def zeros_around(operation: Pooling | Resampling) -> tuple[Pair, ...] | None:
-    """How many zeros an operation puts around x on each axis; None if it does anything else."""
+    """Return the zeros an operation puts around x on each axis; None if it does anything else."""
     if not isinstance(operation, Resampling) or operation.value or operation.is_max:
         return None
     pairs = []

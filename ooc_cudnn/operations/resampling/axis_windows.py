@@ -41,13 +41,13 @@ class Nearest:
     longest: ClassVar[int] = 1
 
     def bounds(self, o: Index) -> tuple[Array, Array]:
-        """Where the runs of outputs `o` begin and end in x."""
+        """Bounds in x of the runs of outputs `o`."""
         product = np.asarray(o).astype(np.float32) * np.float32(self.scale)
         start = np.minimum(np.floor(product).astype(np.int64), self.extent - 1)
         return start, start + 1
 
     def weights(self, o: Index, i: Index) -> Array:
-        """What elements `i` count in outputs `o` whose runs they are in."""
+        """Weights of elements `i` in outputs `o` whose runs they are in."""
         return np.ones(np.shape(i))
 
 
@@ -69,7 +69,7 @@ class Linear:
 
     @property
     def is_copied(self) -> bool:
-        """Whether output o is element o."""
+        """True if output o is element o."""
         return self.step == self.per
 
     def _place(self, o: Index) -> tuple[Array, Array]:
@@ -81,12 +81,12 @@ class Linear:
         return left, np.minimum((place - left * whole) / whole, 1.0)
 
     def bounds(self, o: Index) -> tuple[Array, Array]:
-        """Where the runs of outputs `o` begin and end in x."""
+        """Bounds in x of the runs of outputs `o`."""
         left, _ = self._place(o)
         return left, np.minimum(left + (1 if self.is_copied else 2), self.extent)
 
     def weights(self, o: Index, i: Index) -> Array:
-        """What elements `i` count in outputs `o` whose runs they are in."""
+        """Weights of elements `i` in outputs `o` whose runs they are in."""
         left, beyond = self._place(o)
         alone = (left + 1 == self.extent) | self.is_copied
         return np.where(np.asarray(i) == left, np.where(alone, 1.0, 1.0 - beyond), beyond)
@@ -127,12 +127,12 @@ class Windows:
         return at // self.per - self.before, -(-(at + self.reach) // self.per) - self.before
 
     def bounds(self, o: Index) -> tuple[Array, Array]:
-        """Where the runs of outputs `o` begin and end in x."""
+        """Bounds in x of the runs of outputs `o`."""
         start, stop = self._unclipped(o)
         return np.clip(start, 0, self.extent), np.clip(stop, 0, self.extent)
 
     def weights(self, o: Index, i: Index) -> Array:
-        """What elements `i` count in outputs `o` whose runs they are in."""
+        """Weights of elements `i` in outputs `o` whose runs they are in."""
         start, stop = self._unclipped(o)
         return 1.0 / (np.minimum(stop, self.extent + self.after) - start)
 
@@ -210,7 +210,7 @@ def cycles(windows: AxisWindows, outputs: Range, margin: int = 0) -> int:
 
 
 def is_clipped(windows: AxisWindows, outputs: Range, margin: int = 0) -> bool:
-    """Whether a border changes what a range of outputs, or the `margin` beside it, sees."""
+    """True if a border changes what a range of outputs, or the `margin` beside it, sees."""
     first, stop = windows.unclipped
     return not first + margin <= outputs[0] < outputs[1] <= stop - margin
 
@@ -241,7 +241,7 @@ class Runs(NamedTuple):
 
 
 def runs(windows: AxisWindows, made: Range, *, gradient: bool) -> Runs:
-    """Of outputs `made` the runs of x; for a gradient, of elements `made` of x the outputs."""
+    """Return the runs of x that outputs `made` take; for a gradient, runs of outputs."""
     places = np.arange(*made)
     if gradient:
         outputs = np.arange(*reaching(windows, made))

@@ -1,4 +1,4 @@
-"""What is made of runs of neighbours that vary: interpolation, adaptive pooling, padding.
+"""Sums or maxima of runs of neighbours: interpolation, adaptive pooling, padding.
 
 `axis_windows` says which runs; here is what is launched on a piece, and how it is cut.
 """
@@ -69,7 +69,7 @@ class Resampling(Placed):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the operation."""
         return f"{self.title}_forward"
 
     @property
@@ -96,7 +96,7 @@ class Resampling(Placed):
     def on_rows(
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> Resampling:
-        """Of pieces that look at x in the same way the first: they launch the same."""
+        """Return the first of the pieces that look at x in the same way: they launch the same."""
         at, (outputs, elements) = row_axis - ROW_AXIS, self.cycle(row_axis)
         made = moved(made, self.makes[at][0])
         read = moved((needed.start, needed.stop), self.reads[at][0])
@@ -116,7 +116,7 @@ class Resampling(Placed):
         return self.work_of("pooling", math.prod(self.input_shape) + math.prod(self.output_shape))
 
     def work_of(self, kind: str, elements: int) -> Work:
-        """Of what reads and writes so many elements; each value of y looks at a run."""
+        """Work of so many elements read and written; each value of y looks at a run."""
         return pass_work(
             f"pointwise/{self.dtype}/{kind}",
             device_bytes=elements * DTYPES[self.dtype],
@@ -132,7 +132,7 @@ class Resampling(Placed):
 
     @property
     def problem(self) -> str:
-        """What it computes, whatever its extents."""
+        """Problem that it computes, whatever its extents."""
         return f"{self.title}, runs of up to {self.run_elements}"
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
@@ -178,7 +178,7 @@ class ResamplingBackward:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the operation."""
         return f"{self.forward.title}_backward"
 
     @property

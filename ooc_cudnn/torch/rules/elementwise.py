@@ -1,4 +1,4 @@
-"""What computes each element by itself: activations, sums and products, dropout."""
+"""Rules of elementwise operations: activations, sums and products, dropout."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def negate(to: Lowering, self: Any) -> LoweredValue:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a real number of Python's; True counts as 1."""
+    """True if it is a real number of Python's; True counts as 1."""
     return isinstance(value, int | float)
 
 

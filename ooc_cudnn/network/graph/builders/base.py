@@ -1,4 +1,4 @@
-"""What builders are made with: names, parameters, and errors that name the node."""
+"""Base of builders: names, parameters, and errors that name the node."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class OutsideBuilders(Builders):
         differentiable: Sequence[bool] = (),
         name: str = "",
     ) -> Tensor:
-        """What a function makes of some tensors, image by image.
+        """Add a function of some tensors, computed image by image outside of the library.
 
         Parameters
         ----------

@@ -15,7 +15,7 @@ from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradie
 
 @dataclass(frozen=True)
 class Combine(Node):
-    """What sums and products share: y has the shape of a, and b is broadcast as `b_shape`.
+    """Base of sums and products: y has the shape of a, and b is broadcast as `b_shape`.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Combine(Node):
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether the gradient of b is a sum."""
+        """True if the gradient of b is a sum."""
         return self.b_shape != self.a.shape
 
     def _op(self, op: str, b_shape: Shape) -> Chain:

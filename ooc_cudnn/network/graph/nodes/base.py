@@ -1,4 +1,4 @@
-"""What a node is. `ooc_cudnn.network.graph.nodes` says how to write one."""
+"""Base of nodes. `ooc_cudnn.network.graph.nodes` says how to write one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward hands on and backward does not: `detach`."""
+"""Identity without a gradient: `detach`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody outside of the library computes."""
+"""External function as a node."""
 
 from __future__ import annotations
 

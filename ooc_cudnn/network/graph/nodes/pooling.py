@@ -1,4 +1,4 @@
-"""What is made of windows of x: pooling, adaptive pooling, interpolation, padding."""
+"""Nodes over windows of x: pooling, adaptive pooling, interpolation, padding."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Choosing:
         )
 
     def choices(self, phase: Phase, beside: int = 0) -> tuple[Choice, ...]:
-        """How a phase may run in one piece, the fastest way first; and in small ones.
+        """Return the choices of a phase in one piece, the fastest first; and in small ones.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ def _scratch_bytes(buffers: Mapping[str, Buffer], operands: Container[str]) -> i
 
 
 def together(of: Sequence[tuple[Choice, ...]]) -> tuple[Choice, ...]:
-    """How what follows each other may run, in a workspace that all share: the fastest way first.
+    """Combine choices of phases in a row that share a workspace: the fastest first.
 
     >>> both = together([(Choice(1.0, 8), Choice(2.0)), (Choice(3.0, 6), Choice(5.0))])
     >>> [(choice.seconds, choice.workspace_bytes) for choice in both]

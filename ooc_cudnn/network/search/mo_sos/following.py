@@ -23,7 +23,7 @@ class Copy(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """What a solution says.
+    """Schedule of a solution.
 
     Attributes
     ----------

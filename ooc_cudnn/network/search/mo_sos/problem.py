@@ -1,4 +1,4 @@
-"""What the program decides on: maps that forward makes, and the stages of a step.
+"""Problem of MO-SOS: the maps that forward makes, and the stages of a step.
 
 A stage is one or a few phases that run one after the other. Of the paper's joint graph of forward
 and backward, each node is computed for the first time in a stage of its own; only maps of forward
@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def forward_count(self) -> int:
-        """How many stages are of forward."""
+        """Number of stages of forward."""
         return sum(not stage.is_backward for stage in self.stages)
 
     def whole_after(self, at: int) -> int:

@@ -33,7 +33,7 @@ UNITS = 4096
 
 
 class Allowed(NamedTuple):
-    """What a program may decide."""
+    """Freedoms of a program: decisions that it may take."""
 
     offload: bool = True
     algorithms: bool = True
@@ -127,15 +127,15 @@ class Program(LinearProgram):
     # What is there ------------------------------------------------------------------------------
 
     def stays(self, t: int, j: int) -> Sum:
-        """Whether a map stays beyond a stage that touches it."""
+        """Return whether a map stays beyond a stage that touches it, as an expression."""
         return Sum.of([self.staying[t, j]] if (t, j) in self.staying else ())
 
     def remade(self, t: int, j: int) -> Sum:
-        """Whether a map is made again in a stage."""
+        """Return whether a stage recomputes a map, as an expression."""
         return Sum.of(self.remakes.get((t, j), ()))
 
     def arrives(self, t: int, j: int) -> Sum:
-        """Whether a map is there when a stage that touches it begins, but does not make it."""
+        """Return whether a map is there when a stage begins that touches but does not make it."""
         before = max(place for place in self.touched[j] if place < t)
         found = self.stays(before, j)
         if self.copies is not None:
