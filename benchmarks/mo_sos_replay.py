@@ -16,7 +16,7 @@ from ooc_cudnn.network.lowering.lower import most_held
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.policies.policy import keep
-from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES, taken_whole
+from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES, taken_whole
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel

@@ -464,7 +464,7 @@ def neighbours(at: Maker) -> Iterator[Case]:
             lambda torch, v: torch.nn.functional.interpolate(v, scale_factor=2, mode="bilinear"),
         ),
         "nearest, doubled": (
-            "taking", interpolation(half, scale_factor=2, dtype=dtype),
+            "gather", interpolation(half, scale_factor=2, dtype=dtype),
             lambda torch, v: torch.nn.functional.interpolate(v, scale_factor=2),
         ),
         "averages of 5 x 5": (
@@ -472,16 +472,16 @@ def neighbours(at: Maker) -> Iterator[Case]:
             lambda torch, v: torch.nn.functional.adaptive_avg_pool2d(v, 5),
         ),
         "padded by 1": (
-            "taking", padded(shape, 1, dtype=dtype),
+            "gather", padded(shape, 1, dtype=dtype),
             lambda torch, v: torch.nn.functional.pad(v, (1,) * 4),
         ),
         "cropped by 1": (
-            "taking", padded(shape, -1, dtype=dtype), lambda torch, v: v[..., 1:-1, 1:-1],
+            "gather", padded(shape, -1, dtype=dtype), lambda torch, v: v[..., 1:-1, 1:-1],
         ),
     }  # fmt: skip
     for what, (kernel, operation, way) in ways.items():
-        if kernel == "taking":
-            kernel = "taking_rows" if at.order == "NCHW" else "taking_lanes"
+        if kernel == "gather":
+            kernel = "gather_nchw" if at.order == "NCHW" else "gather_nhwc"
         before, after = at.map(shape=operation.input_shape), at.map("", operation.output_shape)
         yield at.case(
             kernel, what, operation, ("x",), "y", {"x": before, "y": after},

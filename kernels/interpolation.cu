@@ -17,15 +17,15 @@
 // A place takes one division. The next one along the axis takes none: it is `times` further on. What a
 // thread reads is loaded a few elements at a time, before the first of them is waited for.
 
-#include "taking.cuh"
+#include "gather.cuh"
 
-// A tensor as rows (a, b, d, h) of (w, lane), as in taking.cuh. Extents of an axis are those of x.
+// A tensor as rows (a, b, d, h) of (w, lane), as in gather.cuh. Extents of an axis are those of x.
 template <typename I>
 struct Interpolation {
     I a, b, lanes;
     Extents<I> made, first, begins;  // the result, where it begins in the whole, where the source does
     Strides<I> result, source;
-    TakenAxis<I> axis[3];
+    GatherAxis<I> axis[3];
     I count[3];  // outputs of the whole
     I rows, row_packs, column_tiles, tiles;
 };
@@ -39,7 +39,7 @@ struct Neighbours {
     bool is_alone;
 
     __device__ Neighbours() {}
-    __device__ Neighbours(const TakenAxis<I> &axis, const Edge<I> &edge, A inverse) {
+    __device__ Neighbours(const GatherAxis<I> &axis, const Edge<I> &edge, A inverse) {
         const I left = edge.at < 0 ? I(0) : edge.left;
         near = least(most(edge.at, I(0)), axis.extent - 1);
         is_alone = near == axis.extent - 1 || axis.times == axis.over;
@@ -56,22 +56,22 @@ struct Outputs {
     I element, output;
     Edge<I> edge;
 
-    __device__ Outputs(const TakenAxis<I> &axis, I count, I element)
+    __device__ Outputs(const GatherAxis<I> &axis, I count, I element)
         : element(element), output(first_of(axis, count, element)), edge(axis, output) {}
     // The first one whose place is not before the neighbour on the left. Places before x are moved
     // to its first element, which lies between it and the second one.
-    __device__ static I first_of(const TakenAxis<I> &axis, I count, I element) {
+    __device__ static I first_of(const GatherAxis<I> &axis, I count, I element) {
         if (axis.times == axis.over) return element;
         if (element < 2) return 0;
         if (axis.times == 0) return count;
         const I number = (element - 1) * axis.over - axis.plus;
         return number <= 0 ? I(0) : least(quotient(number + axis.times - 1, axis.times), count);
     }
-    __device__ bool is_there(const TakenAxis<I> &axis, I count) const {
+    __device__ bool is_there(const GatherAxis<I> &axis, I count) const {
         return output < count && edge.at <= element;
     }
-    __device__ void advance(const TakenAxis<I> &axis) { ++output, edge.advance(axis); }
-    __device__ A share(const TakenAxis<I> &axis, A inverse) const {
+    __device__ void advance(const GatherAxis<I> &axis) { ++output, edge.advance(axis); }
+    __device__ A share(const GatherAxis<I> &axis, A inverse) const {
         const Neighbours<A, I> between(axis, edge, inverse);
         return between.share(element != between.near);
     }

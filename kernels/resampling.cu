@@ -5,7 +5,7 @@
 //     resample_gradient      dx of a sum from dy: gathered over the outputs that see an element
 //     resample_max_gradient  dx of a maximum from y, dy and x, gathered in the same way
 //
-// Where each output is one element of x, as it is, taking_*.cu are faster; interpolation.cu has what
+// Where each output is one element of x, as it is, gather_*.cu are faster; interpolation.cu has what
 // lies between two.
 //
 // Memory traffic: each result is written once. An operand is read once for each element that needs it:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 
 #: Signals whose handlers people make raise: Ctrl-C, timeouts, the end of a batch job.
 _NAMES = ("SIGINT", "SIGALRM", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
@@ -117,4 +117,4 @@ def _forget() -> None:
     _active = None
 
 
-forks.in_child(_forget)
+fork_safety.in_child(_forget)

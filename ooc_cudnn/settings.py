@@ -35,9 +35,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 from ooc_cudnn.settings_table import PREFIX, SETTINGS, Setting, Settings
-from ooc_cudnn.telling import warn_once
+from ooc_cudnn.warnings_once import warn_once
 
 _UNDECIDED_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.0002
@@ -159,7 +159,7 @@ class Override:
 
 
 _process = _Process()
-_lock = forks.lock()
+_lock = fork_safety.lock()
 _blocks: ContextVar[_Blocks | None] = ContextVar("ooc_cudnn_settings", default=None)
 
 

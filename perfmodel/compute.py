@@ -16,7 +16,7 @@ from operator import itemgetter
 from perfmodel.cached import cached_property
 
 from .linear import Line
-from .missing import MissingLineError
+from .missing_line import MissingLineError
 from .record import Record, Table, number, text
 from .work import Work
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .linear import Line
-from .missing import MissingLineError
+from .missing_line import MissingLineError
 from .record import Record, Table, number, whole
 from .rows import GATHERED_ALONE, WHOLE, Rows, is_gathered, narrow_rows
 from .slowdown import Slowdown

@@ -24,8 +24,8 @@ INSTALLED = ("ooc_cudnn", "perfmodel")
 ROOMS = (
     ("perfmodel",),
     tuple(f"ooc_cudnn.{name}" for name in (
-        "errors", "extras", "figures", "forks", "interrupts", "keywords", "progress", "settings",
-        "settings_table", "telling", "tensor", "types", "units", "version",
+        "errors", "extras", "fork_safety", "interrupts", "keywords", "plotting", "progress",
+        "settings", "settings_table", "tensor", "types", "units", "version", "warnings_once",
     )),
     ("ooc_cudnn.operations.core",),
     ("ooc_cudnn.operations.elementwise",),
@@ -153,14 +153,12 @@ SHARED = {
     "image_softmax": {"softmax.channels"},
     "masks": {"elementwise.activation_bitmask"},
     "normalise": {"normalization.batch_launches", "softmax.channels"},
-    "outside": {"external.calls"},
     "runners": {"core.pointwise", "elementwise.reshape"},
     "set_statistics": {"normalization.set_reduction", "normalization.layer_in_chain"},
 }  # fmt: skip
 #: Sources of kernels that do not begin with the name of the module that launches them.
 LAUNCHED_BY = {
-    "activation_backward": "elementwise", "op_tensor": "elementwise", "states": "normalise",
-    "taking_lanes": "taking", "taking_rows": "taking",
+    "activation_backward": "elementwise", "op_tensor": "elementwise", "welford_merge": "normalise",
 }  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.pages.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.figures import COLOURS
-from ooc_cudnn.figures import legend as legend
-from ooc_cudnn.figures import panels as panels
+from ooc_cudnn.plotting import COLOURS
+from ooc_cudnn.plotting import legend as legend
+from ooc_cudnn.plotting import panels as panels
 
 #: Contender -> colour: the library's is the first, whatever stands beside it.
 CONTENDER_COLOURS = dict(

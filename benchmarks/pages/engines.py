@@ -14,7 +14,7 @@ from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import joined, markdown, stored
-from ooc_cudnn.figures import COLOURS
+from ooc_cudnn.plotting import COLOURS
 
 PAGE = "docs/kernels.md"
 SETS = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "unet_3d": "3-D U-Net"}

@@ -15,7 +15,7 @@ from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import joined, markdown, stored
-from ooc_cudnn.figures import COLOURS
+from ooc_cudnn.plotting import COLOURS
 
 NAME, PAGE = "kernels", "docs/kernels.md"
 IMAGE = ROOT / "docs" / "images" / "kernels" / "shares.png"
@@ -98,9 +98,25 @@ PASSES = "passes"
 COLUMNS = tuple(itertools.product(("NCHW", "NHWC"), ("float32", "float16")))
 
 
+#: Kernels that had another name when they were measured.
+RENAMED = {"taking_lanes": "gather_nhwc", "taking_rows": "gather_nchw"}
+
+
+def passes_record(folder: Path) -> dict[str, Any] | None:
+    """The record of the passes, its kernels by the names that they have now."""
+    found = record(folder, PASSES)
+    if found is None:
+        return None
+    measured = {}
+    for group, rows in found["measurements"].items():
+        name = RENAMED.get(group, group)
+        measured[name] = [row | {"name": name + row["name"].removeprefix(group)} for row in rows]
+    return found | {"measurements": measured}
+
+
 def passes(folder: Path = script.RESULTS) -> str:
     """A line for each case of `benchmarks.passes`, under its kernel."""
-    found = record(folder, PASSES)
+    found = passes_record(folder)
     if found is None:
         return f"They were {NOT_MEASURED}: `python -m benchmarks.passes` does it."
     lines = []
@@ -137,7 +153,7 @@ REACHED = re.compile(r"^// .* of a copy's speed on an .*$", re.MULTILINE)
 
 def reached(kernel: str, folder: Path = script.RESULTS) -> str:
     """What the comment of a kernel says it reaches; of `KERNELS` where they are held to a share."""
-    found = stored(NAME if kernel in KERNELS else PASSES, folder)
+    found = stored(NAME, folder) if kernel in KERNELS else passes_record(folder)
     if kernel in KERNELS:
         group, ways = KERNELS[kernel]
     else:
@@ -156,7 +172,7 @@ def comments(
     *, check: bool, sources: Path = ROOT / "kernels", folder: Path = script.RESULTS
 ) -> int:
     """Write into the kernels' comments what they reach, or say which are out of date: 1 then."""
-    found = record(folder, PASSES)
+    found = passes_record(folder)
     known = (*KERNELS, *(f"{group}.cu" for group in (found["measurements"] if found else ())))
     old = []
     for path in sources.glob("*.cu"):

@@ -20,7 +20,7 @@ from benchmarks.pages.model import calls_stored, machine_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.calibration.pictures import draw_calibration
-from ooc_cudnn.figures import COLOURS
+from ooc_cudnn.plotting import COLOURS
 from perfmodel.named import named_machine
 
 IMAGES = ROOT / "docs" / "images"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn import forks, interrupts
+from ooc_cudnn import fork_safety, interrupts
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.memory.files import array_span
@@ -67,7 +67,7 @@ def _leave_gpus_to_the_parent() -> None:
         del _locks[id(found)]
 
 
-forks.in_child(_leave_gpus_to_the_parent)
+fork_safety.in_child(_leave_gpus_to_the_parent)
 
 
 class Pin:

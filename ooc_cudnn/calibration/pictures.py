@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.figures import COLOURS, legend, panels
+from ooc_cudnn.plotting import COLOURS, legend, panels
 from perfmodel import MachineModel
 from perfmodel.linear import Floats
 

@@ -26,7 +26,7 @@ from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Progress
-from ooc_cudnn.telling import warn
+from ooc_cudnn.warnings_once import warn
 from perfmodel import MachineModel
 from perfmodel.lines import is_noisy
 

@@ -153,7 +153,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from ooc_cudnn.calibration.run import calibrate
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.devices.machines import machine_path
-    from ooc_cudnn.figures import check_can_draw
+    from ooc_cudnn.plotting import check_can_draw
 
     if arguments.plot is not None:
         check_can_draw(arguments.plot)  # before the time is spent

@@ -22,10 +22,10 @@ from ooc_cudnn.cli.arguments import (
 )
 from ooc_cudnn.cli.stdout import kept_clean
 from ooc_cudnn.cli.sweep import limits, sweep
-from ooc_cudnn.figures import check_can_draw
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.search.plan_step import NAMES
+from ooc_cudnn.plotting import check_can_draw
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import DTYPES, numpy_dtype
 from ooc_cudnn.units import format_seconds

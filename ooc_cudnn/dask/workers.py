@@ -20,7 +20,7 @@ from ooc_cudnn.errors import DeviceUnavailableError, OocError
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import PREFIX
-from ooc_cudnn.telling import warn
+from ooc_cudnn.warnings_once import warn
 from perfmodel import MachineModel
 
 #: One thread computes, since a device runs one call at a time; the others read and write chunks. On

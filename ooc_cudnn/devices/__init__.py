@@ -9,7 +9,7 @@ buffers of a launch. What a device knows of cuDNN's engines is here, since backe
 
 from __future__ import annotations
 
-from ooc_cudnn import forks, interrupts, memory
+from ooc_cudnn import fork_safety, interrupts, memory
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import DeviceUnavailableError
 
@@ -17,7 +17,7 @@ _devices: dict[str, Device] = {}
 _resolved: dict[str, Device] = {}
 #: In a forked child: GPUs that its parent used. Kept, so that nothing of them is freed here.
 _parents: list[Device] = []
-_lock = forks.recursive_lock()
+_lock = fork_safety.recursive_lock()
 
 
 def get_device(setting: str) -> Device:
@@ -82,4 +82,4 @@ def _leave_gpus_to_the_parent() -> None:
 
 
 memory.on_release(_release_caches)
-forks.in_child(_leave_gpus_to_the_parent)
+fork_safety.in_child(_leave_gpus_to_the_parent)

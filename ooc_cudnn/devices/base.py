@@ -156,7 +156,7 @@ class Device(Source, Protocol):
     ) -> None:
         """Run a launch on its buffers; `workspace` is (pointer, bytes)."""
 
-    def hold(self, seconds: float, stream: Any) -> None:
+    def spin(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy for so long, so that what the host issues meanwhile lies ready.
 
         Nothing where the host's own time is no part of what is timed.

@@ -25,8 +25,8 @@ from ooc_cudnn.operations.convolution.gradients import (
     forward_of,
     result_dtype,
 )
-from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import DTYPES, ORDERS
+from ooc_cudnn.warnings_once import warn_once
 from perfmodel.files import at_once, read_file, replace_file
 from perfmodel.record import mapping, members, number
 

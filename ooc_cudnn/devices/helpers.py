@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from ooc_cudnn import forks, interrupts
+from ooc_cudnn import fork_safety, interrupts
 from ooc_cudnn.devices.latch import Latch
 
 
@@ -90,4 +90,4 @@ class Helpers:
 #: Those of the host's computations.
 helpers = Helpers(8)
 
-forks.in_child(helpers._forget)
+fork_safety.in_child(helpers._forget)

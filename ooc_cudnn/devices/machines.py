@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.telling import warn_once
+from ooc_cudnn.warnings_once import warn_once
 from perfmodel import MachineFileError, MachineModel, shipped
 from perfmodel.machine import REMEDY
 from perfmodel.named import load_once, named_machine

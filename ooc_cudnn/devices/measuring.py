@@ -165,8 +165,8 @@ class Bench:
         events: dict[str, list[Event | None]] = {stream: [] for stream in actions}
         with running(self.device, overlap=True, staged=staged, timed=True) as run:
             if held_seconds:
-                hold = partial(self.device.hold, held_seconds)
-                run.submit("compute", (), hold, signals=False)
+                spin = partial(self.device.spin, held_seconds)
+                run.submit("compute", (), spin, signals=False)
             for abreast in zip_longest(*actions.values()):
                 for stream, action in zip(actions, abreast, strict=True):
                     if action is not None:

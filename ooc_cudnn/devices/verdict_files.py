@@ -16,8 +16,8 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import TELLING, alone_with, held_in
 from ooc_cudnn.devices.engine_verdicts import Key, Verdict, Verdicts, was_searched
 from ooc_cudnn.devices.machines import cache_directory, machine_key
-from ooc_cudnn.telling import warn_once
 from ooc_cudnn.version import __version__
+from ooc_cudnn.warnings_once import warn_once
 from perfmodel.files import read_file, replace_file
 from perfmodel.record import members, number, text
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 from ooc_cudnn.errors import DeviceOutOfMemoryError, OocError
 from ooc_cudnn.memory.loans import Allocation, Lent, Loans
 
@@ -287,4 +287,4 @@ def _free_arenas() -> None:
         arena.lock, arena._at_work = threading.RLock(), False
 
 
-forks.in_child(_free_arenas)
+fork_safety.in_child(_free_arenas)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn import forks, interrupts
+from ooc_cudnn import fork_safety, interrupts
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.host_memory import available_host_bytes
 from ooc_cudnn.memory.loans import Loans
@@ -23,7 +23,7 @@ PAGE_BYTES = 4096
 
 
 _pools: defaultdict[str, Loans[HostArray]] = defaultdict(Loans)
-_lock = forks.recursive_lock()
+_lock = fork_safety.recursive_lock()
 
 
 def held_bytes(device: Source) -> int:

@@ -10,9 +10,9 @@ from ooc_cudnn.network.graph import serialize
 from ooc_cudnn.network.graph.autodiff import check_loss, forward_step, training_step
 from ooc_cudnn.network.graph.builders.base import translated
 from ooc_cudnn.network.graph.builders.elementwise import ElementwiseBuilders
+from ooc_cudnn.network.graph.builders.external import OutsideBuilders
 from ooc_cudnn.network.graph.builders.losses import LossBuilders
 from ooc_cudnn.network.graph.builders.normalizations import NormalizationBuilders
-from ooc_cudnn.network.graph.builders.outside import OutsideBuilders
 from ooc_cudnn.network.graph.builders.shapes import ShapeBuilders
 from ooc_cudnn.network.graph.builders.windows import WindowBuilders
 from ooc_cudnn.network.graph.initializers import zeros

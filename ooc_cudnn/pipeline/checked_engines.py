@@ -18,7 +18,7 @@ from ooc_cudnn.devices.engines import EngineFailedError
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, Expected, computed
-from ooc_cudnn.telling import warn_once
+from ooc_cudnn.warnings_once import warn_once
 
 #: What is asked for where an engine computes no small problem of its kind, or has no room for it: a
 #: small one of the channels and the window of the call, of so many images and sites.

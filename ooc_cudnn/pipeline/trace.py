@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ooc_cudnn.devices.base import STREAMS
-from ooc_cudnn.figures import blank_figure
 from ooc_cudnn.pipeline.program import Move, Program, Task
 from ooc_cudnn.pipeline.steps import Step
+from ooc_cudnn.plotting import blank_figure
 
 #: Colours of even and of odd pieces, by stream.
 COLOURS = {

@@ -13,13 +13,13 @@ import numpy as np
 from ooc_cudnn.operations.core.call import ALONE, AXES, SWEEP
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.classes import counted, piece_classes, stacked
-from ooc_cudnn.pricing.lines import Sizes, spread
+from ooc_cudnn.pricing.exact_table import counted, piece_classes, stacked
+from ooc_cudnn.pricing.grid_table import Sizes, spread
 from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces, Values
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.rings import Rings, rings, worth_trying
+from ooc_cudnn.pricing.slot_rings import Rings, rings, worth_trying
 from ooc_cudnn.pricing.table import Table, table
 from perfmodel import Split
 from perfmodel.cached import cached_property

@@ -13,7 +13,7 @@ from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.pieces import Pieces, Values, product
 from ooc_cudnn.pricing.request import Direction, Request
-from ooc_cudnn.pricing.rings import Loads, Rings, block_pieces, loads
+from ooc_cudnn.pricing.slot_rings import Loads, Rings, block_pieces, loads
 from perfmodel.closed_form import Stages, closed_form
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.staging import staging_slots

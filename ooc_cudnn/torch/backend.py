@@ -12,7 +12,6 @@ import torch
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.held import look_at_guards
 from ooc_cudnn.torch.numbers import known, only_counts
 from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
@@ -23,6 +22,7 @@ from ooc_cudnn.torch.recording import record
 from ooc_cudnn.torch.refusals import check_nested, check_python_state
 from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widening
+from ooc_cudnn.torch.watched_state import look_at_guards
 from ooc_cudnn.units import parse_limit
 
 _here = threading.local()

@@ -43,7 +43,7 @@ from ooc_cudnn.torch.overlaps import memory_of
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
 from ooc_cudnn.torch.same import same
 from ooc_cudnn.torch.targets import check_targets, targets_of
-from ooc_cudnn.torch.wrapping import Wrapping
+from ooc_cudnn.torch.tensor_refs import Wrapping
 
 
 class ReadyModel:

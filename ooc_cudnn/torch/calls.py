@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.telling import warn_once
 from ooc_cudnn.torch.capture import Call, Captures
 from ooc_cudnn.torch.ranks import within_ddp, world_size
+from ooc_cudnn.warnings_once import warn_once
 
 #: Captures that are kept: in training and not, of a last batch that is smaller, ...
 KEPT = 16

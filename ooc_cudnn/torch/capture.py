@@ -32,13 +32,13 @@ from ooc_cudnn.torch.backend import compiled_with, working_on
 from ooc_cudnn.torch.capture_errors import said_by_dynamo
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.held import BY_DICTIONARIES, Held, Names, noting_missed_lookups
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
 from ooc_cudnn.torch.stand_ins import give_back
 from ooc_cudnn.torch.switches import switches_kept
+from ooc_cudnn.torch.watched_state import BY_DICTIONARIES, Held, Names, noting_missed_lookups
 
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {

@@ -25,7 +25,7 @@ from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent
 from ooc_cudnn.torch.places import users_frame
-from ooc_cudnn.torch.wrapping import Wrapping
+from ooc_cudnn.torch.tensor_refs import Wrapping
 
 
 class Request:

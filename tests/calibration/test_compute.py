@@ -160,7 +160,7 @@ def test_threads_run_every_pass_once_to_have_its_kernel_compiled(monkeypatch):
 def test_a_card_is_held_until_short_launches_lie_ready(monkeypatch, seconds, held):
     device, holds = SimulatedDevice(shipped("h200")), []
     monkeypatch.setattr(device, "kind", "cuda", raising=False)
-    monkeypatch.setattr(device, "hold", lambda seconds, stream: holds.append(seconds))
+    monkeypatch.setattr(device, "spin", lambda seconds, stream: holds.append(seconds))
 
     def launch(handle):
         handle.seconds += seconds

@@ -18,7 +18,7 @@ from ooc_cudnn.devices.machines import (
     machine_path,
 )
 from ooc_cudnn.settings import current
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 from perfmodel import shipped
 from tests.support.simulated_device import SimulatedDevice
 

@@ -20,7 +20,7 @@ from ooc_cudnn.devices.verdict_files import (
     verdicts_path,
 )
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 
 KIND = CheckedKind.of(Convolution.of((2, 8, 9, 9), (8, 8, 3, 3), padding=1))
 

@@ -16,7 +16,7 @@ from ooc_cudnn.devices.machines import cache_directory, machine_path
 from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.network.runtime.plan_cache import plans_folder
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 from perfmodel import shipped
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import engines_maker

@@ -25,7 +25,7 @@ HELD_SECONDS = 1.0
 def device(cuda_device):
     gc.collect()
     cuda_device.release_caches()
-    cuda_device.hold(0.0, cupy.cuda.Stream.null)  # compiled before anything is queued
+    cuda_device.spin(0.0, cupy.cuda.Stream.null)  # compiled before anything is queued
     yield cuda_device
     cuda_device.synchronize()
 
@@ -77,7 +77,7 @@ def test_memory_is_lent_again_behind_the_work_that_is_queued_on_its_stream(rando
     results = [cupy.empty_like(x) for _ in range(8)]
     with cupy.cuda.Stream(non_blocking=True) as stream:
         warm(x)
-        device.hold(HELD_SECONDS, stream)
+        device.spin(HELD_SECONDS, stream)
         addresses = set()
         for at, result in enumerate(results):
             y = ooc_cudnn.activation_forward(other if at % 2 else x)
@@ -101,7 +101,7 @@ def test_another_stream_gets_other_memory(random, device):
     with first:
         y = ooc_cudnn.activation_forward(x)
         address = y.data.ptr
-        device.hold(HELD_SECONDS, first)
+        device.spin(HELD_SECONDS, first)
         cupy.multiply(y, 2, out=doubled)
         del y
     with second:
@@ -128,7 +128,7 @@ def test_what_a_call_reads_on_another_stream_is_not_overwritten(random, device):
         y = ooc_cudnn.activation_forward(x)
         address = y.data.ptr
     with second:
-        device.hold(HELD_SECONDS, second)
+        device.spin(HELD_SECONDS, second)
         result = ooc_cudnn.activation_forward(y)
         del y
     with first:

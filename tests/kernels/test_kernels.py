@@ -15,10 +15,10 @@ import pytest
 
 from ooc_cudnn.devices.kernels import launch, launch_geometry
 from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
-from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
+from ooc_cudnn.devices.kernels.spin import hold
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.core.activation_modes import MODES

@@ -12,11 +12,11 @@ from ooc_cudnn import cli
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError, SolverError
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search.mo_sos import planning as mo_sos
+from ooc_cudnn.network.search.mo_sos import plan as mo_sos
 from ooc_cudnn.network.search.plan_step import plan_again
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 from perfmodel import ComputeModel, shipped
-from perfmodel.missing import MissingLineError
+from perfmodel.missing_line import MissingLineError
 from tests.support.sampling import number
 
 

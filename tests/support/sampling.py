@@ -42,7 +42,7 @@ ALIKE = {
     "torch/test_changes_between_calls.py::test_a_change_is_seen": (5,),
     "torch/test_changes_between_calls.py::test_what_vars_reach_is_changed": (5,),
     "torch/test_fallback.py::test_a_weight_whose_rows_are_images_is_read_whole": (3,),
-    "torch/test_held.py::test_a_change_is_seen": (5,),
+    "torch/test_watched_state.py::test_a_change_is_seen": (5,),
     "torch/test_idioms.py::test_an_idiom_under_an_ample_limit": (9,),
     "torch/test_idioms.py::test_an_idiom_under_the_least_limit": (193,),
     "torch/test_idioms.py::test_eager_is_equal_to_eager": (9,),

@@ -212,7 +212,7 @@ class SimulatedDevice:
     ) -> None:
         stream.compute(self.machine, launch.operation.work())
 
-    def hold(self, seconds: float, stream: Any) -> None:
+    def spin(self, seconds: float, stream: Any) -> None:
         pass  # its clock knows nothing of the host
 
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> SimulatedRun:

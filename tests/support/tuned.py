@@ -10,8 +10,8 @@ from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.engines import trials
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.telling import forget_warnings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.warnings_once import forget_warnings
 from perfmodel import ComputeModel, Line, shipped
 from tests.support.clock import Clock
 from tests.support.engines_device import EnginesDevice

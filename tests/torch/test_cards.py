@@ -16,7 +16,7 @@ from ooc_cudnn.network.runtime import prepared
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
-from ooc_cudnn.torch.wrapping import Wrapping
+from ooc_cudnn.torch.tensor_refs import Wrapping
 
 HERE = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.graph.nodes.outside import Outside
+from ooc_cudnn.network.graph.nodes.external import Outside
 from tests.support.torch_checks import Result, same
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.telling import forget_warnings
 from ooc_cudnn.torch.calls import calls_of
+from ooc_cudnn.warnings_once import forget_warnings
 from tests.support.torch_checks import TOLERANCE, close
 from tests.support.torch_models import classifier, residual
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.graph.nodes.outside import Outside
+from ooc_cudnn.network.graph.nodes.external import Outside
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.unbatched import batched
 from tests.support.torch_checks import check, close

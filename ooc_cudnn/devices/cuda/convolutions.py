@@ -38,7 +38,7 @@ from ooc_cudnn.operations.convolution.gradients import (
     forward_of,
     input_shapes,
 )
-from ooc_cudnn.telling import warn_once
+from ooc_cudnn.warnings_once import warn_once
 from perfmodel.cached import cached_property
 
 

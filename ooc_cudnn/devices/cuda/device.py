@@ -29,9 +29,9 @@ from ooc_cudnn.devices.cuda.staging import Staging, begun
 from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
 from ooc_cudnn.devices.helpers import helpers
-from ooc_cudnn.devices.kernels.hold import hold
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
+from ooc_cudnn.devices.kernels.spin import hold
 from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
@@ -40,8 +40,8 @@ from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.settings import current
-from ooc_cudnn.telling import warn_once
 from ooc_cudnn.tensor import numpy_dtype
+from ooc_cudnn.warnings_once import warn_once
 
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
 
@@ -300,7 +300,7 @@ class CudaDevice:
         else:
             RUNNERS[type(operation)](operation, Call(inputs, output, workspace, stream))
 
-    def hold(self, seconds: float, stream: Any) -> None:
+    def spin(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy."""
         hold(seconds, stream)
 

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 
 #: OpenBLAS's names for get and set, as NumPy's wheels, conda and Linux distributions build it.
 _SYMBOLS = tuple(
@@ -23,7 +23,7 @@ _SYMBOLS = tuple(
     for suffix in ("64_", "")
 )
 
-_lock = forks.lock()
+_lock = fork_safety.lock()
 _users = 0
 _before = 1
 
@@ -64,7 +64,7 @@ def _forget_users() -> None:
     _users = 0
 
 
-forks.in_child(_forget_users)
+fork_safety.in_child(_forget_users)
 
 
 @cache

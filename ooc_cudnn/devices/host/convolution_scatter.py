@@ -16,8 +16,8 @@ import numpy as np
 from ooc_cudnn import interrupts
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host import convolution as host_convolution
-from ooc_cudnn.devices.host.alike import product, spare_elements
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
+from ooc_cudnn.devices.host.stable_matmul import product, spare_elements
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.core.ranges import Range, met, ranges
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS

@@ -25,11 +25,11 @@ from ooc_cudnn.devices.host import (
     convolution_backward,
     dropout,
     elementwise,
+    external,
     fused_convolution,
     local_response,
     losses,
     masks,
-    outside,
     pooling,
     resampling,
     set_statistics,
@@ -209,7 +209,7 @@ class HostDevice:
                 launch.operation, inputs, _array(views[launch.output]), scratch
             )
 
-    def hold(self, seconds: float, stream: Any) -> None:
+    def spin(self, seconds: float, stream: Any) -> None:
         """A launch is timed from when it begins."""
 
     def compute(self, actions: Sequence[Callable[[Any], None]]) -> None:
@@ -259,7 +259,7 @@ RUNNERS: dict[type, Runner] = {
     **local_response.RUNNERS,
     **masks.RUNNERS,
     **losses.RUNNERS,
-    **outside.RUNNERS,
+    **external.RUNNERS,
     **pooling.RUNNERS,
     **channel_reduction.RUNNERS,
     **resampling.RUNNERS,

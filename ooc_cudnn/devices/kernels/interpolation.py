@@ -13,10 +13,10 @@ from ooc_cudnn.devices.kernels.arguments import (
     three,
 )
 from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
+from ooc_cudnn.devices.kernels.gather import Edges, block_over, lane_pack
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import grid_of
 from ooc_cudnn.devices.kernels.pooling import aligned_pack, lane_axis, six_axes
-from ooc_cudnn.devices.kernels.taking import Edges, block_over, lane_pack
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.resampling.axis_windows import Linear
 from ooc_cudnn.operations.resampling.forward import Ranges, Resampling

@@ -1,4 +1,4 @@
-"""Runners of normalise.cu, and of the states between the sweeps in states.cu."""
+"""Runners of normalise.cu, and of the states between the sweeps in welford_merge.cu."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _launch_small(
     result_dtype: str = "float64",
     scalars: Sequence[Any] = (),
 ) -> None:
-    """Run a kernel of states.cu; of each input its name, shape and type, None where not read."""
+    """Run a kernel of welford_merge.cu; each input as (name, shape, type), or None."""
     views = [
         check_packed(each[0], view, *each[1:]) if each else None
         for each, view in zip(inputs, call.inputs, strict=True)
@@ -106,14 +106,14 @@ def _launch_small(
         count = _count(operation)
         if count == 0:
             return None
-        struct = fill_struct("states.cu", "Extent", count=count)
-        return Launch("states.cu", expression, grid_of(count, BLOCK_THREADS), struct)
+        struct = fill_struct("welford_merge.cu", "Extent", count=count)
+        return Launch("welford_merge.cu", expression, grid_of(count, BLOCK_THREADS), struct)
 
     launch(operation, (call.output, *views), plan, scalars, call.stream)
 
 
 def _count(operation: Any) -> int:
-    """Threads of a kernel of states.cu: one for each element, image or channel."""
+    """Threads of a kernel of welford_merge.cu: one for each element, image or channel."""
     if isinstance(operation, AddStates | MomentsResult | StateRow):
         return math.prod(operation.shape)
     return int(operation.images if isinstance(operation, MergeImageMaximum) else operation.channels)

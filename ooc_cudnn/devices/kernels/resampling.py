@@ -1,4 +1,4 @@
-"""Runs resampling.cu, interpolation.cu and taking_*.cu, and chooses the former's kernels."""
+"""Runs resampling.cu, interpolation.cu and gather_*.cu, and chooses the former's kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels import interpolation, taking
+from ooc_cudnn.devices.kernels import gather, interpolation
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, instance, real_type, three
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.declarations import fill_struct
@@ -89,8 +89,8 @@ def resampling(operation: Resampling, call: Call) -> None:
     is_linear = interpolation.is_linear(operation)
 
     def planned() -> Launch | None:
-        if is_linear or taking.is_taken(operation):
-            chosen = interpolation if is_linear else taking
+        if is_linear or gather.is_gather(operation):
+            chosen = interpolation if is_linear else gather
             return chosen.plan(operation, makes, y, x, reads, backward=False)
         return plan(operation, "resample", makes, y, [(x, reads)])
 
@@ -111,16 +111,16 @@ def resampling_backward(operation: ResamplingBackward, call: Call) -> None:
         (check(own, view, shapes.get(own, forward.output_shape), operation.dtype), known[own])
         for own, view in zip(names, call.inputs, strict=True)
     ]
-    is_taken, is_linear = taking.is_taken(forward), interpolation.is_linear(forward)
+    is_gather, is_linear = gather.is_gather(forward), interpolation.is_linear(forward)
 
     def planned() -> Launch | None:
-        if is_linear or is_taken:
+        if is_linear or is_gather:
             ((dy, outputs),) = parts
-            chosen = interpolation if is_linear else taking
+            chosen = interpolation if is_linear else gather
             return chosen.plan(forward, makes, dx, dy, outputs, backward=True)
         return plan(forward, name, makes, dx, parts)
 
-    scalars = (real_type(operation.dtype)(0),) if is_taken else ()
+    scalars = (real_type(operation.dtype)(0),) if is_gather else ()
     launch(operation, (dx, *(view for view, _ in parts)), planned, scalars, call.stream)
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.engines.trials import forget_trials
 from ooc_cudnn.functions.call.bind import Bound
@@ -22,8 +22,8 @@ from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import worth_threads
 from ooc_cudnn.settings_table import Settings
-from ooc_cudnn.telling import warn
 from ooc_cudnn.units import format_bytes
+from ooc_cudnn.warnings_once import warn
 
 #: Calls that are remembered.
 REMEMBERED_CALLS = 256
@@ -50,7 +50,7 @@ class Prepared:
 
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
-_lock = forks.lock()
+_lock = fork_safety.lock()
 
 
 def remembered(key: Hashable, device: Device, settings: Settings) -> Prepared | None:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import cast
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 from ooc_cudnn.engines.target import Planned, PlannedPart, Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.chain.chain import Chain
@@ -33,7 +33,7 @@ from ooc_cudnn.pricing.request import Request
 REMEMBERED_PLANS = 64
 
 _remembered: OrderedDict[Hashable, Planned] = OrderedDict()
-_lock = forks.lock()
+_lock = fork_safety.lock()
 
 
 def plan_in_runs(

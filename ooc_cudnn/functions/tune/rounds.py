@@ -32,7 +32,7 @@ from ooc_cudnn.engines.workload import (
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
-from ooc_cudnn.telling import warn
+from ooc_cudnn.warnings_once import warn
 
 #: Rounds at most. A kind that was not measured may be predicted too fast: then it is chosen, and
 #: measured in the next round.

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import replace
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import Target
@@ -28,7 +28,7 @@ REMEMBERED = 4096
 Signature = frozenset[Hashable]
 
 _known: OrderedDict[Hashable, list[tuple[Plan, Signature]]] = OrderedDict()
-_lock = forks.lock()
+_lock = fork_safety.lock()
 
 
 def plan_request(request: Request, target: Target) -> Plan:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.figures import COLOURS, legend, panels
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import PlannedStep
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.simulate import Replayed
 from ooc_cudnn.pipeline.trace import Trace
+from ooc_cudnn.plotting import COLOURS, legend, panels
 from ooc_cudnn.units import format_bytes, format_seconds
 
 STREAMS = (COPY_IN, COMPUTE, COPY_OUT)

@@ -26,7 +26,7 @@ from ooc_cudnn.network.lowering.lower import PlannedStep
 from ooc_cudnn.network.runtime.plan_digest import digest_of, library_digest
 from ooc_cudnn.network.search.plan_step import bounded, check_asked, plan_again, plan_step
 from ooc_cudnn.settings import current
-from ooc_cudnn.telling import warn_once
+from ooc_cudnn.warnings_once import warn_once
 from perfmodel.files import read_file, remove_abandoned, replace_file
 from perfmodel.record import members, number, text, whole
 

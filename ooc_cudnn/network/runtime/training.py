@@ -27,7 +27,7 @@ from ooc_cudnn.network.runtime.inputs import Holder, arrays_given, as_held
 from ooc_cudnn.network.runtime.prepared import Prepared
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
-from ooc_cudnn.telling import warn
+from ooc_cudnn.warnings_once import warn
 
 
 class TrainingStep(Prepared[ReadyStep]):

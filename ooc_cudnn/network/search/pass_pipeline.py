@@ -14,8 +14,8 @@ from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.rematerialize import remade
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
-from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
-from ooc_cudnn.network.search.mo_sos.planning import taken_whole
+from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
+from ooc_cudnn.network.search.mo_sos.plan import taken_whole
 
 
 def canonicalize(step: Step, policy: str) -> Step:

@@ -24,8 +24,8 @@ from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.gc_pause import no_garbage_collection
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
-from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as WHOLE
-from ooc_cudnn.network.search.mo_sos.planning import plan_mo_sos
+from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
+from ooc_cudnn.network.search.mo_sos.plan import plan_mo_sos
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize, repeated_in_parts
 from ooc_cudnn.network.search.strategies.row_tiles import MOST_BANDS
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.errors import SolverError
-from ooc_cudnn.telling import warn_once
+from ooc_cudnn.warnings_once import warn_once
 
 #: The dual simplex: the same input gives the same solution, and a bound wherever it stops.
 METHOD = "highs-ds"

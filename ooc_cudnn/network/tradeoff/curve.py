@@ -14,7 +14,7 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.runtime.constraints_here import terms_for
 from ooc_cudnn.network.runtime.runnable import Runnable
-from ooc_cudnn.network.search.mo_sos.planning import CANDIDATES as SLOW
+from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as SLOW
 from ooc_cudnn.network.search.plan_step import NAMES, plan_step
 from ooc_cudnn.pricing.explain import in_columns
 from ooc_cudnn.units import format_bytes, format_seconds

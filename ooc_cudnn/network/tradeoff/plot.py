@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ooc_cudnn.figures import COLOURS, legend, panels
 from ooc_cudnn.network.tradeoff.curve import Trade
+from ooc_cudnn.plotting import COLOURS, legend, panels
 
 #: A policy that takes so many times what the fastest takes is left to the table.
 SLOWEST = 8.0

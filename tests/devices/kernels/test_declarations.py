@@ -39,9 +39,9 @@ STRUCTS = {
     "set_statistics.cu": ["Sets", "ImageStates", "Elements"],
     "softmax.cu": ["SoftmaxRows"],
     "softmax_columns.cu": ["SoftmaxColumns"],
-    "states.cu": ["Extent"],
+    "welford_merge.cu": ["Extent"],
     "strided.cuh": ["Walk<int, 2>", "Walk<long long, 4>"],
-    "taking_lanes.cu": ["Taking<int>", "Taking<long long>"],
+    "gather_nhwc.cu": ["Gather<int>", "Gather<long long>"],
 }
 #: By value, all parameters of a kernel.
 MOST_PARAMETER_BYTES = 4096

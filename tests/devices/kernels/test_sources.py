@@ -44,7 +44,7 @@ INSTANCES = {
         "fill_zero<uint4>",
         "fill_zero<unsigned char>",
     ],
-    "hold.cu": ["hold"],
+    "spin.cu": ["spin"],
     "cast_scale.cu": [
         "cast_scale<int, unsigned char, __half, 8, 4>",
         "cast_scale<long long, unsigned short, float, 1, 4>",
@@ -133,18 +133,18 @@ INSTANCES = {
         "resample_gradient<double, WINDOWS>",
         "resample_max_gradient<__half>",
     ],
-    "taking_lanes.cu": [
-        "take_lanes<int, float, true, 4, 4>",
-        "take_lanes<long long, __half, true, 8, 4>",
-        "take_lanes<int, double, true, 1, 4>",
-        "take_lanes<int, __nv_bfloat16, false, 8, 1>",
-        "take_lanes<long long, float, false, 1, 1>",
+    "gather_nhwc.cu": [
+        "gather_nhwc<int, float, true, 4, 4>",
+        "gather_nhwc<long long, __half, true, 8, 4>",
+        "gather_nhwc<int, double, true, 1, 4>",
+        "gather_nhwc<int, __nv_bfloat16, false, 8, 1>",
+        "gather_nhwc<long long, float, false, 1, 1>",
     ],
-    "taking_rows.cu": [
-        "take_rows<int, float, true, 4, 4>",
-        "take_rows<long long, __half, true, 8, 4>",
-        "take_rows<int, __nv_bfloat16, false, 8, 4>",
-        "take_rows<long long, double, false, 2, 4>",
+    "gather_nchw.cu": [
+        "gather_nchw<int, float, true, 4, 4>",
+        "gather_nchw<long long, __half, true, 8, 4>",
+        "gather_nchw<int, __nv_bfloat16, false, 8, 4>",
+        "gather_nchw<long long, double, false, 2, 4>",
     ],
     "local_response_lanes.cu": [
         "local_response_lanes<int, float, 2, 2, THREE_QUARTERS, 4, 2>",
@@ -216,7 +216,7 @@ INSTANCES = {
         "softmax_staged<float, ACCURATE, 4, 12, 1, 16384>",
         "softmax_long<__half, LOG_BACKWARD, 8, 4, 1024>",
     ],
-    "states.cu": [
+    "welford_merge.cu": [
         "merge_moments",
         "add_states",
         "merge_image_maximum",
@@ -258,7 +258,7 @@ def test_a_source_begins_with_the_memory_traffic_it_needs(source: str):
 @pytest.mark.parametrize("source", sorted(INSTANCES))
 def test_source_compiles_without_warnings(source: str, architecture: str, tmp_path: Path):
     folder = sources_folder()
-    # Taking the address of a template instance makes the compiler build it.
+    # Gather the address of a template instance makes the compiler build it.
     table = ",\n".join(f"    (void *)&{instance}" for instance in INSTANCES[source])
     unit = tmp_path / "unit.cu"
     unit.write_text(f'#include "{folder / source}"\nvoid *instances[] = {{\n{table}}};\n')

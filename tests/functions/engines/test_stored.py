@@ -21,7 +21,7 @@ from ooc_cudnn.devices.engine_files import (
 from ooc_cudnn.devices.engines import Engine, Measured, Option
 from ooc_cudnn.functions.tune.tune import finish_tuning
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 from tests.support.fake_cudnn import FakeEngine
 from tests.support.tuned import KIB, W, X, planned, tuned
 

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardFilter,
 )
 from ooc_cudnn.pipeline import checked_engines
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 from tests.network.runtime.test_engine_tuning import QUICK, inputs, network
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine
 from tests.support.tuned import KIB, call, planned, tuned

@@ -16,7 +16,7 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.network.runtime.plan_cache import plans_folder
 from ooc_cudnn.settings import current
-from ooc_cudnn.telling import forget_warnings
+from ooc_cudnn.warnings_once import forget_warnings
 from perfmodel import shipped
 from tests.support.on_device import on_the_device
 from tests.support.sampling import number

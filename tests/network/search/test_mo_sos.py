@@ -11,10 +11,10 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.passes.rematerialize_events import repeated
 from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search.mo_sos.following import schedule_of
-from ooc_cudnn.network.search.mo_sos.planning import MO_SOS, _program
+from ooc_cudnn.network.search.mo_sos.plan import MO_SOS, _program
 from ooc_cudnn.network.search.mo_sos.problem import Choice, Map, Problem, Stage
 from ooc_cudnn.network.search.mo_sos.program import Allowed, Program
+from ooc_cudnn.network.search.mo_sos.replay import schedule_of
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.fuzz.networks import PLENTY, Drawn
 from tests.support.every_schedule import least_seconds

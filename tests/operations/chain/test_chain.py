@@ -15,7 +15,7 @@ from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.elementwise.activation import Activation, check_mode
 from ooc_cudnn.operations.elementwise.binary import AddTensor, OpTensor
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
-from ooc_cudnn.pricing.rings import DEPTHS
+from ooc_cudnn.pricing.slot_rings import DEPTHS
 from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import Forced, legal_splits

@@ -19,11 +19,11 @@ from ooc_cudnn.network.passes.inplace_gradients import in_place
 from ooc_cudnn.network.passes.split_concatenations import apart
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.incumbent import Incumbent
-from ooc_cudnn.network.search.mo_sos.choosing import Choosing
-from ooc_cudnn.network.search.mo_sos.following import follow, schedule_of
-from ooc_cudnn.network.search.mo_sos.packing import packed
-from ooc_cudnn.network.search.mo_sos.posing import Posed, pose
+from ooc_cudnn.network.search.mo_sos.choices import Choosing
+from ooc_cudnn.network.search.mo_sos.pack import packed
+from ooc_cudnn.network.search.mo_sos.pose import Posed, pose
 from ooc_cudnn.network.search.mo_sos.program import Allowed, Program
+from ooc_cudnn.network.search.mo_sos.replay import follow, schedule_of
 
 MO_SOS, STR = Allowed(), Allowed(algorithms=False)
 CHECKMATE = Allowed(offload=False, algorithms=False)

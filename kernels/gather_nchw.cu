@@ -1,4 +1,4 @@
-// Elements taken as they are (taking.cuh) where the rows of the result lie without gaps in memory:
+// Elements taken as they are (gather.cuh) where the rows of the result lie without gaps in memory:
 // sites side by side, or the channels of one site behind those of another, however many.
 //
 // Memory traffic: the result is written once, and what it takes of the source is read once.
@@ -9,13 +9,13 @@
 // result, the first and the last one of a row in part beside it, and are filled element by element:
 // the cache has what the neighbouring threads read of the same bytes.
 
-#include "taking.cuh"
+#include "gather.cuh"
 
 // An element of the source, or the sum of those in a box.
 template <bool TAKES_ONE, typename T, typename I>
-__device__ inline T taken_element(
-    const Taking<I> &g, const T *source, const TakenRow<TAKES_ONE, I> &row,
-    const Taken<TAKES_ONE, I> &w) {
+__device__ inline T gathered_element(
+    const Gather<I> &g, const T *source, const GatherRow<TAKES_ONE, I> &row,
+    const GatherRange<TAKES_ONE, I> &w) {
     const Strides<I> &s = g.source;
     if constexpr (TAKES_ONE) {
         return source[row.d.begin * s.d + row.h.begin * s.h + w.begin * s.w];
@@ -31,14 +31,14 @@ __device__ inline T taken_element(
 
 // A thread has up to PACKS packs of a row, one after the other.
 template <typename I, typename T, bool TAKES_ONE, int COUNT, int PACKS>
-__global__ void __launch_bounds__(BLOCK_THREADS) take_rows(
-    Taking<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
+__global__ void __launch_bounds__(BLOCK_THREADS) gather_nchw(
+    Gather<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
     const T nothing = narrow<T>(empty);
     const I length = g.made.w * g.lanes;
     for (long long tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
         const Column<I> column(g.column_tiles, tile, PACKS);
         if (column.row >= g.rows) continue;
-        const auto row = TakenRow<TAKES_ONE, I>::of(g, column.row);
+        const auto row = GatherRow<TAKES_ONE, I>::of(g, column.row);
         const bool is_there = row.is_there();
         T *target = result + row.result;
         const T *origin = source + row.source;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) take_rows(
             const I begin = most(first, I(0)), w = quotient(begin, g.lanes);
             I lane = begin - w * g.lanes;
             Edge<I> edge(g.axis[2], w);
-            Taken<TAKES_ONE, I> of_w(g.axis[2], edge);
+            GatherRange<TAKES_ONE, I> of_w(g.axis[2], edge);
             Pack<T, COUNT> made;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
@@ -58,10 +58,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) take_rows(
                 if (first + i < 0 || first + i >= length) continue;
                 if (is_there && of_w.is_there())
                     made.element[i] =
-                        taken_element<TAKES_ONE>(g, origin + lane * g.source.lane, row, of_w);
+                        gathered_element<TAKES_ONE>(g, origin + lane * g.source.lane, row, of_w);
                 if (++lane == g.lanes) {
                     lane = 0;
-                    of_w = Taken<TAKES_ONE, I>(g.axis[2], edge);
+                    of_w = GatherRange<TAKES_ONE, I>(g.axis[2], edge);
                 }
             }
             if (first >= 0) {

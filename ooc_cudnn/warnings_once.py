@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 
-from ooc_cudnn import forks
+from ooc_cudnn import fork_safety
 
 #: What stands between a user's line and the library's, and is not the user's.
 _NOT_THE_USERS = ("ooc_cudnn", "perfmodel", "contextlib", "functools", "torch")
 
 _told: set[str] = set()
-_lock = forks.lock()
+_lock = fork_safety.lock()
 
 
 def warn(message: str) -> None:

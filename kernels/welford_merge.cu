@@ -26,10 +26,10 @@ __global__ void merge_moments(
     });
 }
 
-enum What { MEAN = 0, INVERSE_DEVIATION = 1, RUNNING_MEAN = 2, RUNNING_VARIANCE = 3 };
+enum Statistic { MEAN = 0, INVERSE_DEVIATION = 1, RUNNING_MEAN = 2, RUNNING_VARIANCE = 3 };
 
 // `old` is read for the running ones only, and may be the result.
-template <typename V, int WHAT>
+template <typename V, int STATISTIC>
 __global__ void moments_result(
     Extent extent, V *result, const double *state, const V *old, double epsilon,
     double factor) {
@@ -38,9 +38,9 @@ __global__ void moments_result(
         const double count = state[c], mean = state[channels + c];
         const double squares = state[2 * channels + c];
         double value = mean;
-        if (WHAT == INVERSE_DEVIATION) value = 1 / sqrt(squares / count + epsilon);
-        if (WHAT == RUNNING_VARIANCE) value = squares / (count == 1 ? 1 : count - 1);
-        if (WHAT == RUNNING_MEAN || WHAT == RUNNING_VARIANCE)
+        if (STATISTIC == INVERSE_DEVIATION) value = 1 / sqrt(squares / count + epsilon);
+        if (STATISTIC == RUNNING_VARIANCE) value = squares / (count == 1 ? 1 : count - 1);
+        if (STATISTIC == RUNNING_MEAN || STATISTIC == RUNNING_VARIANCE)
             value = (1 - factor) * (double)old[c] + factor * value;
         result[c] = (V)value;
     });

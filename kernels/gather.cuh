@@ -13,7 +13,7 @@
 #include "pooling.cuh"
 
 template <typename I>
-struct TakenAxis {
+struct GatherAxis {
     I times, plus, over;
     I whole, rest;  // times / over, and what is left of it
     I extent;       // of the source
@@ -21,11 +21,11 @@ struct TakenAxis {
 
 // A tensor as rows (a, b, d, h) of (w, lane). A block has tiles of `column_tiles` to a row.
 template <typename I>
-struct Taking {
+struct Gather {
     I a, b, lanes;
     Extents<I> made;
     Strides<I> result, source;
-    TakenAxis<I> axis[3];
+    GatherAxis<I> axis[3];
     I rows, row_packs, column_tiles, tiles;
 };
 
@@ -34,13 +34,13 @@ template <typename I>
 struct Edge {
     I at, left;
 
-    __device__ Edge(const TakenAxis<I> &axis, I k) {
+    __device__ Edge(const GatherAxis<I> &axis, I k) {
         const I number = k * axis.times + axis.plus, over = axis.over;
         if (over == 1) at = number;
         else at = number >= 0 ? quotient(number, over) : -quotient(-number + over - 1, over);
         left = number - at * over;
     }
-    __device__ void advance(const TakenAxis<I> &axis) {
+    __device__ void advance(const GatherAxis<I> &axis) {
         at += axis.whole;
         left += axis.rest;
         if (left >= axis.over) left -= axis.over, ++at;
@@ -48,34 +48,34 @@ struct Edge {
 };
 
 template <bool TAKES_ONE, typename I>
-struct Taken {
+struct GatherRange {
     I begin, end;
 
     // The run at an edge, which is the next one then.
-    __device__ Taken(const TakenAxis<I> &axis, Edge<I> &edge) {
+    __device__ GatherRange(const GatherAxis<I> &axis, Edge<I> &edge) {
         begin = most(edge.at, I(0));
         end = edge.at + 1;
         edge.advance(axis);
         if (!TAKES_ONE) end = edge.at;
         end = least(end, axis.extent);
     }
-    __device__ static Taken of(const TakenAxis<I> &axis, I k) {
+    __device__ static GatherRange of(const GatherAxis<I> &axis, I k) {
         Edge<I> edge(axis, k);
-        return Taken(axis, edge);
+        return GatherRange(axis, edge);
     }
     __device__ bool is_there() const { return begin < end; }
 };
 
 // Where a row begins in the result, and its images, channels, planes and rows of the source.
 template <bool TAKES_ONE, typename I>
-struct TakenRow {
+struct GatherRow {
     I result, source;
-    Taken<TAKES_ONE, I> d, h;
+    GatherRange<TAKES_ONE, I> d, h;
 
-    __device__ static TakenRow of(const Taking<I> &g, I row) {
+    __device__ static GatherRow of(const Gather<I> &g, I row) {
         const I h = take(row, g.made.h), d = take(row, g.made.d), b = take(row, g.b), a = row;
-        const auto of_d = Taken<TAKES_ONE, I>::of(g.axis[0], d);
-        const auto of_h = Taken<TAKES_ONE, I>::of(g.axis[1], h);
+        const auto of_d = GatherRange<TAKES_ONE, I>::of(g.axis[0], d);
+        const auto of_h = GatherRange<TAKES_ONE, I>::of(g.axis[1], h);
         return {
             at_offset(g.result, a, b, d, h, I(0), I(0)),
             at_offset(g.source, a, b, I(0), I(0), I(0), I(0)), of_d, of_h};

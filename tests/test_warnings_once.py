@@ -13,7 +13,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import TensorSpec
 from ooc_cudnn.functions.call import call_cache
-from ooc_cudnn.telling import forget_warnings, warn, warn_once
+from ooc_cudnn.warnings_once import forget_warnings, warn, warn_once
 
 settings_module = importlib.import_module("ooc_cudnn.settings")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ooc_cudnn.network.graph.builders.base import Builders, builder
 from ooc_cudnn.network.graph.initializers import random_state
-from ooc_cudnn.network.graph.nodes.outside import Outside
+from ooc_cudnn.network.graph.nodes.external import Outside
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.external.calls import Computation

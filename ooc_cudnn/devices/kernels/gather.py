@@ -1,8 +1,8 @@
-"""The choice between the kernels of taking_*.cu, for what is made of elements as they are.
+"""The choice between the kernels of gather_*.cu, for what is made of elements as they are.
 
 Crops, padding, strided parts and nearest neighbours, and the gradients of all these. Where channels
-lie side by side `take_lanes` has packs of them; elsewhere, and where they are no whole packs,
-`take_rows` has packs of whole rows, which begin anywhere.
+lie side by side `gather_nhwc` has packs of them; elsewhere, and where they are no whole packs,
+`gather_nchw` has packs of whole rows, which begin anywhere.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.resampling.axis_windows import Windows
 from ooc_cudnn.operations.resampling.forward import Ranges, Resampling
 
-#: Packs of a thread of `take_lanes`: those of copies are all loaded before the first is stored.
+#: Packs of a thread of `gather_nhwc`: those of copies are all loaded before the first is stored.
 UNROLL, UNROLL_SUMS = 4, 1
-#: Packs of a thread of `take_rows`.
+#: Packs of a thread of `gather_nchw`.
 ROW_PACKS = 4
 #: Packs of channels of fewer bytes are slower than rows that are put together.
 FEWEST_LANE_BYTES = 8
@@ -48,7 +48,7 @@ class Edges(NamedTuple):
 
     @property
     def fields(self) -> dict[str, int]:
-        """The struct `TakenAxis` of taking.cuh."""
+        """The struct `GatherAxis` of gather.cuh."""
         whole, rest = divmod(self.times, self.over)
         return {**self._asdict(), "whole": whole, "rest": rest}
 
@@ -78,7 +78,7 @@ class Edges(NamedTuple):
 MISSING = Edges(1, 0, 1, 1)
 
 
-def is_taken(forward: Resampling) -> bool:
+def is_gather(forward: Resampling) -> bool:
     """True if each output is one element of x, as it is, or none."""
     return not forward.is_max and all(
         isinstance(windows, Windows) and windows.reach == 1 and windows.step > 0
@@ -115,12 +115,12 @@ def plan(
     widest = WIDEST_ACCESS_BYTES // result.item_bytes
     count = lane_pack(made, read, result, source, widest)
     if _has_rows(made) and (count == 1 or count * result.item_bytes < FEWEST_LANE_BYTES):
-        name, count, packs_each = "rows", widest, ROW_PACKS
+        name, count, packs_each = "gather_nchw", widest, ROW_PACKS
         # Where some row begins within a pack, it is one more.
         aligned = aligned_pack(result, made, 5 if made.sizes[5] > 1 else 4, widest) == widest
         row_packs = -(-(made.sizes[4] * made.sizes[5] + (0 if aligned else widest - 1)) // widest)
     else:
-        name, packs_each = "lanes", UNROLL if takes_one else UNROLL_SUMS
+        name, packs_each = "gather_nhwc", UNROLL if takes_one else UNROLL_SUMS
         row_packs = made.sizes[4] * -(-made.sizes[5] // count)
     rows = math.prod(made.sizes[:4])
     blocks = block_over(rows, row_packs, packs_each)
@@ -136,8 +136,8 @@ def plan(
         column_tiles=blocks.column_tiles,
         tiles=blocks.tiles,
     )
-    file = f"taking_{name}.cu"
-    wide = fill(file, "Taking<long long>")
+    file = f"{name}.cu"
+    wide = fill(file, "Gather<long long>")
     reach = (
         edge.times * (size + widest) + abs(edge.plus)
         for edge, size in zip(edges, made.sizes[2:5], strict=True)
@@ -152,9 +152,9 @@ def plan(
     )
     return Launch(
         file,
-        f"take_{name}<{', '.join(arguments)}>",
+        f"{name}<{', '.join(arguments)}>",
         grid_of(blocks.tiles),
-        fill(file, "Taking<int>") if small else wide,
+        fill(file, "Gather<int>") if small else wide,
         blocks.block,
     )
 

@@ -1,4 +1,4 @@
-// Elements taken as they are (taking.cuh) where channels, or images, lie side by side in result and
+// Elements taken as they are (gather.cuh) where channels, or images, lie side by side in result and
 // source: a thread has packs of them, each at one site.
 //
 // Memory traffic: the result is written once, and what it takes of the source is read once. Sites
@@ -6,13 +6,13 @@
 // It reaches
 // float32 94 to 101 %, float16 77 to 92 % of a copy's speed on an H100 (docs/kernels.md).
 
-#include "taking.cuh"
+#include "gather.cuh"
 
 // A pack of the source, or the sum of those in a box.
 template <bool TAKES_ONE, int COUNT, typename T, typename I>
-__device__ inline Pack<T, COUNT> taken_pack(
-    const Taking<I> &g, const T *source, const TakenRow<TAKES_ONE, I> &row,
-    const Taken<TAKES_ONE, I> &w, I available) {
+__device__ inline Pack<T, COUNT> gathered_pack(
+    const Gather<I> &g, const T *source, const GatherRow<TAKES_ONE, I> &row,
+    const GatherRange<TAKES_ONE, I> &w, I available) {
     const Strides<I> &s = g.source;
     if constexpr (TAKES_ONE) {
         return load_pack<COUNT>(
@@ -36,8 +36,8 @@ __device__ inline Pack<T, COUNT> taken_pack(
 
 // A thread has UNROLL packs of a row, all loaded before the first is stored.
 template <typename I, typename T, bool TAKES_ONE, int COUNT, int UNROLL>
-__global__ void __launch_bounds__(BLOCK_THREADS) take_lanes(
-    Taking<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
+__global__ void __launch_bounds__(BLOCK_THREADS) gather_nhwc(
+    Gather<I> g, T *__restrict__ result, const T *__restrict__ source, Arithmetic<T> empty) {
     const I lane_packs = quotient(g.lanes + COUNT - 1, I(COUNT));
     Pack<T, COUNT> nothing;
 #pragma unroll
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) take_lanes(
     for (long long tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
         const Column<I> first(g.column_tiles, tile, UNROLL);
         if (first.row >= g.rows) continue;
-        const auto row = TakenRow<TAKES_ONE, I>::of(g, first.row);
+        const auto row = GatherRow<TAKES_ONE, I>::of(g, first.row);
         Pack<T, COUNT> packs[UNROLL];
         I target[UNROLL], available[UNROLL];
 #pragma unroll
@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) take_lanes(
             const I lane = (pack - w * lane_packs) * COUNT;
             available[u] = pack < g.row_packs ? g.lanes - lane : I(0);
             target[u] = row.result + w * g.result.w + lane * g.result.lane;
-            const auto of_w = Taken<TAKES_ONE, I>::of(g.axis[2], w);
+            const auto of_w = GatherRange<TAKES_ONE, I>::of(g.axis[2], w);
             packs[u] = nothing;
             if (row.is_there() && of_w.is_there() && available[u] > 0)
-                packs[u] = taken_pack<TAKES_ONE, COUNT>(
+                packs[u] = gathered_pack<TAKES_ONE, COUNT>(
                     g, source + row.source + lane * g.source.lane, row, of_w, available[u]);
         }
 #pragma unroll

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import arguments, taking
+from ooc_cudnn.devices.kernels import arguments, gather
 from ooc_cudnn.devices.kernels import resampling as resampling_module
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.resampling.arguments import cropped, interpolation, padded
@@ -197,7 +197,7 @@ def planned(operation, layout, *, backward=False, channels=None, pointer=4096):
     y = view(operation.output_shape, layout, operation.dtype, channels=channels)
     ways = ((x, y), (operation.reads, operation.makes))
     (result, source), (makes, begins) = ways if backward else (each[::-1] for each in ways)
-    found = taking.plan(operation, makes, result, source, begins, backward=backward)
+    found = gather.plan(operation, makes, result, source, begins, backward=backward)
     assert found is not None
     return found.expression
 
@@ -205,23 +205,23 @@ def planned(operation, layout, *, backward=False, channels=None, pointer=4096):
 def test_kernels_that_are_chosen():
     crop = cropped((4, 64, 568, 568), 88, 392)
     assert (
-        planned(crop, "last", backward=True, channels=128) == "take_lanes<int, float, true, 4, 4>"
+        planned(crop, "last", backward=True, channels=128) == "gather_nhwc<int, float, true, 4, 4>"
     )
-    assert planned(crop, "last") == "take_lanes<int, float, true, 4, 4>"
+    assert planned(crop, "last") == "gather_nhwc<int, float, true, 4, 4>"
     assert planned(crop, "first") == planned(crop, "first", backward=True)
-    assert planned(crop, "first") == "take_rows<int, float, true, 4, 4>"
+    assert planned(crop, "first") == "gather_nchw<int, float, true, 4, 4>"
     large = cropped((40, 64, 1136, 1136), 88, 392, dtype="float16")
-    assert planned(large, "last") == "take_lanes<long long, __half, true, 8, 4>"
+    assert planned(large, "last") == "gather_nhwc<long long, __half, true, 8, 4>"
     odd = padded((8, 3, 224, 224), 1, dtype="bfloat16")
-    assert planned(odd, "last") == "take_rows<int, __nv_bfloat16, true, 8, 4>"
+    assert planned(odd, "last") == "gather_nchw<int, __nv_bfloat16, true, 8, 4>"
     double = interpolation((4, 64, 128, 128), scale_factor=2, dtype="float64")
-    assert planned(double, "last") == "take_lanes<int, double, true, 2, 4>"
-    assert planned(double, "last", backward=True) == "take_lanes<int, double, false, 2, 1>"
+    assert planned(double, "last") == "gather_nhwc<int, double, true, 2, 4>"
+    assert planned(double, "last", backward=True) == "gather_nhwc<int, double, false, 2, 1>"
     # source on a narrow boundary, or channels that leave gaps
-    assert planned(crop, "last", pointer=4104) == "take_lanes<int, float, true, 2, 4>"
-    assert planned(crop, "last", pointer=4100) == "take_rows<int, float, true, 4, 4>"
+    assert planned(crop, "last", pointer=4104) == "gather_nhwc<int, float, true, 2, 4>"
+    assert planned(crop, "last", pointer=4100) == "gather_nchw<int, float, true, 4, 4>"
     three = cropped((2, 3, 30, 30), 2, 20)
-    assert planned(three, "last", channels=7) == "take_lanes<int, float, true, 1, 4>"
+    assert planned(three, "last", channels=7) == "gather_nhwc<int, float, true, 1, 4>"
 
 
 def test_what_is_not_taken():
@@ -232,5 +232,5 @@ def test_what_is_not_taken():
         Resampling((1, 1), (Windows(9, 3, step=3, reach=2),)),
         Resampling((1, 1), (Windows(9, 3, step=3),), is_max=True),
     ]
-    assert all(map(taking.is_taken, taken))
-    assert not any(map(taking.is_taken, others))
+    assert all(map(gather.is_gather, taken))
+    assert not any(map(gather.is_gather, others))

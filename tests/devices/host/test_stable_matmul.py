@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.host.alike import COLUMNS, product, spare_elements
+from ooc_cudnn.devices.host.stable_matmul import COLUMNS, product, spare_elements
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(1, 1), (1, 40), (5, 3), (17, 300), (64, 27)])

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from ooc_cudnn.figures import check_can_draw, panels, require_matplotlib
 from ooc_cudnn.pipeline.trace import plot
+from ooc_cudnn.plotting import check_can_draw, panels, require_matplotlib
 
 
 def test_without_matplotlib_the_command_is_named(monkeypatch):

@@ -10,7 +10,7 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import whole
 from ooc_cudnn.network.passes.microbatch import images_of
 from ooc_cudnn.network.passes.rematerialize import compared, makes_maps_alone
-from ooc_cudnn.network.search.mo_sos.choosing import PIECES, Choosing, together
+from ooc_cudnn.network.search.mo_sos.choices import PIECES, Choosing, together
 from ooc_cudnn.network.search.mo_sos.problem import Map, Problem, Stage
 
 #: Maps that are smaller, as a share of the largest, stay: there are many, and they take little.

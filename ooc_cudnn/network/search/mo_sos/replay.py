@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.search.mo_sos.posing import Posed
+from ooc_cudnn.network.search.mo_sos.pose import Posed
 from ooc_cudnn.network.search.mo_sos.problem import Choice
 from ooc_cudnn.network.search.mo_sos.program import Program
 from ooc_cudnn.network.solver.highs import Solution
