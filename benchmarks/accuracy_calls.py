@@ -11,15 +11,15 @@ from typing import Any
 import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn
 from benchmarks.accuracy_operands import Blocks, Bound
-from ooc_cudnn.bench.diagnosis import diagnosis, profiled
+from ooc_cudnn.bench.diagnosis import diagnosis, record_calls
 from ooc_cudnn.bench.steadiness import Neighbours
-from ooc_cudnn.bench.timing import Timing, timed
+from ooc_cudnn.bench.timing import Timing, time_call
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.explain import planned_call
-from ooc_cudnn.functions.call.plan import Planned
+from ooc_cudnn.functions.call.plan import PlannedCall
 from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import STREAMS
 from ooc_cudnn.pricing.plan import Plan
 
@@ -77,7 +77,7 @@ def _compare(found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[Planned]:
+def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[PlannedCall]:
     """Set the memory limit as drawn, or a little above the smallest that will do; give the plan."""
     limit = drawn.memory_limit
     for _ in range(3):
@@ -124,17 +124,17 @@ def _timed(bound: Bound, synchronize: Callable[[], None]) -> Timing:
     repeats = 1
     while len(samples) < repeats:
         bound.prepare()
-        samples.append(timed(bound, synchronize))
+        samples.append(time_call(bound, synchronize))
         repeats = next(times for seconds, times in REPEATS if samples[0] >= seconds)
     return Timing(tuple(samples))
 
 
-def _profile(bound: Bound, planned: Planned, found: dict[str, Any]) -> None:
+def _profile(bound: Bound, planned: PlannedCall, found: dict[str, Any]) -> None:
     """Run once more, every step timed; keep what the streams did, and the peak of memory."""
     bound.prepare()
     bound.poison()
     before = bound.blocks.device.arena.array_bytes
-    with profiled() as calls:
+    with record_calls() as calls:
         bound()
     (call,) = calls
     plan: Plan = call.plan
@@ -159,10 +159,10 @@ def _profile(bound: Bound, planned: Planned, found: dict[str, Any]) -> None:
     }
 
 
-def replayed(planned: Planned) -> dict[str, Any]:
+def replayed(planned: PlannedCall) -> dict[str, Any]:
     """Seconds of a plan on the virtual clock, and how long each stream is busy there."""
     schedule, stages = make_schedule(planned.program), dict.fromkeys(STREAMS, 0.0)
-    found = Replayed(schedule)
+    found = ReplayedSchedule(schedule)
     for step, start, finish in zip(
         schedule.steps, found.timeline.start, found.timeline.finish, strict=True
     ):

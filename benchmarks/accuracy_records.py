@@ -13,7 +13,7 @@ import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_operands import Bound, stored_shape
 from ooc_cudnn.functions.call.explain import planned_call
-from ooc_cudnn.functions.call.plan import Planned
+from ooc_cudnn.functions.call.plan import PlannedCall
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec, packed_strides
@@ -63,7 +63,7 @@ class Measured:
         return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
 
 
-def planned_for(drawn: Drawn, machine: MachineModel | str, limit_bytes: int) -> Planned:
+def planned_for(drawn: Drawn, machine: MachineModel | str, limit_bytes: int) -> PlannedCall:
     """What is planned for a drawn call, of which no array is needed."""
     given = Described(drawn).arguments()
     with ooc_cudnn.settings(device="host", allow_tf32=drawn.allow_tf32):

@@ -15,9 +15,9 @@ import numpy as np
 import ooc_cudnn
 from benchmarks.accuracy_draw import MIB, SCALES, Drawn, Scale, draw
 from benchmarks.accuracy_operands import Blocks, Bound
-from ooc_cudnn.arrays.operands import wrap
+from ooc_cudnn.arrays.operands import array_ref
 from ooc_cudnn.bench.steadiness import Neighbours
-from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, timed
+from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, time_call
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import is_staged
@@ -88,7 +88,7 @@ def sources_of(bound: Bound) -> dict[str, Any]:
         describe_call(bound.drawn.function, bound.arguments()),
     )
     arrays = {**description.arrays, **description.given_results()}
-    wrapped = {name: wrap(array, device, name=name) for name, array in arrays.items()}
+    wrapped = {name: array_ref(array, device, name=name) for name, array in arrays.items()}
     return {
         name: each.view() if each.spec.placement == "device" else each.array
         for name, each in wrapped.items()
@@ -214,7 +214,7 @@ def _measure(runs: Mapping[str, Callable[[], None]], blocks: Blocks) -> dict[str
     synchronize = blocks.device.synchronize
     for run in runs.values():
         run()
-    once = {name: timed(run, synchronize) for name, run in runs.items()}
+    once = {name: time_call(run, synchronize) for name, run in runs.items()}
     fastest = min(once.values())
     hopeful = {name: runs[name] for name in runs if name == "0" or once[name] < HOPELESS * fastest}
     rounds = interleave(hopeful, synchronize, repeats=ROUNDS, warmup=0)

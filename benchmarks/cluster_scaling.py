@@ -19,7 +19,7 @@ import ooc_cudnn.dask as ooc
 from benchmarks.pages.scaling import CARDS, NAME, ONE, OWN
 from examples.slide_cluster import u_net
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import load_record
 from perfmodel import shipped
 
 MACHINE = "h100"
@@ -49,7 +49,7 @@ def body(report: script.Report) -> None:
 
 def rate(folder: Path = script.RESULTS) -> float:
     """Bytes of a slide that one machine's worker read a second, by the record."""
-    found = stored("dask_scale", folder)
+    found = load_record("dask_scale", folder)
     return float(3 * 65536**2 / found["measurements"]["1: reading alone"])
 
 

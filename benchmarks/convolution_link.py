@@ -87,7 +87,7 @@ class Case:
 def pinned_cases(report: script.Report, shape: tuple[int, ...]) -> float:
     """X and Y in pinned memory, under each limit. Returns the link's seconds."""
     begin = time.perf_counter()
-    x, y = script.pinned(shape), script.pinned(shape)
+    x, y = script.allocate_pinned(shape), script.allocate_pinned(shape)
     report.measure("seconds to allocate pinned x and y", time.perf_counter() - begin)
     case = Case(report, x, y)
     limits = {f"pinned, limit {limit}": limit for limit in case.limits}

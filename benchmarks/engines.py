@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import ooc_cudnn
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import environment
-from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, in_a_row
+from ooc_cudnn.bench.timing import Timing, host_seconds_per_call, time_in_a_row
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.functions.tune.tune import tune
@@ -200,7 +200,7 @@ def timings(
     synchronize = report.synchronize
     with problem.torch.no_grad():
         repeats = 2 if report.quick else REPEATS
-        found = in_a_row(calls, synchronize, repeats=repeats)
+        found = time_in_a_row(calls, synchronize, repeats=repeats)
         host = host_seconds_per_call(calls, synchronize, calls=1, batches=repeats)
     return found, host
 

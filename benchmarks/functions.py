@@ -23,7 +23,7 @@ import ooc_cudnn
 from ooc_cudnn import operations
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contents import Images, filters, unwritten
-from ooc_cudnn.bench.diagnosis import profiled
+from ooc_cudnn.bench.diagnosis import record_calls
 from ooc_cudnn.bench.limits import Link
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.devices import get_device
@@ -55,7 +55,7 @@ class Operands:
     def __init__(self, report: script.Report) -> None:
         self.shape = (6, 8, 24, 32) if report.quick else (512, 64, 256, 256)
         begin = time.perf_counter()
-        self.x, self.y, self.dy, self.out = (script.pinned(self.shape) for _ in range(4))
+        self.x, self.y, self.dy, self.out = (script.allocate_pinned(self.shape) for _ in range(4))
         report.measure("seconds to allocate the pinned operands", time.perf_counter() - begin)
         for seed, array in enumerate((self.x, self.y, self.dy)):
             Images.of(self.shape, seed).fill(array)
@@ -174,7 +174,7 @@ class Bench:
         times = interleave(
             {"link": copies, "call": case.call}, self.synchronize, repeats=self.repeats, warmup=0
         )
-        with without_link(self.device), profiled() as calls:
+        with without_link(self.device), record_calls() as calls:
             case.call()
         # A trace without copies: gaps between launches are the host's, not the device's.
         core_seconds = min(calls[0].trace.busy_seconds("compute"), calls[0].seconds)

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.mo_sos_replay import UNET, VGG, Replay, keep_all, replayed
 from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import markdown, stored
+from ooc_cudnn.bench.record import load_record, markdown
 
 NAME = "mo_sos"
 RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -51,7 +51,7 @@ def swept(network: str) -> Found:
 
 def swept_anew(network: str) -> Found:
     """The same where only `best` is planned: integer programs are as they were recorded."""
-    rows, found = stored(NAME)["measurements"], Found()
+    rows, found = load_record(NAME)["measurements"], Found()
     for ratio in RATIOS:
         for policy in POLICIES[:-1]:
             row = rows[f"{network} at {ratio}: {policy}"]
@@ -80,7 +80,7 @@ def body(report: script.Report) -> None:
         found = dict(zip(NETWORKS, pool.map(sweep, NETWORKS), strict=True))
     if report.arguments.best_only:
         said = "only best was planned: the integer programs' steps are of an earlier record"
-        for note in dict.fromkeys([*stored(NAME)["notes"], said]):
+        for note in dict.fromkeys([*load_record(NAME)["notes"], said]):
             report.note(note)
     for network, each in found.items():
         report.measure(f"{network}: keep all", {"bytes": keep_all(network)})
@@ -104,7 +104,7 @@ def body(report: script.Report) -> None:
 
 def table(folder: Path = script.RESULTS) -> str:
     """Return seconds of every policy at every ratio, and how much less those of `mo_sos` are."""
-    found = stored(NAME, folder)["measurements"]
+    found = load_record(NAME, folder)["measurements"]
     rows = []
     for network in NETWORKS:
         for ratio in RATIOS:
@@ -120,7 +120,7 @@ def table(folder: Path = script.RESULTS) -> str:
 
 def fates(folder: Path = script.RESULTS) -> str:
     """Return what every policy offloads and makes again."""
-    found = stored(NAME, folder)["measurements"]
+    found = load_record(NAME, folder)["measurements"]
     rows = []
     for network in NETWORKS:
         for ratio in RATIOS:
@@ -135,7 +135,7 @@ def fates(folder: Path = script.RESULTS) -> str:
 
 def means(folder: Path = script.RESULTS) -> str:
     """Return the claims: both means, and the worst of `best` beside `mo_sos`."""
-    claims = stored(NAME, folder)["claims"]
+    claims = load_record(NAME, folder)["claims"]
     return markdown(
         ("", "simulated", "asked"),
         [

@@ -12,11 +12,11 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.lowering.lower import most_held
+from ooc_cudnn.network.lowering.lower import peak_live_bytes
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.policies.policy import keep
-from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES, taken_whole
+from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES, canonicalize_whole_maps
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel
@@ -90,7 +90,7 @@ def _machine(name: str) -> MachineModel:
 def _whole(name: str) -> Step:
     """The step that MO-SOS takes."""
     net, loss = trained(name)
-    return taken_whole(fuse_activation_gradients(net.training_phases(loss)))
+    return canonicalize_whole_maps(fuse_activation_gradients(net.training_phases(loss)))
 
 
 def _terms(name: str, limit: int, *, may_cut: bool) -> PlanConstraints:
@@ -120,7 +120,7 @@ def keep_all(name: str) -> int:
     step = _whole(name)
     weights = trained(name)[0].parameters.tensors
     held = {base: stays for base, stays in keep(step).items() if base not in weights}
-    return most_held(step, held) + 2 * sum(each.nbytes for each in weights.values())
+    return peak_live_bytes(step, held) + 2 * sum(each.nbytes for each in weights.values())
 
 
 def replayed(name: str, policy: str, ratio: float) -> Replay | None:

@@ -18,10 +18,10 @@ from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import markdown, stored
+from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.report.timeline import Course, Span, course_of, figure_of
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.network.tradeoff.curve import QUICK
@@ -55,7 +55,7 @@ DRAWN = ("offload", "remake")
 EXPLAINED = "explained"
 
 
-def planned(case: Case, policy: str) -> PlannedStep:
+def planned(case: Case, policy: str) -> LoweredStep:
     """Plan a step of a case for the machine that the page is about."""
     net, loss = getattr(networks, case.network)(batch=case.batch)
     limit = int(parse_limit(case.limit, name="limit") or 0)
@@ -65,7 +65,7 @@ def planned(case: Case, policy: str) -> PlannedStep:
     )
 
 
-def figures(made: PlannedStep, course: Course) -> dict[str, Any]:
+def figures(made: LoweredStep, course: Course) -> dict[str, Any]:
     """What the table shows of a plan; `ok` if it keeps its limit and its word."""
     plan = made.plan
     held = int(course.held.sum(axis=0).max())
@@ -121,7 +121,7 @@ def body(report: script.Report) -> None:
 def table(folder: Path = script.RESULTS) -> str:
     """Every policy of both networks, as simulated."""
     rows = []
-    for name, row in stored(NAME, folder)["checks"].items():
+    for name, row in load_record(NAME, folder)["checks"].items():
         case, policy = name.split(": ")
         moved = [f"{format_bytes(row[fate])} {fate}" for fate in MOVED if row[fate]]
         rows.append(
@@ -135,7 +135,7 @@ def table(folder: Path = script.RESULTS) -> str:
 
 def explained(folder: Path = script.RESULTS) -> str:
     """What `NetworkPlan.explain` said of the first case."""
-    lines = stored(NAME, folder)["measurements"][EXPLAINED]
+    lines = load_record(NAME, folder)["measurements"][EXPLAINED]
     return "\n".join(("```text", *lines, "```"))
 
 
@@ -144,7 +144,7 @@ BLOCKS = (Block(PAGE, "explain", explained), Block(PAGE, "policies", table))
 
 def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULTS) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
-    kept = stored(NAME, folder)["measurements"]
+    kept = load_record(NAME, folder)["measurements"]
 
     def draw(drawn: Any, path: Path) -> None:
         canvas.save(figure_of(course_from(drawn)), path, drawn)

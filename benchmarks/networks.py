@@ -30,9 +30,9 @@ from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.contents import fill
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
-from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, repeated
+from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, time_repeats
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.memory.pinned import held_bytes
@@ -191,7 +191,7 @@ def drawn(net: Network) -> dict[str, Any]:
     found = {}
     for name in ("images", "labels"):
         tensor = net.graph.tensors[name]
-        array = found[name] = script.pinned(tensor.shape, tensor.dtype)
+        array = found[name] = script.allocate_pinned(tensor.shape, tensor.dtype)
         if tensor.dtype == "float32":
             fill(array)
         elif tensor.is_floating:
@@ -326,7 +326,7 @@ class Theirs:
                 loss = made.step(*inputs.values(), micro=micro)
                 torch.cuda.reset_peak_memory_stats()
                 run = functools.partial(made.step, *inputs.values(), micro=micro)
-                seconds = repeated(run, report.synchronize)
+                seconds = time_repeats(run, report.synchronize)
                 report.measure(f"{name}: PyTorch, seconds", seconds)
                 report.measure(f"{name}: PyTorch, peak", torch.cuda.max_memory_allocated())
             finally:
@@ -370,7 +370,7 @@ def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs |
             report.measure(f"{title}: first step, with its plan", time.perf_counter() - begin)
             _, once, did = one_step(step, inputs)
             if once < LONG_SECONDS:
-                seconds = repeated(functools.partial(step, **inputs), report.synchronize)
+                seconds = time_repeats(functools.partial(step, **inputs), report.synchronize)
             else:
                 seconds = Timing((once,))
             account(report, title, did, seconds)
@@ -394,7 +394,7 @@ def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs |
         release_device(report.arguments.device)
 
 
-def tune(report: script.Report, name: str, measure: Callable[..., list[Measured]]) -> None:
+def tune(report: script.Report, name: str, measure: Callable[..., list[Measurement]]) -> None:
     """Measure the engines of a step, for so long as is asked for; keep what was found."""
     begin = time.perf_counter()
     try:
@@ -416,7 +416,7 @@ def tune(report: script.Report, name: str, measure: Callable[..., list[Measured]
 def _forward(report: script.Report, name: str, net: Network, inputs: Mapping[str, Any]) -> float:
     """Seconds of inference up to the last pooling, under the limit of the step, once planned."""
     last = net.graph.tensors["pool5"]
-    out = script.pinned(last.shape)
+    out = script.allocate_pinned(last.shape)
     with ooc_cudnn.profile() as recorded:
         for _ in range(4):  # it is planned anew each time, which is not what is asked
             net.forward(last, images=inputs["images"], out=out)

@@ -19,7 +19,7 @@ from benchmarks.pages.blocks import Block
 from benchmarks.paper_figures import CUDNN_GFLOPS, TABLE_4, Size, Span
 from benchmarks.searches import Prices, exhaustive, local, ordered
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import markdown, stored
+from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.simulate import simulate
@@ -244,7 +244,7 @@ def shown(value: float | str | None, unit: str) -> str:
 def table(folder: Path = script.RESULTS) -> str:
     """Return the table of everything that was compared, in its order."""
     rows = []
-    for name, row in stored(NAME, folder)["measurements"].items():
+    for name, row in load_record(NAME, folder)["measurements"].items():
         simulated, paper, unit = row["simulated"], row["paper"], row["unit"]
         ratio = f"{simulated / paper:.3f}" if isinstance(paper, float) else ""
         rows.append((name, shown(paper, unit), shown(simulated, unit), ratio))

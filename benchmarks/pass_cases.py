@@ -50,7 +50,11 @@ from ooc_cudnn.operations.normalization.set_reduction import (
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
 from ooc_cudnn.operations.pooling.indices import PoolingIndices
-from ooc_cudnn.operations.resampling.arguments import adaptive_pooling, interpolation, padded
+from ooc_cudnn.operations.resampling.arguments import (
+    adaptive_pooling,
+    describe_padding,
+    interpolation,
+)
 from ooc_cudnn.operations.resampling.gradient import ResamplingBackward
 from ooc_cudnn.operations.softmax.channel_argmax import ChannelArgmax
 from ooc_cudnn.operations.softmax.channels import (
@@ -472,11 +476,11 @@ def neighbours(at: Maker) -> Iterator[Case]:
             lambda torch, v: torch.nn.functional.adaptive_avg_pool2d(v, 5),
         ),
         "padded by 1": (
-            "gather", padded(shape, 1, dtype=dtype),
+            "gather", describe_padding(shape, 1, dtype=dtype),
             lambda torch, v: torch.nn.functional.pad(v, (1,) * 4),
         ),
         "cropped by 1": (
-            "gather", padded(shape, -1, dtype=dtype), lambda torch, v: v[..., 1:-1, 1:-1],
+            "gather", describe_padding(shape, -1, dtype=dtype), lambda torch, v: v[..., 1:-1, 1:-1],
         ),
     }  # fmt: skip
     for what, (kernel, operation, way) in ways.items():

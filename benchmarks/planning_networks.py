@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import markdown, stored
+from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
@@ -22,7 +22,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
-from ooc_cudnn.network.search.plan_step import bounded, plan_step
+from ooc_cudnn.network.search.plan_step import plan_step, plan_with_bound
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import shipped
@@ -64,7 +64,7 @@ def planned(step: Step, limit: int, policy: str = "best", **asked: int) -> Netwo
 def with_bound(plan: NetworkPlan, step: Step) -> NetworkPlan:
     limit = plan.memory_limit
     terms = PlanConstraints(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
-    return bounded(plan, step, terms)
+    return plan_with_bound(plan, step, terms)
 
 
 def body(report: script.Report) -> None:
@@ -114,7 +114,7 @@ def body(report: script.Report) -> None:
 def table(folder: Path = script.RESULTS) -> str:
     """Every network under every share of the memory that keeping everything takes."""
     rows, plenty = [], {}
-    for name, row in stored(NAME, folder)["checks"].items():
+    for name, row in load_record(NAME, folder)["checks"].items():
         case, ratio = name.split(": ")
         if float(ratio) > 1:
             plenty[case] = row

@@ -31,7 +31,7 @@ from benchmarks.accuracy_draw import (
 from benchmarks.accuracy_records import planned_for
 from benchmarks.accuracy_sketches import SKETCHES, Shape, Shapes, windowed
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.call.plan import Planned
+from ooc_cudnn.functions.call.plan import PlannedCall
 
 MACHINE, SEED = "h200", 19
 #: Problems of each function whose shapes are drawn, and how large these are: no arithmetic is done.
@@ -140,7 +140,7 @@ def network_of(index: int) -> str:
     return next((name for name, layers in networks.items() if layer in layers), "drawn")
 
 
-def feasible(drawn: Drawn) -> tuple[Planned, int] | None:
+def feasible(drawn: Drawn) -> tuple[PlannedCall, int] | None:
     """The plan of a call and its limit, raised to the least that will do; None if none will."""
     limit = drawn.memory_limit
     while True:

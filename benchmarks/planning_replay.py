@@ -11,7 +11,7 @@ from typing import Any
 from ooc_cudnn.bench import script
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.schedule import plan_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
@@ -36,7 +36,7 @@ def replay_pace(report: script.Report) -> None:
             plan = make_plan(request, split=Split(n=1, c_y=64, c_x=64, h_y=128 // parts))
             schedule = plan_schedule(request, plan)
             making = _quietest(partial(plan_schedule, request, plan))
-            replaying = _quietest(partial(Replayed, schedule))
+            replaying = _quietest(partial(ReplayedSchedule, schedule))
             steps = len(schedule.steps)
             name = f"microseconds a step, {placement}, {steps} steps"
             report.measure(f"schedule: {name}", 1e6 * making / steps)

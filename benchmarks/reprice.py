@@ -19,10 +19,10 @@ from benchmarks.accuracy_records import Measured, Way, measured
 from benchmarks.accuracy_summary import errors
 from ooc_cudnn.bench.record import RESULTS, table
 from ooc_cudnn.pipeline.schedule import plan_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import Priced, Search
+from ooc_cudnn.pricing.search import PricedSplit, Search
 
 #: Where calls that were measured are kept.
 RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")
@@ -30,7 +30,7 @@ RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_acc
 DEEPEST = 129
 
 
-def priced(request: Request, way: Way) -> Priced:
+def priced(request: Request, way: Way) -> PricedSplit:
     """A call in one way, by the closed form."""
     search = Search(request, way.layout)
     for depth in range(1, DEEPEST):
@@ -41,7 +41,7 @@ def priced(request: Request, way: Way) -> Priced:
     raise ValueError(f"no rings of this call are {way.rings}")
 
 
-def kind_of(call: Measured, found: Priced) -> str:
+def kind_of(call: Measured, found: PricedSplit) -> str:
     """The kind of a call; those whose pieces take turns, in rings of one slot, apart."""
     alone = found.stages.one_slot and found.split != call.planned[0].chain.extents
     return f"{call.kind}, one slot" if alone else call.kind
@@ -50,7 +50,7 @@ def kind_of(call: Measured, found: Priced) -> str:
 def replayed_seconds(request: Request, plan: Plan, way: Way) -> float:
     """The same by the replay. Of a plan of the call only what `way` does not say counts."""
     plan = replace(plan, split=way.split, order=way.order, rings=way.rings, layout=way.layout)
-    return Replayed(plan_schedule(request, plan)).seconds
+    return ReplayedSchedule(plan_schedule(request, plan)).seconds
 
 
 class Repriced(NamedTuple):

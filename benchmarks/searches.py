@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ooc_cudnn.pricing.search import Priced, Search
+from ooc_cudnn.pricing.search import PricedSplit, Search
 from perfmodel import Split
 
 #: The paper's order: each later axis costs more extra traffic when it is cut.
@@ -31,10 +31,10 @@ class Prices:
     ) -> None:
         self.search, self.limit_bytes, self.whole = search, limit_bytes, search.call.extents
         self.sizes = sizes or {axis: search.candidates(axis) for axis in ORDER}
-        self.known: dict[Split, Priced | None] = {}
+        self.known: dict[Split, PricedSplit | None] = {}
         self._seconds: dict[Split, float] = {}
 
-    def price(self, split: Split) -> Priced | None:
+    def price(self, split: Split) -> PricedSplit | None:
         """What a split costs; None where it is illegal."""
         if split not in self.known:
             legal = self.search.call.is_legal(split)
@@ -42,7 +42,7 @@ class Prices:
             self.known[split] = found if found is not None and found.legal else None
         return self.known[split]
 
-    def _price(self, split: Split) -> Priced:
+    def _price(self, split: Split) -> PricedSplit:
         """In the order and with the rings that are best; that take least memory, if none fit."""
         search = self.search
         fitting = search.prices([split], self.limit_bytes)

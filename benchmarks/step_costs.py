@@ -17,7 +17,7 @@ import ooc_cudnn
 from benchmarks import networks
 from benchmarks.contenders.torch_setup import load_torch
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.timing import repeated
+from ooc_cudnn.bench.timing import time_repeats
 from ooc_cudnn.pipeline.program import COMPUTE
 from ooc_cudnn.pipeline.simulate import simulate_program
 from ooc_cudnn.pipeline.trace import Trace
@@ -42,7 +42,7 @@ def body(report: script.Report) -> None:
         if asked.tune_seconds:
             step.tune(seconds=asked.tune_seconds, **inputs)
         step(**inputs)
-        seconds = repeated(partial(step, **inputs), report.synchronize)
+        seconds = time_repeats(partial(step, **inputs), report.synchronize)
         _, _, call = networks.one_step(step, inputs)
         report.measure("seconds", seconds, spoken=str(seconds))
         report.claim("predicted / measured", step.plan.seconds / seconds.median)

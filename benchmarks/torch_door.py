@@ -34,7 +34,7 @@ from benchmarks.contenders.torch_setup import out_of_memory_as, precision
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
-from ooc_cudnn.bench.timing import Timing, interleave, repeated
+from ooc_cudnn.bench.timing import Timing, interleave, time_repeats
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
 
@@ -135,8 +135,8 @@ def _place(report: script.Report) -> str:
 
 def drawn(shape: tuple[int, ...], classes: int, *, sites: bool, dtype: str = "float32") -> Any:
     """Images in pinned memory, and a label for each of them, or for each of their sites."""
-    x = torch.from_numpy(script.pinned(shape, dtype))
-    labels = script.pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
+    x = torch.from_numpy(script.allocate_pinned(shape, dtype))
+    labels = script.allocate_pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
     torch.manual_seed(1)
     for at in range(shape[0]):
         x[at].normal_()
@@ -250,7 +250,7 @@ def their_step(report: script.Report, name: str, case: Case, x: Any, target: Any
         step = Step(model, case, report, None)
         with Memory(report) as memory:
             loss = step(x, target)
-        seconds = repeated(lambda: step(x, target), report.synchronize)
+        seconds = time_repeats(lambda: step(x, target), report.synchronize)
     report.measure(f"{name}: PyTorch, seconds", seconds)
     report.measure(f"{name}: PyTorch, memory", memory.figures())
     return seconds, loss
@@ -271,7 +271,7 @@ def own_step(report: script.Report, name: str, case: Case, limit: str) -> Timing
         if report.arguments.tune and not report.quick:
             networks.tune(report, f"{name}: own", functools.partial(step.tune, **inputs))
         step(**inputs)
-        seconds = repeated(lambda: step(**inputs), report.synchronize)
+        seconds = time_repeats(lambda: step(**inputs), report.synchronize)
     report.measure(f"{name}: own, plan", networks.figures_of(step.plan))
     report.measure(f"{name}: own, seconds", seconds)
     return seconds
@@ -312,7 +312,7 @@ def measure(report: script.Report, name: str, case: Case) -> None:
         step(x, target)
         report.measure(f"{name}: second step", time.perf_counter() - begin)
         with Memory(report) as memory:
-            seconds = repeated(lambda: step(x, target), report.synchronize)
+            seconds = time_repeats(lambda: step(x, target), report.synchronize)
         with ooc_cudnn.profile() as recorded:
             step(x, target)
     plan = step.plan
@@ -475,7 +475,7 @@ def infer(report: script.Report) -> None:
             with Memory(report) as memory, ooc_cudnn.profile() as recorded:
                 run()
             calls = recorded.calls  # a block each
-            seconds = repeated(run, report.synchronize)
+            seconds = time_repeats(run, report.synchronize)
             report.measure(f"{INFER}: seconds, planned anew each time", seconds)
             whole = sum(call.seconds for call in calls)
             predicted = sum(call.plan.seconds for call in calls)

@@ -16,8 +16,8 @@ from benchmarks.planning_networks import MACHINE, SMALL, Case
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import stored
-from ooc_cudnn.network.tradeoff.curve import SHARES, Trade, trade_of
+from ooc_cudnn.bench.record import load_record
+from ooc_cudnn.network.tradeoff.curve import SHARES, Trade, trade_off
 from ooc_cudnn.network.tradeoff.plot import figure_of
 
 NAME = "trades"
@@ -31,7 +31,7 @@ def body(report: script.Report) -> None:
     for case in SMALL if report.quick else CASES:
         net, loss = getattr(networks, case.network)(batch=case.batch)
         limits = SHARES[::3] if report.quick else SHARES
-        trade = trade_of(net, loss, name=str(case), limits=limits, machine=MACHINE)
+        trade = trade_off(net, loss, name=str(case), limits=limits, machine=MACHINE)
         report.check(str(case), {"ok": best_is_fastest(trade)})
         report.measure(str(case), trade.to_json(), spoken="to be drawn")
         report.say(trade.explain())
@@ -55,7 +55,7 @@ def best_is_fastest(trade: Trade) -> bool:
 
 def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULTS) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
-    kept = stored(NAME, folder)["measurements"]
+    kept = load_record(NAME, folder)["measurements"]
 
     def draw(record: Any, path: Path) -> None:
         canvas.save(figure_of(Trade.from_json(record)), path, record)

@@ -20,7 +20,7 @@ from benchmarks.vdnn_machine import baseline_bytes
 from benchmarks.vdnn_networks import network
 from benchmarks.vdnn_replay import Replay, replayed
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import markdown, stored
+from ooc_cudnn.bench.record import load_record, markdown
 
 NAME = "vdnn"
 #: How far a baseline may be from the one that the paper states, and a loss of the static policies
@@ -175,7 +175,7 @@ def table(folder: Path = script.RESULTS) -> str:
     """Return the table of everything that was compared, in its order."""
     rows = [
         (name, *(shown(row[which], row["unit"]) for which in ("paper", "simulated", "ours")))
-        for name, row in stored(NAME, folder)["measurements"].items()
+        for name, row in load_record(NAME, folder)["measurements"].items()
     ]
     return markdown(("", "paper", "simulated", "saving little"), rows)
 
@@ -183,7 +183,7 @@ def table(folder: Path = script.RESULTS) -> str:
 def each_network(folder: Path = script.RESULTS) -> str:
     """Return the table of every policy of every network, as simulated."""
     rows = []
-    for name, row in stored(NAME, folder)["checks"].items():
+    for name, row in load_record(NAME, folder)["checks"].items():
         found = row["simulated"]
         rows.append(
             (name, found["chosen"], f"{found['seconds']:.2f} s", shown(found["loss"], "%"),

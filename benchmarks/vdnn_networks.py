@@ -14,8 +14,8 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.passes.compress_activations import compress_activations
-from ooc_cudnn.network.passes.fuse_chains import fused
-from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 
 
 @cache
@@ -41,7 +41,7 @@ def step_of(case: Case, *, saves_little: bool) -> Step:
     """
     net, loss = trained(case)
     step = net.training_phases(loss)
-    return in_place(fused(compress_activations(step) if saves_little else step))
+    return share_gradient_memory(fuse_chains(compress_activations(step) if saves_little else step))
 
 
 def one_tower_alexnet(batch: int) -> tuple[Network, Tensor]:

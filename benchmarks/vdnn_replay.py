@@ -24,7 +24,7 @@ from ooc_cudnn.network.lowering.lower import lower_step
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.pipeline.program import COMPUTE, Program
 from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pricing.planner import AskWorkspace
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
@@ -120,7 +120,7 @@ def _replay(
 def _times(program: Program) -> tuple[list[float], list[float], float]:
     """When each task begins, the first at 0; how long it computes; and the seconds of the step."""
     schedule = make_schedule(program)
-    replay = Replayed(schedule)
+    replay = ReplayedSchedule(schedule)
     begins: dict[int, float] = {}
     busy: dict[int, float] = {}
     for at, step in enumerate(schedule.steps):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def in_child(action: Callable[[], object]) -> None:
+def run_in_child(action: Callable[[], object]) -> None:
     """Have something done in every forked child, before all else."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=action)
@@ -22,12 +22,12 @@ def in_child(action: Callable[[], object]) -> None:
 def lock() -> threading.Lock:
     """Return a lock of a module, which a forked child finds free."""
     made: Any = threading.Lock()
-    in_child(made._at_fork_reinit)
+    run_in_child(made._at_fork_reinit)
     return made
 
 
 def recursive_lock() -> Any:
     """Return a lock of a module that its holder may take again, which a forked child finds free."""
     made: Any = threading.RLock()
-    in_child(made._at_fork_reinit)
+    run_in_child(made._at_fork_reinit)
     return made

@@ -5,9 +5,9 @@ What it raises there (KeyboardInterrupt) may leave a lock held, a thread that no
 memory counted that nobody has: even ``threading.Event.wait`` and ``Thread.start`` are not safe
 from it.
 
-So while the library is at work, signals are noted (`deferred`), and their handlers are called at
-the points that say so (`hear`), or at the end of the block. Handlers run on the main thread alone,
-so on other threads there is nothing to do.
+So while the library is at work, signals are noted (`defer_signals`), and their handlers are called
+at the points that say so (`hear`), or at the end of the block. Handlers run on the main thread
+alone, so on other threads there is nothing to do.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SIGNALS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal
 Handler = Callable[[int, FrameType | None], Any]
 
 #: The block around the main thread's work, if there is one.
-_active: deferred | None = None
+_active: defer_signals | None = None
 
 
-class _Noting:
+class _SignalRecorder:
     """Stands in for a handler: notes its signal while a block is open, else passes it on at once.
 
     So one that is left behind, if it ever were, changes nothing.
@@ -51,7 +51,7 @@ class _Noting:
             block.noted.append((self.handler, number))
 
 
-class deferred:  # used as a statement: ``with deferred():``
+class defer_signals:  # used as a statement: ``with deferred():``
     """A block in which no signal's handler runs, but at `hear` and at its end.
 
     Blocks nest; the outermost counts.
@@ -61,7 +61,7 @@ class deferred:  # used as a statement: ``with deferred():``
 
     def __init__(self) -> None:
         self.noted: list[tuple[Handler, int]] = []
-        self._installed: list[tuple[int, _Noting]] = []
+        self._installed: list[tuple[int, _SignalRecorder]] = []
 
     def __enter__(self) -> None:
         global _active
@@ -72,10 +72,10 @@ class deferred:  # used as a statement: ``with deferred():``
         try:
             for number in _SIGNALS:
                 handler = _signal.getsignal(number)
-                while isinstance(handler, _Noting):  # left behind: see `_restore`
+                while isinstance(handler, _SignalRecorder):  # left behind: see `_restore`
                     handler = handler.handler
                 if callable(handler):
-                    noting = _Noting(handler)
+                    noting = _SignalRecorder(handler)
                     self._installed.append((number, noting))
                     _signal.signal(number, noting)
         except BaseException:  # a handler that was not replaced yet
@@ -117,4 +117,4 @@ def _forget() -> None:
     _active = None
 
 
-fork_safety.in_child(_forget)
+fork_safety.run_in_child(_forget)

@@ -64,7 +64,7 @@ def meant(name: str, parameters: Collection[str]) -> str:
     return found[0] if found else ""
 
 
-def explained(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def explain_keyword(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
     """Explain the first keyword that a function has not; "" if it has all."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -96,7 +96,7 @@ def explaining(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            said = explained(function, kwargs)
+            said = explain_keyword(function, kwargs)
             if not said:
                 raise
             raise TypeError(said) from error

@@ -25,7 +25,7 @@ from benchmarks.contenders.torch_convolution import release_torch, torch_setting
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.convolution_contender import ConvolutionContender, HostArray, Operands
 from ooc_cudnn.bench.direct import ConvolutionPlan, DirectBiasActivation
-from ooc_cudnn.bench.placing import free_cupy, pinned
+from ooc_cudnn.bench.placing import allocate_pinned, free_cupy
 
 FEWEST_PIECES = 4
 COPYING_THREADS = 8
@@ -64,7 +64,9 @@ class Lane(ABC):
         self, operands: Operands, largest: tuple[int, int], threads: ThreadPoolExecutor
     ) -> None:
         self.operands, self._threads = operands, threads
-        self._held = tuple(pinned((count,)) for count in largest) if operands.pageable else None
+        self._held = (
+            tuple(allocate_pinned((count,)) for count in largest) if operands.pageable else None
+        )
         self._arriving: tuple[HostArray, HostArray] | None = None
 
     @abstractmethod

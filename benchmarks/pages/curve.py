@@ -15,7 +15,7 @@ from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import joined, markdown
+from ooc_cudnn.bench.record import join_paragraphs, markdown
 from ooc_cudnn.units import format_bytes, format_seconds
 
 CASE = "resnet50"
@@ -47,7 +47,7 @@ def section(folder: Path = script.RESULTS) -> str:
     image = f"![Seconds over memory]({PICTURE.relative_to(ROOT).as_posix()})"
     head = ("a training step by", *steps.HEAD[2:])
     rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in in_table(found)]
-    return joined(
+    return join_paragraphs(
         (
             image if PICTURE.exists() else "",
             ABOUT.format(steps.TRAINED[CASE], where["gpu"]["name"]),

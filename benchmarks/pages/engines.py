@@ -13,7 +13,7 @@ from benchmarks.pages import canvas
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import joined, markdown, stored
+from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 from ooc_cudnn.plotting import COLOURS
 
 PAGE = "docs/kernels.md"
@@ -56,7 +56,7 @@ def _least(ways: Mapping[str, Any], who: str) -> float:
 def records(folder: Path = script.RESULTS) -> dict[str, Mapping[str, Any]]:
     """The sets that were measured."""
     there = (key for key in SETS if (folder / f"engines_{key}.json").exists())
-    return {key: stored(f"engines_{key}", folder) for key in there}
+    return {key: load_record(f"engines_{key}", folder) for key in there}
 
 
 def _cell(problem: Problem | None) -> str:
@@ -104,7 +104,7 @@ def figures(folder: Path = script.RESULTS) -> str:
         )
         head = ("layer", *(direction.replace("_", " ") for direction in DIRECTIONS))
         parts += [f"### {SETS[key]}'s convolutions, measured", said, markdown(head, rows)]
-    return joined(parts)
+    return join_paragraphs(parts)
 
 
 def _overall(of: Sequence[Problem]) -> str:

@@ -11,7 +11,7 @@ from benchmarks.engines import MOST
 from benchmarks.functions_in_core import DTYPES, NAME, OF_HOST
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import joined, markdown, stored
+from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 
 PAGE = "docs/kernels.md"
 
@@ -93,7 +93,7 @@ def figures(folder: Path = script.RESULTS) -> str:
     """A line for each function, and one for all of them."""
     if not (folder / f"{NAME}.json").exists():
         return f"These functions were {NOT_MEASURED}: `python -m benchmarks.{NAME}` does it."
-    record = stored(NAME, folder)
+    record = load_record(NAME, folder)
     found = list(problems(record))
     by_function: dict[str, list[Problem]] = {}
     for problem in found:
@@ -111,7 +111,7 @@ def figures(folder: Path = script.RESULTS) -> str:
         "the time of a call among many. *Host* is the median of what one call takes it. "
         "A gradient of PyTorch's is its `autograd.grad`, with the forward pass kept."
     )
-    return joined((about, markdown(head, [*rows, _row("all", found)]), _slow(found)))
+    return join_paragraphs((about, markdown(head, [*rows, _row("all", found)]), _slow(found)))
 
 
 def _slow(found: Sequence[Problem]) -> str:

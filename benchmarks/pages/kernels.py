@@ -14,7 +14,7 @@ from benchmarks.pages import canvas
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import joined, markdown, stored
+from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 from ooc_cudnn.plotting import COLOURS
 
 NAME, PAGE = "kernels", "docs/kernels.md"
@@ -30,7 +30,7 @@ GROUPS = {
 
 def record(folder: Path = script.RESULTS, name: str = NAME) -> Mapping[str, Any] | None:
     """What was measured; None if nothing was."""
-    return stored(name, folder) if (folder / f"{name}.json").exists() else None
+    return load_record(name, folder) if (folder / f"{name}.json").exists() else None
 
 
 def measured_on(found: Mapping[str, Any]) -> str:
@@ -88,7 +88,7 @@ def figures(folder: Path = script.RESULTS) -> str:
         bound = f"Held to {GROUPS[group][2]:.0%} of the copy's speed at the least."
         cell = _short if group == "softmax" else _cell
         parts += [f"### {title}, measured", bound, pivot(group, measured[group], cell)]
-    return joined((*parts, *(f"- {note}" for note in found["notes"])))
+    return join_paragraphs((*parts, *(f"- {note}" for note in found["notes"])))
 
 
 # The kernels that are held to no bound -------------------------------------------------------
@@ -128,7 +128,7 @@ def passes(folder: Path = script.RESULTS) -> str:
             cells = (NOTHING if share is None else f"{share:.0%}" for share in own)
             lines.append((f"`{kernel}.cu`", way, *cells))
     head = ("kernel", "case", *(" ".join(column) for column in COLUMNS))
-    return joined((measured_on(found), markdown(head, lines)))
+    return join_paragraphs((measured_on(found), markdown(head, lines)))
 
 
 BLOCKS = (Block(PAGE, "figures", figures), Block(PAGE, "passes", passes))
@@ -153,7 +153,7 @@ REACHED = re.compile(r"^// .* of a copy's speed on an .*$", re.MULTILINE)
 
 def reached(kernel: str, folder: Path = script.RESULTS) -> str:
     """What the comment of a kernel says it reaches; of `KERNELS` where they are held to a share."""
-    found = stored(NAME, folder) if kernel in KERNELS else passes_record(folder)
+    found = load_record(NAME, folder) if kernel in KERNELS else passes_record(folder)
     if kernel in KERNELS:
         group, ways = KERNELS[kernel]
     else:

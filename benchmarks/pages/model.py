@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks import accuracy_summary, model_accuracy, planning
 from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import joined, markdown
-from ooc_cudnn.bench.record import stored as record
+from ooc_cudnn.bench.record import join_paragraphs, markdown
+from ooc_cudnn.bench.record import load_record as record
 from perfmodel import Line, MachineModel, shipped
 
 #: Said of a call where the figures of `accuracy_summary` are grouped.
@@ -39,7 +39,7 @@ def machine_section(model: MachineModel) -> str:
     """Return the constants of a machine, and how well its lines fit where that is known."""
     host = f"The host: {', '.join(_host(model))}{_latency(model)}.{_calibrated(model)}"
     lost = model.losses.get("copies")
-    return joined(
+    return join_paragraphs(
         (
             _copies(model),
             _both_ways(model),
@@ -168,7 +168,7 @@ def search_section(result: Mapping[str, Any]) -> str:
         for claim in result["claims"]
         for shown in ("{:.1f} ms" if claim["unit"] == "ms" else "{:.3f}",)
     ]
-    return joined((about, markdown(("", "", "bound", ""), rows, align=CLAIM)))
+    return join_paragraphs((about, markdown(("", "", "bound", ""), rows, align=CLAIM)))
 
 
 def _claim_row(

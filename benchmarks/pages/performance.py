@@ -15,7 +15,7 @@ from benchmarks.pages.words import LABELS, PRECISIONS, Cell, precision_of, secti
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import FIGURE_9
-from ooc_cudnn.bench.record import joined, markdown
+from ooc_cudnn.bench.record import join_paragraphs, markdown
 from ooc_cudnn.units import format_seconds
 
 IN_CORE = (OURS, "in_core", "cudnn")
@@ -136,7 +136,7 @@ RATIOS = (
 
 def page(records: Records) -> str:
     drawn = shown(records)
-    return joined(
+    return join_paragraphs(
         (
             "### What it is held to",
             words.provenance(records, list(CASES)),

@@ -48,7 +48,7 @@ claims = cache(record.claims)
 
 @cache
 def simulated() -> dict[str, float | str]:
-    rows = record.stored("paper_model")["measurements"]
+    rows = record.load_record("paper_model")["measurements"]
     return {name: row["simulated"] for name, row in rows.items()}
 
 
@@ -83,14 +83,14 @@ def _worst_local_search() -> tuple[float]:
 
 
 def _googlenet() -> tuple[float, ...]:
-    found = record.stored("vdnn")["checks"]
+    found = record.load_record("vdnn")["checks"]
     ways = ("conv (p)", "all (p)")
     return tuple(100 * found[f"googlenet, batch 128: {way}"]["simulated"]["loss"] for way in ways)
 
 
 def _orders() -> tuple[float]:
     """By how many percent the order of memory of each phase alone could make computing faster."""
-    found = record.stored("planning_networks")["measurements"]
+    found = record.load_record("planning_networks")["measurements"]
     rows = [row for name, row in found.items() if name.endswith(": computing")]
     return (max(100 * (min(row["in one order"].values()) / row["each"] - 1) for row in rows),)
 
@@ -105,7 +105,7 @@ def _exact_on_two() -> tuple[float]:
 
 
 def _slide() -> tuple[float, ...]:
-    return (record.stored("dask_scale")["measurements"]["1: seconds"]["median"],)
+    return (record.load_record("dask_scale")["measurements"]["1: seconds"]["median"],)
 
 
 def _slide_predicted() -> tuple[float]:
@@ -119,7 +119,7 @@ def _slide_on_two() -> tuple[float, float]:
 
 def _waiting_for_tasks() -> tuple[float, float]:
     """Milliseconds a task in which two workers were in no block, and how many tasks there were."""
-    found = record.stored("dask_scale")["measurements"]
+    found = record.load_record("dask_scale")["measurements"]
     names = [each for each in found if each[0] == "2" and "transfer" not in each]
     tasks = sum(found[each]["count"] for each in names if "count" in str(found[each]))
     idle = 1 - claims("dask_scale")["2: workers' time in blocks, of all"]
@@ -128,7 +128,7 @@ def _waiting_for_tasks() -> tuple[float, float]:
 
 def _beside_a_block() -> tuple[float, ...]:
     """Milliseconds for each block in which a worker was in none, of one card's and of two."""
-    found, said = record.stored("dask_scale")["measurements"], claims("dask_scale")
+    found, said = record.load_record("dask_scale")["measurements"], claims("dask_scale")
     shares = ((count, said[f"{count}: workers' time in blocks, of all"]) for count in "12")
     return tuple(1e3 * found[f"{n}: seconds of a block"] * (1 / share - 1) for n, share in shares)
 
@@ -142,13 +142,13 @@ def _door_and_pytorch() -> tuple[float]:
 
 
 def _small_step() -> tuple[float, ...]:
-    found = record.stored("torch_door_overhead")["measurements"]
+    found = record.load_record("torch_door_overhead")["measurements"]
     ways = ("door", "own", "PyTorch")
     return tuple(1e3 * found[f"overhead: {way}, seconds"]["median"] for way in ways)
 
 
 def _known_call() -> tuple[float, ...]:
-    found = record.stored("door_cost")["measurements"]
+    found = record.load_record("door_cost")["measurements"]
     dispatch = (1e3 * found[each]["median"] for each in ("dispatch", "dispatch, torch.compile"))
     return (*dispatch, found["capture"]["median"], found["capture, torch.compile"]["median"])
 
@@ -162,19 +162,22 @@ def _volume() -> tuple[float]:
 
 
 def _volume_of_pytorch() -> tuple[float]:
-    found = record.stored("torch_door_dynunet-256")["measurements"]
+    found = record.load_record("torch_door_dynunet-256")["measurements"]
     return (found["dynunet-256: PyTorch, memory"]["total"] / 2**30,)
 
 
 def _large_volume() -> tuple[float, float]:
-    found = record.stored("torch_door_dynunet-512")["measurements"]
+    found = record.load_record("torch_door_dynunet-512")["measurements"]
     host = found["dynunet-512: plan"]["host_bytes"] / 2**30
     return found["dynunet-512: seconds"]["median"], host
 
 
 def _few_channels_volume() -> tuple[float, float, float]:
     name = "segresnet-384"
-    found, said = record.stored(f"torch_door_{name}")["measurements"], claims(f"torch_door_{name}")
+    found, said = (
+        record.load_record(f"torch_door_{name}")["measurements"],
+        claims(f"torch_door_{name}"),
+    )
     whole = found[f"{name}: PyTorch, memory"]["total"]
     predicted = said[f"{name}: predicted / measured"]
     return said[f"{name}: times PyTorch in core"], whole / 2**30, predicted
@@ -182,7 +185,7 @@ def _few_channels_volume() -> tuple[float, float, float]:
 
 def _large_image() -> tuple[float, float, float]:
     """Seconds of a step, the share of them in which the card computed, and GiB on the host."""
-    found = record.stored("torch_door_unet-8192")["measurements"]
+    found = record.load_record("torch_door_unet-8192")["measurements"]
     halves = found["unet-8192: halves, profiled"]
     share = sum(half["compute"] for half in halves) / sum(half["seconds"] for half in halves)
     host = found["unet-8192: plan"]["host_bytes"] / 2**30
@@ -190,7 +193,7 @@ def _large_image() -> tuple[float, float, float]:
 
 
 def _labels() -> tuple[float, float]:
-    seconds = record.stored("torch_door_infer")["measurements"][
+    seconds = record.load_record("torch_door_infer")["measurements"][
         "infer: seconds, planned anew each time"
     ]
     share = claims("torch_door_infer")["infer: busiest stream / whole call"]
@@ -198,7 +201,7 @@ def _labels() -> tuple[float, float]:
 
 
 def _in_core() -> list[in_core.Problem]:
-    return list(in_core.problems(record.stored(in_core.NAME)))
+    return list(in_core.problems(record.load_record(in_core.NAME)))
 
 
 def _worst_door() -> tuple[float]:

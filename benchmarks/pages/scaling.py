@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import markdown, stored
+from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.units import format_seconds
 
 NAME = "cluster_scaling"
@@ -21,7 +21,7 @@ OWN, ONE = "a store each", "one store for all"
 
 def section(folder: Path = script.RESULTS) -> str:
     """Return the table: seconds over cards, how much faster than one, and what binds."""
-    found = stored(NAME, folder)["measurements"]
+    found = load_record(NAME, folder)["measurements"]
     of_store = ((name, "times as fast", "bound by") for name in (OWN, ONE))
     rows = [_row(found, count) for count in CARDS]
     return markdown(("cards", *chain.from_iterable(of_store)), rows, align="rrrlrrl")

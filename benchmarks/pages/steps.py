@@ -19,7 +19,7 @@ from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import joined, markdown, stored
+from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 from ooc_cudnn.units import format_bytes, format_seconds
 
 PICTURE = ROOT / "docs" / "images" / "networks" / "measured.png"
@@ -64,7 +64,7 @@ def records(folder: Path = script.RESULTS) -> dict[str, Record]:
     Limits that it leaves out are those of the record before, if that is of the same card.
     """
     files = (path.stem for path in folder.glob(f"{NAME}*.json"))
-    there = [stored(name, folder) for name in files if not name.endswith("_strict")]
+    there = [load_record(name, folder) for name in files if not name.endswith("_strict")]
     fit = [each for each in there if each["verified"] and not each["quick"]]
     found: dict[str, Record] = {}
     for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):
@@ -171,7 +171,9 @@ def short(folder: Path = script.RESULTS) -> str:
         for case, each in found.items()
         for way in ways(case, each)
     ]
-    return joined((image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr")))
+    return join_paragraphs(
+        (image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr"))
+    )
 
 
 ABOUT = (
@@ -201,7 +203,7 @@ def long(folder: Path = script.RESULTS) -> str:
     held = markdown(("claim", "measured", "bound", "verdict"), claims) if claims else ""
     leaving = LEAVING.replace("back there", "to pinned memory") if _leave(found.values()) else ""
     where = f"On one {card}, where a row names no other." if found else ""
-    return joined((f"{where} {leaving}".strip(), markdown(head, rows, align="llr"), held))
+    return join_paragraphs((f"{where} {leaving}".strip(), markdown(head, rows, align="llr"), held))
 
 
 def _leave(found: Iterable[Record]) -> bool:

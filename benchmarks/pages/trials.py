@@ -112,7 +112,7 @@ def _later(name: str, record: Record) -> str:
         return "[closed](closed-studies.md)"
     if "files" not in record:
         return "says no files"
-    older = sources.changed(record["files"])
+    older = sources.changed_sources(record["files"])
     return f"`{older[0]}`{' and others' if len(older) > 1 else ''}" if older else ""
 
 

@@ -8,7 +8,7 @@ from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
 from benchmarks.pages.records import Records
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.record import joined
+from ooc_cudnn.bench.record import join_paragraphs
 from ooc_cudnn.units import format_seconds
 
 PRECISIONS = {"strict": "strict float32", "tf32": "TF32"}
@@ -135,7 +135,7 @@ def section(
 
     Where none was measured there are no parts.
     """
-    return joined(
+    return join_paragraphs(
         (
             provenance(records, cases),
             *(parts if records.of(cases) else ()),

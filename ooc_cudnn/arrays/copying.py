@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.arrays.operands import Located, check_writable, locate
+from ooc_cudnn.arrays.operands import LocatedArray, check_writable, locate
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.base import running
+from ooc_cudnn.devices.base import open_run
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.settings import current
 from ooc_cudnn.types import Array
@@ -43,7 +43,7 @@ def memcpy(dst: Array, src: Array) -> None:
     (inside, outside), stream = (_as_words(to), _as_words(from_)), "copy_in"
     if to.placement != "device":
         (inside, outside), stream = (outside, inside), "copy_out"
-    with running(device, overlap=False, staged=True, timed=False) as run:
+    with open_run(device, overlap=False, staged=True, timed=False) as run:
         if stream == "copy_in":
             run.submit(stream, (), lambda s: device.copy_in(inside, outside, s), signals=True)
         else:
@@ -51,7 +51,7 @@ def memcpy(dst: Array, src: Array) -> None:
         run.finish(wait=True)
 
 
-def _as_words(located: Located) -> Any:
+def _as_words(located: LocatedArray) -> Any:
     """The memory of an array of any dtype, as elements that copies know."""
     array = located.array
     if array.dtype.itemsize == 16:  # two words each

@@ -1,6 +1,6 @@
 """Users' arrays at the edge: everything is accepted here and made uniform once.
 
-NumPy (pageable, pinned, `numpy.memmap`), CuPy and whatever speaks DLPack become a `Wrapped`: the
+NumPy (pageable, pinned, `numpy.memmap`), CuPy and whatever speaks DLPack become an `ArrayRef`: the
 NumPy or CuPy array over the same memory, its spec and its address. No framework is imported that
 the user has not imported.
 """
@@ -17,9 +17,9 @@ import numpy as np
 from ooc_cudnn.arrays.pinning import unlock_dropped
 from ooc_cudnn.arrays.tensors import (
     array_over,
-    in_one_order,
     is_tensor,
     memory_of,
+    on_one_stream,
     to_tensor,
     torch_dtype_as_numpy,
 )
@@ -35,7 +35,7 @@ from ooc_cudnn.types import Array
 _CUDA, _CPU = 2, 1  # DLPack's device types
 
 
-class Wrapped(NamedTuple):
+class ArrayRef(NamedTuple):
     """An operand: what holds its memory, its spec and address, and the way back.
 
     `array` is NumPy's or CuPy's, or PyTorch's tensor on a card; of a result that is being made on
@@ -96,7 +96,7 @@ def _fixed(shape: tuple[int, ...], elements: tuple[int, ...]) -> tuple[int, ...]
     return tuple(fixed)
 
 
-class Located(NamedTuple):
+class LocatedArray(NamedTuple):
     """Any array: the NumPy or CuPy array over its memory, where that is, and the way back."""
 
     array: Any
@@ -105,7 +105,7 @@ class Located(NamedTuple):
     restore: Callable[[Any], Any] | None = None
 
 
-def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wrapped:
+def array_ref(array: Any, device: Device, *, name: str, written: bool = False) -> ArrayRef:
     """Accept a user's array as an operand; `written`, as a result.
 
     Raises
@@ -130,10 +130,10 @@ def wrap(array: Any, device: Device, *, name: str, written: bool = False) -> Wra
         spec = _spec(tuple(plain.shape), tuple(plain.strides), plain.dtype, placement)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
-    return Wrapped(plain, spec, pointer, restore)
+    return ArrayRef(plain, spec, pointer, restore)
 
 
-def _by_address(tensor: Any, device: Device, *, name: str, written: bool) -> Wrapped | None:
+def _by_address(tensor: Any, device: Device, *, name: str, written: bool) -> ArrayRef | None:
     """A tensor on the card in use, on whose stream nobody has to wait; None of any other.
 
     An array of CuPy's over it would take the host longer than a small kernel takes the card.
@@ -142,10 +142,10 @@ def _by_address(tensor: Any, device: Device, *, name: str, written: bool) -> Wra
     if dtype is None or not tensor.numel() or not tensor.ndim or device.name != f"cuda:{index}":
         return None
     held = memory_of(tensor, name=name, written=written)
-    if not in_one_order(index):
+    if not on_one_stream(index):
         return None
     spec = _spec_on_card(held.shape, held.stride(), dtype)
-    return Wrapped(held, spec, held.data_ptr(), to_tensor)
+    return ArrayRef(held, spec, held.data_ptr(), to_tensor)
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +154,7 @@ def _spec_on_card(shape: Any, steps: tuple[int, ...], dtype: np.dtype[Any]) -> T
     return _spec(tuple(shape), strides, dtype, "device")
 
 
-def locate(array: Any, device: Device, *, name: str, written: bool = False) -> Located:
+def locate(array: Any, device: Device, *, name: str, written: bool = False) -> LocatedArray:
     """Say where an array of any dtype lives, to be read or, if `written`, to be written.
 
     Raises
@@ -168,7 +168,7 @@ def locate(array: Any, device: Device, *, name: str, written: bool = False) -> L
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; fill it first: {name}.filled(...)")
         pointer = array.__array_interface__["data"][0]
-        return Located(array, _host_placement(array, pointer, device), pointer)
+        return LocatedArray(array, _host_placement(array, pointer, device), pointer)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         if device.kind != "cuda" or device.name != f"cuda:{array.device.id}":
@@ -176,7 +176,7 @@ def locate(array: Any, device: Device, *, name: str, written: bool = False) -> L
                 f"{name} is a CuPy array on cuda:{array.device.id}, but the device in use is "
                 f"{device.name}; set device='cuda:{array.device.id}', or pass host arrays"
             )
-        return Located(array, "device", array.data.ptr)
+        return LocatedArray(array, "device", array.data.ptr)
     return _from_dlpack(array, device, name, written=written)
 
 
@@ -212,7 +212,7 @@ def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -
     return "pinned" if device.is_pinned(low, high - low) else "pageable"
 
 
-def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Located:
+def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> LocatedArray:
     if is_tensor(array):
         plain = array_over(memory_of(array, name=name, written=written), name=name)
         return locate(plain, device, name=name)._replace(restore=to_tensor)
@@ -234,18 +234,18 @@ def _from_dlpack(array: Any, device: Device, name: str, *, written: bool) -> Loc
     return locate(module.from_dlpack(array), device, name=name)
 
 
-def check_writable(wrapped: Wrapped | Located, *, name: str = "out") -> None:
+def check_writable(wrapped: ArrayRef | LocatedArray, *, name: str = "out") -> None:
     """Raise ValueError if an array cannot be written to."""
     if isinstance(wrapped.array, np.ndarray) and not wrapped.array.flags.writeable:
         mapped = isinstance(wrapped.array, np.memmap)
         hint = "open the memmap with mode 'r+'" if mapped else "give an array that can be written"
         raise ValueError(f"{name} is read-only ({hint})")
-    array = wrapped.plain if isinstance(wrapped, Wrapped) else wrapped.array
+    array = wrapped.plain if isinstance(wrapped, ArrayRef) else wrapped.array
     if any(s == 0 and e > 1 for e, s in zip(array.shape, array.strides, strict=True)):
         raise ValueError(f"{name} is a broadcast view: several of its elements share memory")
 
 
-def check_apart(inputs: dict[str, Wrapped], out: Wrapped, *, name: str = "out") -> None:
+def check_apart(inputs: dict[str, ArrayRef], out: ArrayRef, *, name: str = "out") -> None:
     """Raise ValueError if the output shares memory, or bytes of a file, with an input."""
     on_device = out.spec.placement == "device"
     low, high = out.span()

@@ -35,7 +35,7 @@ _dropped: deque[PageLock] = deque()
 
 def lock(holder: object, array: np.ndarray[Any, Any], pointer: int, device: Device) -> PageLock:
     """Page-lock an array for as long as an object lives, or until `unlock`."""
-    with interrupts.deferred():
+    with interrupts.defer_signals():
         device.pin(pointer, array.nbytes)
         found = PageLock(holder, _dropped.append)
         found.array, found.device, found.pointer = array, device, pointer
@@ -45,7 +45,7 @@ def lock(holder: object, array: np.ndarray[Any, Any], pointer: int, device: Devi
 
 def unlock(found: PageLock) -> None:
     """Unlock the pages; a second call does nothing."""
-    with interrupts.deferred():
+    with interrupts.defer_signals():
         if _locks.pop(id(found), None) is not None:
             found.device.synchronize()
             found.device.unpin(found.pointer)
@@ -54,7 +54,7 @@ def unlock(found: PageLock) -> None:
 def unlock_dropped() -> None:
     """Unlock the pages of those that are gone."""
     while _dropped:
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             try:
                 dropped = _dropped.popleft()
             except IndexError:  # another thread took the last one
@@ -67,7 +67,7 @@ def _leave_gpus_to_the_parent() -> None:
         del _locks[id(found)]
 
 
-fork_safety.in_child(_leave_gpus_to_the_parent)
+fork_safety.run_in_child(_leave_gpus_to_the_parent)
 
 
 class Pin:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, array_ref
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.tensor import TensorSpec, dtype_name
 
@@ -106,16 +106,16 @@ def room_for(out: Any, region: tuple[slice, ...]) -> Any:
     return np.empty(tuple(extents), out.dtype)
 
 
-def whole(array: Any) -> Any:
+def read_whole(array: Any) -> Any:
     """All of a `Store` in memory; any other array as it is."""
     return np.asarray(array) if isinstance(array, Store) else array
 
 
-def wrap_regional(array: Any, device: Device, *, name: str, written: bool = False) -> Wrapped:
-    """An operand as by `wrap`; a `Store` lies on the disk, and has no address."""
+def wrap_regional(array: Any, device: Device, *, name: str, written: bool = False) -> ArrayRef:
+    """An operand as by `array_ref`; a `Store` lies on the disk, and has no address."""
     if not isinstance(array, Store):
-        return wrap(array, device, name=name, written=written)
+        return array_ref(array, device, name=name, written=written)
     if written:
         array.check_writable(name)
     dtype = dtype_name(array.dtype, name=f"{name}: dtype", integers=True)
-    return Wrapped(None, TensorSpec(array.shape, dtype, "disk"), 0)
+    return ArrayRef(None, TensorSpec(array.shape, dtype, "disk"), 0)

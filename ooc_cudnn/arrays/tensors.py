@@ -89,7 +89,7 @@ def torch_dtype_as_numpy(dtype: Any) -> np.dtype[Any] | None:
         return None
 
 
-def in_one_order(index: int) -> bool:
+def on_one_stream(index: int) -> bool:
     """True if PyTorch and CuPy are on one stream of a card: then neither waits for the other."""
     import cupy
 
@@ -130,7 +130,7 @@ def _on_card(tensor: Any) -> Any:
     import cupy
 
     index, dtype = tensor.get_device(), torch_dtype_as_numpy(tensor.dtype)
-    if dtype is None or not tensor.numel() or not in_one_order(index):
+    if dtype is None or not tensor.numel() or not on_one_stream(index):
         return None
     storage = tensor.untyped_storage()
     start = storage.data_ptr()
@@ -145,7 +145,7 @@ def to_tensor(array: Any) -> Any:
     torch: Any = sys.modules["torch"]
     is_brain = _is_brain(array.dtype)
     plain = array.view(np.int16) if is_brain else array
-    if not isinstance(plain, np.ndarray) and in_one_order(plain.device.id):
+    if not isinstance(plain, np.ndarray) and on_one_stream(plain.device.id):
         plain = plain.__dlpack__(stream=-1)  # nobody has to wait
     made = torch.utils.dlpack.from_dlpack(plain)
     return made.view(torch.bfloat16) if is_brain else made

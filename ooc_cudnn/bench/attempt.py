@@ -7,7 +7,7 @@ from typing import Any
 
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.contender import Contender, Unavailable
-from ooc_cudnn.bench.timing import Timing, timed
+from ooc_cudnn.bench.timing import Timing, time_call
 from ooc_cudnn.errors import PlanInfeasibleError
 
 #: What takes longer than this once it is warm is run no more: that run is the only sample.
@@ -60,9 +60,9 @@ class Attempt:
         self._guarded(lambda: self._contender.prepare())
         self.rest()
         self.seconds_when_warm = 0.0
-        if self.reason is None and timed(self.run, synchronize) > PATIENCE_SECONDS:
+        if self.reason is None and time_call(self.run, synchronize) > PATIENCE_SECONDS:
             self.rest()
-            self.seconds_when_warm = timed(self.run, synchronize)
+            self.seconds_when_warm = time_call(self.run, synchronize)
 
     @property
     def slow_samples(self) -> list[float]:
@@ -83,7 +83,7 @@ class Attempt:
         samples = []
         for _ in range(repeats):
             self.rest()
-            seconds = timed(self.run, synchronize)
+            seconds = time_call(self.run, synchronize)
             if self.reason is None:
                 samples.append(seconds)
         return samples

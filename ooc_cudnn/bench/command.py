@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.bench.case import OURS, Case
-from ooc_cudnn.bench.record import table, written
-from ooc_cudnn.bench.runner import Say, failed, run_case
+from ooc_cudnn.bench.record import dump_record, table
+from ooc_cudnn.bench.runner import Say, failed_contenders, run_case
 from ooc_cudnn.bench.steadiness import disagreements
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceUnavailableError
@@ -42,7 +42,7 @@ def select(patterns: Sequence[str], cases: Mapping[str, Case]) -> list[Case]:
     return [case for name, case in cases.items() if not patterns or name in chosen]
 
 
-def listing(cases: Sequence[Case]) -> str:
+def list_cases(cases: Sequence[Case]) -> str:
     """The cases, one a line."""
     rows = [(case.name, case.memory_limit, case.about, case.source) for case in cases]
     return table(("case", "limit", "what", "from"), rows)
@@ -93,7 +93,7 @@ def write(record: dict[str, Any], folder: Path) -> None:
     place = folder / "disturbed" if record["disturbed"] else folder
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{record['case']['name']}.json"
-    path.write_text(written(record) + "\n", encoding="utf-8")
+    path.write_text(dump_record(record) + "\n", encoding="utf-8")
 
 
 def _against_other_precision(record: dict[str, Any], folder: Path | None) -> list[str]:
@@ -128,7 +128,7 @@ def report(records: Sequence[dict[str, Any]]) -> str:
 
 def status_of(records: Sequence[dict[str, Any]], complain: Callable[[str], None]) -> int:
     """Exit status: 1 if a result is wrong, a machine disturbed, or nothing could be measured."""
-    wrong = [(r["case"]["name"], name) for r in records for name in failed(r)]
+    wrong = [(r["case"]["name"], name) for r in records for name in failed_contenders(r)]
     for case, contender in wrong:
         complain(f"WRONG CONTENTS: {contender} in {case}")
     disturbed = [record for record in records if record["disturbed"]]

@@ -19,7 +19,12 @@ from ooc_cudnn.bench.convolution_contender import (
     Unfused,
 )
 from ooc_cudnn.bench.guards import GIB, HOST_MARGIN, free_device_bytes, need_host
-from ooc_cudnn.bench.placing import available_host_bytes, pinned, release_device, release_pinned
+from ooc_cudnn.bench.placing import (
+    allocate_pinned,
+    available_host_bytes,
+    release_device,
+    release_pinned,
+)
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import parse_limit
 
@@ -60,7 +65,7 @@ class ConvolutionWorkload(Workload):
             need_host(feature_bytes, "x and y")
         pageable = bool(sizes.get("pageable"))
         allocate: Callable[[tuple[int, ...]], Any] = (
-            partial(np.empty, dtype=np.float32) if pageable else pinned
+            partial(np.empty, dtype=np.float32) if pageable else allocate_pinned
         )
         self.operands = Operands.of(
             allocate(x_shape), allocate(y_shape), cuda=cuda, tf32=case.allow_tf32,

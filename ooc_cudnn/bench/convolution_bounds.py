@@ -7,13 +7,13 @@ from typing import Any
 
 import ooc_cudnn
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands, fused
-from ooc_cudnn.bench.diagnosis import diagnosis, profiled
+from ooc_cudnn.bench.convolution_contender import ConvolutionContender, Operands, fused_arguments
+from ooc_cudnn.bench.diagnosis import diagnosis, record_calls
 from ooc_cudnn.bench.direct import DirectBiasActivation, DirectConvolution
 from ooc_cudnn.bench.guards import free_device_bytes, need_device
 from ooc_cudnn.bench.limits import Link
-from ooc_cudnn.bench.placing import free_cupy, on_device
-from ooc_cudnn.bench.tuned import tuned
+from ooc_cudnn.bench.placing import allocate_on_device, free_cupy
+from ooc_cudnn.bench.tuned import tune_call
 from ooc_cudnn.units import DEFAULT_LIMIT_FRACTION
 
 
@@ -53,8 +53,8 @@ class OnDevice(ConvolutionContender):
         operands = self.operands
         if operands.cuda:
             need_device(operands.feature_bytes, "x and y in core")
-        self.x = on_device(operands.x.shape, cuda=operands.cuda, order=self.order)
-        self.y = on_device(operands.y.shape, cuda=operands.cuda, order=self.order)
+        self.x = allocate_on_device(operands.x.shape, cuda=operands.cuda, order=self.order)
+        self.y = allocate_on_device(operands.y.shape, cuda=operands.cuda, order=self.order)
         operands.images.fill(self.x)
 
     @property
@@ -79,7 +79,7 @@ class InCore(OnDevice):
         operands = self.operands
         self.order = "channels_last" if operands.tf32 and operands.cuda else "channels_first"
         super().prepare()
-        self.w = on_device(operands.w.shape, cuda=operands.cuda, order=self.order)
+        self.w = allocate_on_device(operands.w.shape, cuda=operands.cuda, order=self.order)
         self.w[...] = operands.device_w
         # The host device counts users' own arrays, too.
         self._limit = (
@@ -87,7 +87,7 @@ class InCore(OnDevice):
         )
 
         with self._settings():
-            self._tuned = tuned("convolution_add_activation_forward", **self._arguments())
+            self._tuned = tune_call("convolution_add_activation_forward", **self._arguments())
 
     def run(self) -> None:
         with self._settings():
@@ -97,10 +97,10 @@ class InCore(OnDevice):
         return ooc_cudnn.settings(memory_limit=self._limit, allow_tf32=self.operands.tf32)
 
     def _arguments(self) -> dict[str, Any]:
-        return fused(self.x, self.w, self.operands.device_b, self.y)
+        return fused_arguments(self.x, self.w, self.operands.device_b, self.y)
 
     def details(self) -> dict[str, Any]:
-        with profiled() as calls:
+        with record_calls() as calls:
             self.run()
         found = diagnosis(calls[0])
         seconds = found["predicted_seconds"]

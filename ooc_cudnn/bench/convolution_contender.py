@@ -13,10 +13,10 @@ import ooc_cudnn
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.contender import Contender
 from ooc_cudnn.bench.contents import Images, filters, poison, verify
-from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled
+from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, record_calls
 from ooc_cudnn.bench.guards import need_host
-from ooc_cudnn.bench.placing import pinned, release_device, to_device
-from ooc_cudnn.bench.tuned import tuned
+from ooc_cudnn.bench.placing import allocate_pinned, release_device, to_device
+from ooc_cudnn.bench.tuned import tune_call
 from ooc_cudnn.settings import current
 
 HostArray = np.ndarray[Any, Any]
@@ -70,7 +70,7 @@ class Operands:
         return verify(self.images, self.w, b, y, tf32=self.tf32, split=split, relu=fused)
 
 
-def fused(x: Any, w: Any, b: Any, y: Any) -> dict[str, Any]:
+def fused_arguments(x: Any, w: Any, b: Any, y: Any) -> dict[str, Any]:
     """The arguments of `convolution_add_activation_forward` in every case."""
     return {"x": x, "w": w, "b": b, "padding": 1, "activation": "relu", "out": y}
 
@@ -121,7 +121,7 @@ class Library(ConvolutionContender):
 
     def tune(self) -> dict[str, Any]:
         """Measure cuDNN's engines for the call."""
-        return tuned("convolution_add_activation_forward", **self._arguments())
+        return tune_call("convolution_add_activation_forward", **self._arguments())
 
     def run(self) -> None:
         with self._settings():
@@ -133,7 +133,7 @@ class Library(ConvolutionContender):
 
     def _arguments(self) -> dict[str, Any]:
         o = self.operands
-        return fused(o.x, o.device_w, o.device_b, o.y)
+        return fused_arguments(o.x, o.device_w, o.device_b, o.y)
 
     def call(self) -> None:
         ooc_cudnn.convolution_add_activation_forward(**self._arguments())
@@ -141,7 +141,7 @@ class Library(ConvolutionContender):
     def check(self) -> dict[str, Any]:
         """Look at a run's contents, and at the memory that it held."""
         poison(self.operands.y)
-        with profiled() as calls:
+        with record_calls() as calls:
             self.run()
         self._calls = [diagnosis(call) for call in calls]
         contents = self.operands.verified(self.operands.y, split=calls[0].plan.split)
@@ -179,12 +179,12 @@ class Unfused(Library):
 
     def prepare(self) -> None:
         need_host(self.operands.y.nbytes, "the features between the functions")
-        self._between: Any = pinned(self.operands.y.shape)
+        self._between: Any = allocate_pinned(self.operands.y.shape)
         super().prepare()
 
     def tune(self) -> dict[str, Any]:
         o = self.operands
-        return tuned("convolution_forward", x=o.x, w=o.device_w, padding=1, out=self._between)
+        return tune_call("convolution_forward", x=o.x, w=o.device_w, padding=1, out=self._between)
 
     def call(self) -> None:
         o = self.operands

@@ -12,7 +12,7 @@ from ooc_cudnn.units import parse_limit
 
 
 @contextmanager
-def profiled() -> Iterator[list[Any]]:
+def record_calls() -> Iterator[list[Any]]:
     """Record calls; give the list of them."""
     with ooc_cudnn.profile() as profile:
         yield profile.calls
@@ -65,7 +65,7 @@ def diagnosis(call: Any) -> dict[str, Any]:
     }
 
 
-def spoken(found: Mapping[str, Any]) -> str:
+def format_diagnosis(found: Mapping[str, Any]) -> str:
     """Give a diagnosis in one line."""
     busy = ", ".join(
         f"{name} {s['covered_seconds'] * 1e3:.1f} ms (idle {s['idle_seconds'] * 1e3:.1f})"

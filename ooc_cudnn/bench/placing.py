@@ -16,11 +16,11 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import dtype_name
 
 __all__ = [
+    "allocate_on_device",
+    "allocate_pinned",
     "available_host_bytes",
     "free_cupy",
     "idle_pinned_bytes",
-    "on_device",
-    "pinned",
     "release_device",
     "release_device_memory",
     "release_pinned",
@@ -31,12 +31,12 @@ __all__ = [
 _OWN_ARRAYS_LIMIT = "64GiB"
 
 
-def pinned(shape: tuple[int, ...], dtype: str = "float32") -> Any:
+def allocate_pinned(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     """Return uninitialised pinned memory."""
     return empty_in(get_device(current().device), "pinned", shape, dtype, "channels_first")
 
 
-def on_device(
+def allocate_on_device(
     shape: tuple[int, ...], dtype: Any = "float32", *, cuda: bool, order: str = "channels_first"
 ) -> Any:
     """Return an uninitialised array of the user's own on the device, outside the library's limit.
@@ -60,7 +60,7 @@ def to_device(array: np.ndarray[Any, Any], *, cuda: bool) -> Any:
         import cupy
 
         return cupy.asarray(array)
-    placed = on_device(array.shape, array.dtype, cuda=False)
+    placed = allocate_on_device(array.shape, array.dtype, cuda=False)
     placed[...] = array
     return placed
 

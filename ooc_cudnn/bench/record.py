@@ -19,12 +19,13 @@ RESULTS = SOURCES.parent / "results"
 OPEN_DEPTH, LINE, LONG_LINE = 2, 120, 4000
 
 
-def written(value: Any, depth: int = 0) -> str:
+def dump_record(value: Any, depth: int = 0) -> str:
     """Return a record as JSON.
 
     Examples
     --------
-    >>> print(written({"samples": list(range(60)), "what": "a" * 60, "seconds": {"median": 1.5}}))
+    >>> record = {"samples": list(range(60)), "what": "a" * 60, "seconds": {"median": 1.5}}
+    >>> print(dump_record(record))
     {
      "samples": [0, 1, 2, ..., 59],
      "what": "aa...a",
@@ -35,18 +36,20 @@ def written(value: Any, depth: int = 0) -> str:
     if len(line) <= (LINE if depth < OPEN_DEPTH else LONG_LINE):
         return line
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {written(each, depth + 1)}" for key, each in value.items()]
+        parts = [
+            f"{json.dumps(key)}: {dump_record(each, depth + 1)}" for key, each in value.items()
+        ]
     elif isinstance(value, list | tuple) and not all(
         isinstance(each, int | float) for each in value
     ):
-        parts = [written(each, depth + 1) for each in value]
+        parts = [dump_record(each, depth + 1) for each in value]
     else:
         return line
     indent = "\n" + " " * depth
     return f"{line[0]}{indent} {f',{indent} '.join(parts)}{indent}{line[-1]}"
 
 
-def stored(name: str, folder: Path = RESULTS) -> Any:
+def load_record(name: str, folder: Path = RESULTS) -> Any:
     """Return a stored record.
 
     Raises
@@ -59,7 +62,7 @@ def stored(name: str, folder: Path = RESULTS) -> Any:
 
 def claims(name: str, folder: Path = RESULTS) -> dict[str, float]:
     """Return the values of a record's claims, by what they are called."""
-    return {each["name"]: float(each["value"]) for each in stored(name, folder)["claims"]}
+    return {each["name"]: float(each["value"]) for each in load_record(name, folder)["claims"]}
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -95,6 +98,6 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str =
     return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
 
 
-def joined(parts: Iterable[str]) -> str:
+def join_paragraphs(parts: Iterable[str]) -> str:
     """Join paragraphs; those without text are left out."""
     return "\n\n".join(part for part in parts if part)

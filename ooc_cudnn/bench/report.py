@@ -15,9 +15,9 @@ import numpy as np
 from ooc_cudnn.bench import placing
 from ooc_cudnn.bench.contents import poison
 from ooc_cudnn.bench.convolution_contender import Operands
-from ooc_cudnn.bench.diagnosis import diagnosis, limit_kept, profiled, spoken
+from ooc_cudnn.bench.diagnosis import diagnosis, format_diagnosis, limit_kept, record_calls
 from ooc_cudnn.bench.environment import effective_settings, environment
-from ooc_cudnn.bench.record import table, written
+from ooc_cudnn.bench.record import dump_record, table
 from ooc_cudnn.bench.sources import digests, sources_of
 from ooc_cudnn.bench.timing import Timing
 from ooc_cudnn.devices import get_device
@@ -121,10 +121,10 @@ class Report:
 
         Returns what it did, as plain values, and the call as it was recorded.
         """
-        with profiled() as calls:
+        with record_calls() as calls:
             call()
         found = diagnosis(calls[0])
-        self.measure(f"{name}: call", found, spoken=spoken(found))
+        self.measure(f"{name}: call", found, spoken=format_diagnosis(found))
         if limit is not None:
             self.check(f"{name}: memory limit", limit_kept(found, limit))
         return found, calls[0]
@@ -171,7 +171,7 @@ class Report:
             "environment": environment(self.arguments.device),
             "settings": effective_settings(),
         }
-        path.write_text(written(report) + "\n", encoding="utf-8")
+        path.write_text(dump_record(report) + "\n", encoding="utf-8")
         return path
 
     def finish(self) -> int:

@@ -81,7 +81,7 @@ def run_case(
     return record | {"disturbed": disturbances(record)}
 
 
-def failed(record: dict[str, Any]) -> list[str]:
+def failed_contenders(record: dict[str, Any]) -> list[str]:
     """Name the contenders whose contents are wrong and ought not to be: the library's."""
     return [
         name
@@ -199,7 +199,9 @@ def _record(
             say(notes[-1])
     record: dict[str, Any] = {"status": "measured", "contenders": contenders, "notes": notes}
     record["verified"] = (
-        ours.reason is None and ours.checked is not None and not failed({"contenders": contenders})
+        ours.reason is None
+        and ours.checked is not None
+        and not failed_contenders({"contenders": contenders})
     )
     if ours.reason is not None:
         record |= {"status": "unavailable", "reason": ours.reason}

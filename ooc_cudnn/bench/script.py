@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import ooc_cudnn
-from ooc_cudnn.bench.placing import pinned
-from ooc_cudnn.bench.record import RESULTS, claims, stored, table
+from ooc_cudnn.bench.placing import allocate_pinned
+from ooc_cudnn.bench.record import RESULTS, claims, load_record, table
 from ooc_cudnn.bench.report import Claim, Report
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call.call_cache import forget_calls
@@ -24,13 +24,13 @@ __all__ = [
     "RESULTS",
     "Claim",
     "Report",
+    "allocate_pinned",
     "claims",
     "folder_of",
+    "load_record",
     "no_stored_engines",
     "parse",
-    "pinned",
     "run",
-    "stored",
     "table",
 ]
 

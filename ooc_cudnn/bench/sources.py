@@ -49,7 +49,7 @@ def digests(paths: Iterable[str], root: Path = ROOT) -> dict[str, str | None]:
     return {path: _digest(root, root / path) for path in paths}
 
 
-def changed(files: Mapping[str, str | None], root: Path = ROOT) -> list[str]:
+def changed_sources(files: Mapping[str, str | None], root: Path = ROOT) -> list[str]:
     """Name what a record is of that holds something else now; None never agrees with anything."""
     now = digests(files, root)
     return [path for path, before in files.items() if before is None or before != now[path]]

@@ -61,7 +61,7 @@ class Timing:
         }
 
 
-def timed(function: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+def time_call(function: Callable[[], Any], synchronize: Callable[[], None]) -> float:
     """Seconds of one call, from an idle device to an idle device."""
     synchronize()
     begin = time.perf_counter()
@@ -70,13 +70,13 @@ def timed(function: Callable[[], Any], synchronize: Callable[[], None]) -> float
     return time.perf_counter() - begin
 
 
-def repeated(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
+def time_repeats(function: Callable[[], Any], synchronize: Callable[[], None]) -> Timing:
     """Time what was run before: ten times, or as often as there is time for."""
-    samples = [timed(function, synchronize)]
+    samples = [time_call(function, synchronize)]
     if samples[0] < LONG_SECONDS:
-        samples = [timed(function, synchronize) for _ in range(WARM_UP)][-1:]
+        samples = [time_call(function, synchronize) for _ in range(WARM_UP)][-1:]
     while len(samples) < REPEATS and sum(samples) + samples[-1] < REPEAT_SECONDS:
-        samples.append(timed(function, synchronize))
+        samples.append(time_call(function, synchronize))
     return Timing(tuple(samples))
 
 
@@ -97,13 +97,13 @@ def interleave(
         for name, function in functions.items():
             if before and name in before:
                 before[name]()
-            seconds = timed(function, synchronize)
+            seconds = time_call(function, synchronize)
             if repeat >= 0:
                 samples[name].append(seconds)
     return {name: Timing(tuple(found)) for name, found in samples.items()}
 
 
-def in_a_row(
+def time_in_a_row(
     calls: Mapping[str, Callable[[], Any]], synchronize: Callable[[], None], *, repeats: int
 ) -> dict[str, Timing]:
     """Time a call among several in a row, whose results go when the next one is there, in turns.
@@ -113,7 +113,7 @@ def in_a_row(
     counts = {}
     for name, call in calls.items():
         call()
-        seconds = min(timed(call, synchronize) for _ in range(2))
+        seconds = min(time_call(call, synchronize) for _ in range(2))
         counts[name] = min(max(int(ROW_SECONDS / seconds), FEWEST_CALLS), MOST_CALLS)
 
     def several(name: str) -> None:

@@ -12,7 +12,7 @@ from ooc_cudnn.functions.tune.tune import NothingToTuneError, tune
 TUNE_SECONDS = 20.0
 
 
-def tuned(function: str, **arguments: Any) -> dict[str, Any]:
+def tune_call(function: str, **arguments: Any) -> dict[str, Any]:
     """Measure the engines of a call, as a user does once by `ooc-cudnn tune`; what came of that.
 
     What is known already is not measured again.

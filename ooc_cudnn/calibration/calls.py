@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.calibration.copies import ROWS_BYTES, crossing, latency, staged_bytes
+from ooc_cudnn.calibration.copies import ROWS_BYTES, copy_seconds, latency, staged_bytes
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
 from ooc_cudnn.devices.base import Device, HostArray
-from ooc_cudnn.devices.measuring import Bench, Timing, Watched, repeated
+from ooc_cudnn.devices.measuring import Bench, Timing, WatchedDevice, repeated_seconds
 from ooc_cudnn.functions.api.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.api.elementwise import activation_forward
 from ooc_cudnn.functions.call.explain import plan_request
@@ -73,17 +73,17 @@ def host_seconds(session: Session) -> None:
 
 def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
     """Seconds of a piece of an activation that is cut into images, and of its launch."""
-    plan, run = in_images(bench, x)
+    plan, run = plan_in_images(bench, x)
     arrays: dict[str, Source] = {
         name: _ones(bench, spec.shape, spec.placement) for name, spec in plan.operands
     }
-    watched: Any = Watched(bench.device)
-    timing = Timing.of_host(repeated(partial(run, bench.device, arrays), REPEATS))
+    watched: Any = WatchedDevice(bench.device)
+    timing = Timing.of_host(repeated_seconds(partial(run, bench.device, arrays), REPEATS))
     run(watched, arrays)
     return Timing(timing.seconds / plan.pieces, timing.spread), Timing.of_host(watched.seconds)
 
 
-def in_images(
+def plan_in_images(
     bench: Bench, x: TensorSpec
 ) -> tuple[Plan, Callable[[Device, Mapping[str, Source]], object]]:
     """Plan an activation of x, one image after the other; return what runs it, too."""
@@ -96,7 +96,7 @@ def in_images(
     return plan, partial(run, staged=staged, wait=True, limit_bytes=limit)
 
 
-def staging(session: Session) -> None:
+def measure_staging(session: Session) -> None:
     """Record what staged copies are late by ("latency/...") and "others", where they fit."""
     if session.bench.fits(2 * ROWS_BYTES[session.little]):
         latency(session)
@@ -117,7 +117,7 @@ def others(session: Session) -> Timing:
     for way in DIRECTIONS:
         alone = latency_line(session.measured[f"latency/{way}/pageable"].by_work())
         turning = timing.seconds / pieces * float(staging_slots(way, large, slots))
-        found.append(turning - alone.seconds(large) - crossing(session, way, large))
+        found.append(turning - alone.seconds(large) - copy_seconds(session, way, large))
     # both rings of that call are as deep
     return timing._replace(seconds=max(min(found), 0.0) / (2 * slots - 1))
 
@@ -125,14 +125,14 @@ def others(session: Session) -> Timing:
 def staged_call(session: Session, nbytes: int, pieces: int) -> tuple[Timing, int]:
     """Seconds of a call that is staged both ways, and the slots of its rings."""
     x = TensorSpec((pieces, 1, 1, nbytes // 4), "float32", "pageable")
-    plan, run = in_images(session.bench, x)
+    plan, run = plan_in_images(session.bench, x)
     plain = session.hosts["pageable"]
 
     def once() -> None:
         memory = (plain[way].next(pieces * nbytes).reshape(x.shape) for way in DIRECTIONS)
         run(session.device, dict(zip("xy", memory, strict=True)))
 
-    return Timing.of(repeated(once, STAGED_REPEATS)), dict(plan.rings)["x"]
+    return Timing.of(repeated_seconds(once, STAGED_REPEATS)), dict(plan.rings)["x"]
 
 
 def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
@@ -151,7 +151,7 @@ def _one_piece(bench: Bench) -> tuple[Timing, Timing] | None:
         partial(batch_normalization_forward_inference, x, *more, out=y),
     )
     with settings(device=name, machine=shipped("host"), progress=False, verify=0):
-        few, many = (Timing.of_host(repeated(call, CALL_REPEATS)) for call in calls)
+        few, many = (Timing.of_host(repeated_seconds(call, CALL_REPEATS)) for call in calls)
     return few, many
 
 

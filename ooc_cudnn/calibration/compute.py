@@ -20,7 +20,7 @@ from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Launched, Timing, offsets_of
-from ooc_cudnn.functions.call.explain import splittable_of
+from ooc_cudnn.functions.call.explain import tiled_call_of
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
@@ -54,7 +54,7 @@ COPY_BYTES, QUICK_STEP = 2**24, 3
 Held = TypeVar("Held")
 
 
-class Computing:
+class TimedLaunches:
     """The launches that are timed on a device.
 
     A quick calibration has fewer: convolutions in one memory order, gradients of one kind of
@@ -190,7 +190,7 @@ def stand_ins(device: Device) -> Mapping[str, str]:
     return {"tf32": "float32"} if device.kind == "host" else {"bfloat16": "float16"}
 
 
-def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]:
+def add_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]:
     """Add the lines that others stand in for, or what else is known by their keys."""
     found = dict(lines)
     for arithmetic, stands_in in stand_ins(device).items():
@@ -202,7 +202,7 @@ def with_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]
 
 def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Iterator[Launched]:
     """Launches of a call on all of its data, in one memory order, with the buffers they take."""
-    call = splittable_of(function, **arguments)
+    call = tiled_call_of(function, **arguments)
     orders = dict.fromkeys(call.operands, layout)
     for sweep in range(call.sweeps):
         launches, buffers = call.launches(call.whole_piece(sweep), layout=layout, orders=orders)

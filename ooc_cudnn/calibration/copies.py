@@ -81,7 +81,7 @@ def host_memory(session: Session) -> None:
             bench.spans({"copy_out": touching}, staged=placement == "pageable")
 
 
-def crossing(session: Session, way: str, nbytes: int) -> float:
+def copy_seconds(session: Session, way: str, nbytes: int) -> float:
     """Seconds that a copy of pinned memory takes."""
     copies = _copies(session, nbytes, {way: "pinned"})
     return session.bench.steady([copies], staged=False)[0][way].seconds
@@ -89,7 +89,7 @@ def crossing(session: Session, way: str, nbytes: int) -> float:
 
 def reference(session: Session) -> float:
     """Seconds of one copy that is measured first and last, to see whether clocks drift."""
-    return crossing(session, "copy_in", min(pieces(session)[-1], GPU_LARGE))
+    return copy_seconds(session, "copy_in", min(pieces(session)[-1], GPU_LARGE))
 
 
 def all_pairs(session: Session) -> None:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from ooc_cudnn.calibration.compute import with_stand_ins
+from ooc_cudnn.calibration.compute import add_stand_ins
 from ooc_cudnn.calibration.copies import PAIRS, large_pieces
-from ooc_cudnn.calibration.session import DIRECTIONS, Measured, Session
+from ooc_cudnn.calibration.session import DIRECTIONS, Measurement, Session
 from ooc_cudnn.devices.machines import shipped_for
 from ooc_cudnn.devices.measuring import Timing
 from perfmodel import (
@@ -27,7 +27,7 @@ from perfmodel.machine import SECONDS
 from perfmodel.record import rounded
 from perfmodel.staging import STAGED_BYTES
 
-Found = Mapping[str, Measured]
+Found = Mapping[str, Measurement]
 
 #: What the keys of lines start with.
 KINDS = ("copy_in", "copy_out", "convolution", "pointwise")
@@ -68,8 +68,8 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
         identity=identity,
         transfer=TransferModel(copies["copy_in"], copies["copy_out"], slowdowns, latency),
         compute=ComputeModel(
-            with_stand_ins(device, fitter.completed(lines, samples)),
-            launching=with_stand_ins(device, launching),
+            add_stand_ins(device, fitter.completed(lines, samples)),
+            launching=add_stand_ins(device, launching),
         ),
         calibrated=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         **{name: rounded(_of_host(found[name])) for name in SECONDS if name in found},
@@ -80,12 +80,12 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
     )
 
 
-def _under(start: str, found: Found) -> list[tuple[str, Measured]]:
+def _under(start: str, found: Found) -> list[tuple[str, Measurement]]:
     """What was measured under keys that start so, and the rest of the key."""
     return [(key.removeprefix(start), found[key]) for key in found if key.startswith(start)]
 
 
-def _of_host(held: Measured) -> float:
+def _of_host(held: Measurement) -> float:
     return Timing.of_host(held.seconds).seconds
 
 
@@ -136,7 +136,7 @@ def _quality(found: Found) -> dict[str, dict[str, float]]:
     quality = {}
     for pair in PAIRS:
         both = [found[f"duplex/{pair}/{way}"] for way in DIRECTIONS]
-        spread = Measured([*both[0], *both[1]]).spread
+        spread = Measurement([*both[0], *both[1]]).spread
         quality[f"duplex/{pair}"] = {"spread": spread, "samples": float(len(both[0]))}
     for key in found:
         if key in SECONDS or key.startswith("losses/"):

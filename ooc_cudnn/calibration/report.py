@@ -91,7 +91,7 @@ def report(model: MachineModel) -> str:
     rows += [f"drift of {name} from first to last: {share:+.1%}" for name, share in _drifts(model)]
     if "calibration_seconds" in model.facts:
         rows.append(f"measured in {model.facts['calibration_seconds']:.1f} s")
-    return "\n".join([*rows, "", *how_sure(model)])
+    return "\n".join([*rows, "", *explain_confidence(model)])
 
 
 def _table(model: MachineModel, usual: Usual) -> list[str]:
@@ -185,13 +185,13 @@ def spoilt(model: MachineModel) -> dict[str, list[str]]:
     }
 
 
-def how_sure(model: MachineModel) -> list[str]:
+def explain_confidence(model: MachineModel) -> list[str]:
     """Say how far the lines of a calibration can be trusted, and what that means for plans.
 
     Examples
     --------
     >>> from perfmodel import shipped
-    >>> how_sure(shipped("host"))[0].startswith("how sure: half of the lines")
+    >>> explain_confidence(shipped("host"))[0].startswith("how sure: half of the lines")
     True
     """
     held = {

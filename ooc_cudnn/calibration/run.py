@@ -12,15 +12,15 @@ from collections import defaultdict
 from functools import partial
 
 from ooc_cudnn.calibration import copies
-from ooc_cudnn.calibration.calls import host_seconds, staging
-from ooc_cudnn.calibration.compute import Computing, losses
+from ooc_cudnn.calibration.calls import host_seconds, measure_staging
+from ooc_cudnn.calibration.compute import TimedLaunches, losses
 from ooc_cudnn.calibration.files import file_copies
 from ooc_cudnn.calibration.model import fit_model, is_line
-from ooc_cudnn.calibration.report import DRIFTED, how_sure, spoilt
-from ooc_cudnn.calibration.session import Group, Measured, Session
+from ooc_cudnn.calibration.report import DRIFTED, explain_confidence, spoilt
+from ooc_cudnn.calibration.session import Group, Measurement, Session
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.machines import calibrated_before, is_writable, machine_path
+from ooc_cudnn.devices.machines import is_writable, load_calibrated, machine_path
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.progress import reporter
@@ -90,7 +90,7 @@ def calibrate(
         device.release_caches()
         try:
             found = measure(session, settings.progress)
-            model = fit_model(session, found, calibrated_before(device))
+            model = fit_model(session, found, load_calibrated(device))
         finally:
             session.hosts.clear()
             device.arena.release()
@@ -98,18 +98,18 @@ def calibrate(
         model.save(path)
         forget_calls()
     if any(spoilt(model).values()):
-        said = "; ".join(how_sure(model)).removeprefix("how sure: ")
+        said = "; ".join(explain_confidence(model)).removeprefix("how sure: ")
         warn(f"something else used the machine: {said}.")
     return model
 
 
-def measure(session: Session, progress: Progress) -> dict[str, Measured]:
+def measure(session: Session, progress: Progress) -> dict[str, Measurement]:
     """Make all measurements, and tell how many of them are made."""
-    computing = Computing(session)
+    computing = TimedLaunches(session)
     groups = all_groups(session, computing)
     seconds = QUICK_SECONDS if session.quick else FULL_SECONDS
     began = time.perf_counter()
-    found: list[dict[str, Measured]] = []
+    found: list[dict[str, Measurement]] = []
     with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
         copies.host_memory(session)
         first = _warmed_up(session, computing)
@@ -121,20 +121,20 @@ def measure(session: Session, progress: Progress) -> dict[str, Measured]:
         for name, after in _references(session, computing).items():
             session.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
     session.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
-    joined: defaultdict[str, Measured] = defaultdict(Measured)
+    joined: defaultdict[str, Measurement] = defaultdict(Measurement)
     for parts in found:
         for key, part in parts.items():
             joined[key] += part
     return joined
 
 
-def all_groups(session: Session, computing: Computing) -> list[Group]:
+def all_groups(session: Session, computing: TimedLaunches) -> list[Group]:
     """Everything that is measured, in its order.
 
     What a disturbed host takes longer for is measured several times, far from each other: a host is
     slow for seconds at a time.
     """
-    of_host: list[Group] = [partial(host_seconds, session), partial(staging, session)]
+    of_host: list[Group] = [partial(host_seconds, session), partial(measure_staging, session)]
     again = [] if session.quick else of_host
     moved = (partial(of, session) for of in (copies.all_pairs, file_copies, copies.rows_apart))
     groups: list[Group] = [*again, *moved, *again]
@@ -143,7 +143,7 @@ def all_groups(session: Session, computing: Computing) -> list[Group]:
     return [*groups, *of_host, partial(losses, session)]
 
 
-def _warmed_up(session: Session, computing: Computing) -> dict[str, float]:
+def _warmed_up(session: Session, computing: TimedLaunches) -> dict[str, float]:
     """What the references take once two rounds are alike: idle clocks take seconds to come up."""
     found = _references(session, computing)
     for _ in range(MOST_WARM_UPS):
@@ -153,13 +153,13 @@ def _warmed_up(session: Session, computing: Computing) -> dict[str, float]:
     return found
 
 
-def _references(session: Session, computing: Computing) -> dict[str, float]:
+def _references(session: Session, computing: TimedLaunches) -> dict[str, float]:
     """Seconds of a copy and of a launch, which are the same while no clock drifts."""
     found = {"copy_in": copies.reference(session), "compute": computing.reference()}
     return {name: seconds for name, seconds in found.items() if seconds}
 
 
-def _measure_disturbed_again(session: Session, group: Group, found: dict[str, Measured]) -> None:
+def _measure_disturbed_again(session: Session, group: Group, found: dict[str, Measurement]) -> None:
     """Measure a group once more that was disturbed; under each key, the quieter time counts."""
     fitted = (key for key in found if is_line(key) or key.startswith("duplex/"))
     if any(is_noisy(key, found[key].spread) for key in fitted):

@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     features: Mapping[str, float] = NO_FEATURES
 
 
-class Measured(list[Sample]):
+class Measurement(list[Sample]):
     """Measurements under one key: the samples of a line, or one figure several times."""
 
     @property
@@ -68,7 +68,7 @@ class Session:
         self.hosts: dict[str, dict[str, HostMemory]] = {}
         #: What the current group has measured, by key. The keys of lines are those of the model;
         #: others name the figure: "duplex/pinned/pinned/copy_in", "latency/copy_in/pageable".
-        self.measured: defaultdict[str, Measured] = defaultdict(Measured)
+        self.measured: defaultdict[str, Measurement] = defaultdict(Measurement)
         #: What predicts nothing, as `MachineModel` has it.
         self.facts: dict[str, float] = {}
 
@@ -79,8 +79,8 @@ class Session:
         """Keep a sample, or a figure."""
         self.measured[key].append(Sample(work, timing, features))
 
-    def taken_by(self, group: Group) -> dict[str, Measured]:
+    def taken_by(self, group: Group) -> dict[str, Measurement]:
         """Make the measurements of a group; return what they told."""
-        self.measured = defaultdict(Measured)
+        self.measured = defaultdict(Measurement)
         group()
         return self.measured

@@ -21,7 +21,7 @@ PROGRAM = "ooc-cudnn"
 SHAPE = "SHAPE[@PLACEMENT]"
 
 
-class Given(NamedTuple):
+class ArrayArgument(NamedTuple):
     """An array as the command line gives it; without a placement that is None."""
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Defaults(NamedTuple):
     dtype: str
     placement: str
 
-    def spec(self, given: Given, kind: Kind) -> TensorSpec:
+    def spec(self, given: ArrayArgument, kind: Kind) -> TensorSpec:
         """The array that is meant."""
         sums = isinstance(kind.mark, PerChannel) and kind.mark.in_dtype_of_sums
         dtype = ACCUMULATOR[self.dtype] if sums else self.dtype
@@ -102,11 +102,11 @@ def parameters_of(signature_of: Callable[..., Any]) -> dict[str, inspect.Paramet
     return dict(inspect.signature(signature_of, eval_str=True).parameters)
 
 
-def operand(text: str) -> Given:
+def operand(text: str) -> ArrayArgument:
     """Read "512x64x256x256@pinned".
 
     >>> operand("8x3x32x32@disk")
-    Given(shape=(8, 3, 32, 32), placement='disk')
+    ArrayArgument(shape=(8, 3, 32, 32), placement='disk')
     """
     extents, at, placement = text.partition("@")
     if at and placement not in PLACEMENTS:
@@ -114,7 +114,7 @@ def operand(text: str) -> Given:
             f"{placement!r} is not a placement{nearest(placement, PLACEMENTS)}; "
             f"give one of {', '.join(PLACEMENTS)}"
         )
-    return Given(shape(extents), placement or None)
+    return ArrayArgument(shape(extents), placement or None)
 
 
 def shape(text: str) -> tuple[int, ...]:

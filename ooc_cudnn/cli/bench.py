@@ -52,7 +52,7 @@ def _suite() -> Suite:
 
 
 def _bench(arguments: argparse.Namespace, suite: Suite) -> int:
-    from ooc_cudnn.bench.command import listing, report, run_cases, select, status_of
+    from ooc_cudnn.bench.command import list_cases, report, run_cases, select, status_of
     from ooc_cudnn.bench.environment import plain
 
     cases = select(arguments.cases, suite.cases)
@@ -60,7 +60,7 @@ def _bench(arguments: argparse.Namespace, suite: Suite) -> int:
         if arguments.json:
             print(json.dumps([case.to_json() for case in cases], indent=1))
         else:
-            print(listing(cases))
+            print(list_cases(cases))
         return 0
     records = run_cases(
         cases,

@@ -9,8 +9,8 @@ from typing import Any
 
 from ooc_cudnn import operations
 from ooc_cudnn.cli.arguments import (
+    ArrayArgument,
     Defaults,
-    Given,
     Kind,
     kind_of,
     nearest,
@@ -107,7 +107,7 @@ def _operation(
             values[argument] = defaults.spec(value, kind) if kind.is_array else value
         elif kind.is_array:
             same = shape[1:2] if isinstance(kind.mark, PerChannel) else shape
-            values[argument] = defaults.spec(Given(same), kind)
+            values[argument] = defaults.spec(ArrayArgument(same), kind)
         elif parameters[argument].default is inspect.Parameter.empty:
             raise ValueError(f"{argument} is missing; {_takes(name, parameters)}")
     specs = tuple(value for value in values.values() if isinstance(value, TensorSpec))

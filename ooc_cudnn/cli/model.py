@@ -11,7 +11,7 @@ from typing import Any
 
 from ooc_cudnn.cli.arguments import (
     PROGRAM,
-    Given,
+    ArrayArgument,
     add_device,
     add_machine,
     nearest,
@@ -60,7 +60,7 @@ def plan_model(arguments: argparse.Namespace) -> int:
     placements = {given.placement or "pinned" for given in arguments.inputs}
     if len(placements) > 1:
         raise ValueError(f"--input: all are in one place, not {' and '.join(sorted(placements))}")
-    model = made(*arguments.torch)
+    model = build_model(*arguments.torch)
     with on_device(arguments.device):
         found = _planned(model, arguments, *placements)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
@@ -73,7 +73,7 @@ def _planned(model: Any, arguments: argparse.Namespace, placement: str) -> Any:
     from ooc_cudnn.torch import plan
 
     model = model.to(getattr(torch, arguments.dtype)).train(not arguments.forward)
-    inputs: list[Given] = arguments.inputs
+    inputs: list[ArrayArgument] = arguments.inputs
     return plan(
         model,
         *(given.shape for given in inputs),
@@ -84,7 +84,7 @@ def _planned(model: Any, arguments: argparse.Namespace, placement: str) -> Any:
     )
 
 
-def made(module: str, name: str) -> Any:
+def build_model(module: str, name: str) -> Any:
     """The model that a module has under a name, or that what is there makes of no arguments.
 
     Raises

@@ -20,7 +20,7 @@ from ooc_cudnn.cli.arguments import (
     positive,
     whole,
 )
-from ooc_cudnn.cli.stdout import kept_clean
+from ooc_cudnn.cli.stdout import keep_stdout_clean
 from ooc_cudnn.cli.sweep import limits, sweep
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
@@ -153,7 +153,7 @@ def _plan(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
     (policy,) = arguments.policies or ("best",)
     if arguments.tune:
         _tune(net, loss, policy)
-    with kept_clean():
+    with keep_stdout_clean():
         plan = net.plan(loss, policy=policy, machine=arguments.machine, bound=True)
     beside = sys.stderr if arguments.json else sys.stdout  # JSON stands alone
     print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())

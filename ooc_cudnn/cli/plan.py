@@ -14,8 +14,8 @@ from typing import Any
 
 from ooc_cudnn.cli.arguments import (
     PROGRAM,
+    ArrayArgument,
     Defaults,
-    Given,
     Kind,
     add_device,
     add_machine,
@@ -28,7 +28,7 @@ from ooc_cudnn.cli.arguments import (
 from ooc_cudnn.cli.chain import WRITTEN, read_chain
 from ooc_cudnn.cli.model import EXAMPLE, add_model, plan_model
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.explain import describe_call, plan, splittable_of
+from ooc_cudnn.functions.call.explain import describe_call, plan, tiled_call_of
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
 
@@ -161,7 +161,7 @@ def _add_common(group: Any, *, plans: bool) -> None:
                        help="16GiB, 0.5, ...")  # fmt: skip
 
 
-def asked_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def request_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return a command line's call: the function's arguments, its result and the limit."""
     defaults = Defaults(arguments.dtype, arguments.placement)
     given = _given(name, arguments, defaults)
@@ -177,7 +177,7 @@ def _run(before: argparse.Namespace) -> int:
         return plan_model(before)
     arguments = function_parser(name).parse_args(before.arguments)
     with on_device(arguments.device):
-        found = plan(name, **asked_of(name, arguments), machine=arguments.machine)
+        found = plan(name, **request_of(name, arguments), machine=arguments.machine)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
     return 0
 
@@ -197,7 +197,7 @@ def _given(name: str, arguments: argparse.Namespace, defaults: Defaults) -> dict
         else:
             values[argument] = defaults.spec(value, kind) if kind.is_array else value
     for argument, kind in vectors.items():
-        values[argument] = defaults.spec(Given((_channels(name, values),)), kind)
+        values[argument] = defaults.spec(ArrayArgument((_channels(name, values),)), kind)
     for argument, text in texts.items():
         values[argument] = read_chain(text, values["x"], defaults)
     return values
@@ -219,7 +219,7 @@ def _out(name: str, given: Mapping[str, Any], defaults: Defaults, placement: str
     """Where the results go; None where one changes in place and nothing else was asked for."""
     shaping = {argument: value for argument, value in given.items() if argument != "beta"}
     description = describe_call(name, shaping)
-    made = splittable_of(name, **shaping)
+    made = tiled_call_of(name, **shaping)
     if placement is None and set(description.results) <= set(description.updated):
         return None
     place = partial(TensorSpec, placement=placement or defaults.placement)

@@ -11,7 +11,7 @@ STDOUT, STDERR = 1, 2
 
 
 @contextmanager
-def kept_clean() -> Iterator[None]:
+def keep_stdout_clean() -> Iterator[None]:
     """Send what is written to the process's standard output to standard error for a while.
 
     HiGHS (SciPy 1.17) prints a line of its own where it corrects a solution, whatever it is asked

@@ -7,10 +7,10 @@ import json
 import math
 import sys
 
-from ooc_cudnn.cli.stdout import kept_clean
+from ooc_cudnn.cli.stdout import keep_stdout_clean
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.network.tradeoff.curve import QUICK, SHARES, trade_of
+from ooc_cudnn.network.tradeoff.curve import QUICK, SHARES, trade_off
 from ooc_cudnn.network.tradeoff.plot import draw_trade
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
@@ -34,7 +34,7 @@ def sweep(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
     policies, asked = arguments.policies or QUICK, arguments.limits or SHARES
     name = arguments.network
     with (
-        kept_clean(),
+        keep_stdout_clean(),
         reporter(
             current().progress,
             total=len(policies) * len(asked),
@@ -42,7 +42,7 @@ def sweep(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
             predicted_seconds=math.inf,  # nobody knows; most take seconds each
         ) as report,
     ):
-        trade = trade_of(
+        trade = trade_off(
             net,
             loss,
             name=name,

@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from ooc_cudnn.cli.arguments import on_device
-from ooc_cudnn.cli.plan import add_for_function, asked_of, function_parser
+from ooc_cudnn.cli.plan import add_for_function, function_parser, request_of
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.engine_files import engines_path
-from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.functions.tune.tune import finish_tuning, tune
-from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, format_seconds
 
@@ -41,16 +41,16 @@ def _run(before: argparse.Namespace) -> int:
         arguments = function_parser(name, "tune").parse_args(before.arguments)
         with on_device(arguments.device):
             device = get_device(current().device)
-            found = tune(name, tell=_tell, **asked_of(name, arguments))
+            found = tune(name, tell=_tell, **request_of(name, arguments))
     print(f"saved in {engines_path(device)}" if found else "nothing is left to measure")
     return 0
 
 
-def _tell(measured: Measured) -> None:
-    print("\n".join(told(measured)), flush=True)
+def _tell(measured: Measurement) -> None:
+    print("\n".join(format_launch(measured)), flush=True)
 
 
-def told(measured: Measured) -> list[str]:
+def format_launch(measured: Measurement) -> list[str]:
     """Return the table of one launch as lines."""
     rows: list[tuple[str, ...]] = [("engine", "seconds", "workspace", "error")]
     for option in measured.options:
@@ -59,4 +59,4 @@ def told(measured: Measured) -> list[str]:
         rows.append((option.name, format_seconds(option.seconds), size, error))
     operation = measured.operation
     shapes = "" if operation is None else f", result {'x'.join(map(str, operation.output_shape))}"
-    return [f"{measured.work.kind}{shapes}", *in_columns(rows, COLUMNS)]
+    return [f"{measured.work.kind}{shapes}", *align_columns(rows, COLUMNS)]

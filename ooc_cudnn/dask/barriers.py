@@ -17,7 +17,7 @@ import dask.array as da
 
 from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor, counted_from, extents, hull, meet
+from ooc_cudnn.network.ir.tensor import Tensor, extents, hull, meet, relative_region
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
@@ -62,7 +62,7 @@ def _is_maximum(call: TiledCall) -> bool:
     )
 
 
-def reduced(call: TiledCall, x: da.Array) -> dict[str, da.Array]:
+def reduce_results(call: TiledCall, x: da.Array) -> dict[str, da.Array]:
     """Every result of such a call, from its map."""
     sites = tuple(range(ROW_AXIS, x.ndim))
     if isinstance(call, GroupStatisticsCall):
@@ -93,13 +93,13 @@ def _statistics(
     return mean.astype(dtype), (1 / da.sqrt(variance + call.epsilon)).astype(dtype)
 
 
-def with_map_alone(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
+def isolate_map(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
     """The step with a barrier's map in a tensor of its own, where other parts need the barrier.
 
     So it is in a concatenation of a map and of what is made of that map's mean. What wrote a part
     of the map writes it alone; a copy follows, to where others look for it.
     """
-    if barrier.phase not in up_to(step, barrier.base).phases:
+    if barrier.phase not in phases_up_to(step, barrier.base).phases:
         return step, barrier
     places = {name: step.place(name) for name in step.tensors}
     base, region = places[barrier.phase.binds["x"]]
@@ -112,7 +112,7 @@ def with_map_alone(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
     tensors[alone.name] = alone
     for name, place in places.items():
         if name != base and place.base == base and hull(place.region, region) == region:
-            part = counted_from(place.region, region)
+            part = relative_region(place.region, region)
             tensors[name] = replace(tensors[name], of=alone.name, region=part)
     moved = replace(step, tensors=tensors)
     phases = list[Phase]()
@@ -129,7 +129,7 @@ def with_map_alone(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
     return made, Barrier(barrier.phase, alone.name)
 
 
-def up_to(step: Step, output: str) -> Step:
+def phases_up_to(step: Step, output: str) -> Step:
     """The phases that an output needs, and no others."""
     needed, phases = {step.place(output)}, list[Phase]()
     for phase in reversed(step.phases):
@@ -141,7 +141,7 @@ def up_to(step: Step, output: str) -> Step:
     return replace(step, phases=tuple(phases), outputs=(output,), forward_count=len(phases))
 
 
-def behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
+def step_behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
     """Return the rest of a step once these tensors are given: they are inputs of it."""
     names = frozenset(given)
     tensors = {
@@ -155,7 +155,7 @@ def behind(step: Step, barrier: Barrier, given: Iterable[str]) -> Step:
     )
     left = replace(step, tensors=tensors, phases=phases, forward_count=len(phases))
     (output,) = step.outputs
-    return up_to(left, output)
+    return phases_up_to(left, output)
 
 
 def read_by(step: Step, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Regions:
         self._starts = tuple(starts(chunks) for chunks in array.chunks)
 
     def __getitem__(self, region: Region) -> Any:
-        """Nested lists of keys, one level an axis, that `joined` makes one array of."""
+        """Nested lists of keys, one level an axis, that `join` makes one array of."""
         return self._nested((), [self._parts(*each) for each in enumerate(region)])
 
     def _parts(self, axis: int, wanted: Range) -> tuple[_Part, ...]:
@@ -135,7 +135,7 @@ def _parts(begins: tuple[int, ...], wanted: Range) -> Iterator[_Part]:
             yield _Part(chunk, None if inside == (0, stop - start) else slice(*inside))
 
 
-def joined(nested: Any) -> Any:
+def join(nested: Any) -> Any:
     """One array of nested lists of them; the array itself where there is one.
 
     Raises
@@ -145,7 +145,7 @@ def joined(nested: Any) -> Any:
     ValueError
         If their shapes do not fit each other.
 
-    >>> joined([[np.zeros((1, 2)), np.ones((1, 1))]]).tolist()
+    >>> join([[np.zeros((1, 2)), np.ones((1, 1))]]).tolist()
     [[0.0, 0.0, 1.0]]
     """
     alone = nested

@@ -13,7 +13,14 @@ from typing import Any
 
 import dask.array as da
 
-from ooc_cudnn.dask.lazily import described, in_blocks, lazily, scaled_to, summed, without_scaling
+from ooc_cudnn.dask.lazily import (
+    describe_operands,
+    drop_scaling,
+    lazily,
+    map_blocks,
+    scaled_to,
+    sum_blocks,
+)
 from ooc_cudnn.functions.call.arguments import check_scaling
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.spec import Description
@@ -109,8 +116,8 @@ def _softmax(name: str) -> Callable[..., Any]:
         if arguments["mode"] == "instance":
             arrays = (each for each in ("x", "y", "dy") if each in arguments)
             arguments |= {each: _whole_images(arguments[each]) for each in arrays}
-        arrays_of, call = described(name, described_as(name, **arguments))
-        return in_blocks(name, call, arrays_of)
+        arrays_of, call = describe_operands(name, described_as(name, **arguments))
+        return map_blocks(name, call, arrays_of)
 
     return on_dask(name)(make)
 
@@ -121,11 +128,11 @@ softmax_backward = _softmax("softmax_backward")
 
 def _sum(name: str) -> Callable[..., Any]:
     def make(**arguments: Any) -> da.Array:
-        arrays, call = described(name, described_as(name, **arguments))
+        arrays, call = describe_operands(name, described_as(name, **arguments))
         result = call.operands[call.results[0]]
         finish = scaled_to(call.alpha, result.dtype)
-        return summed(
-            name, without_scaling(call), arrays, finish, shape=result.shape, dtype=result.dtype
+        return sum_blocks(
+            name, drop_scaling(call), arrays, finish, shape=result.shape, dtype=result.dtype
         )
 
     return on_dask(name)(make)
@@ -143,7 +150,7 @@ def convolution_add_activation_backward(
     """The three gradients, of one gradient of the activation."""
     name = "convolution_add_activation_backward"
     given = {"activation": activation, "coef": coef, **geometry}
-    arrays, call = described(name, described_as(name, x=x, w=w, y=y, dy=dy, **given))
+    arrays, call = describe_operands(name, described_as(name, x=x, w=w, y=y, dy=dy, **given))
     z = activation_backward(arrays["y"], arrays["dy"], mode=activation, coef=coef)
     shapes = {name: call.operands[name].shape for name in ("x", "w")}
     scaled = {**geometry, "alpha": alpha}

@@ -46,11 +46,11 @@ def lazily(function: str, description: Description) -> da.Array:
     TypeError, ValueError
         As the function on plain arrays; and for chunks that cannot be.
     """
-    arrays, call = described(function, description)
-    return in_blocks(function, call, arrays)
+    arrays, call = describe_operands(function, description)
+    return map_blocks(function, call, arrays)
 
 
-def described(function: str, description: Description) -> tuple[Arrays, TiledCall]:
+def describe_operands(function: str, description: Description) -> tuple[Arrays, TiledCall]:
     """The operands of a call as dask arrays, and the whole call."""
     given = {**description.arrays, **description.beside}
     arrays = {name: as_dask(array, name) for name, array in given.items()}
@@ -71,7 +71,7 @@ def _floating(arrays: Arrays) -> str:
     )
 
 
-def in_blocks(function: str, call: TiledCall, arrays: Arrays) -> da.Array:
+def map_blocks(function: str, call: TiledCall, arrays: Arrays) -> da.Array:
     """The first result of a call, a block for each chunk."""
     cuts = _cuts(function, call, arrays)
     work, blocks, tasks, name = _begun(function, call, arrays, cuts)
@@ -93,7 +93,7 @@ def _channels_of(call: TiledCall, block: Tile) -> Range:
     return (0, call.operands[call.results[0]].shape[1])
 
 
-def summed(
+def sum_blocks(
     function: str,
     call: TiledCall,
     arrays: Arrays,
@@ -118,14 +118,14 @@ def summed(
     cuts = _cuts(function, call, arrays)
     work, blocks, tasks, name = _begun(function, call, arrays, cuts, str(finish))
     whole = tuple((0, extent) for extent in call.operands[work.result].shape)
-    part, parts = named(name, "part"), []
+    part, parts = name_keys(name, "part"), []
     for index, block in blocks.items():
         parts.append((part, *index))
         tasks[parts[-1]] = _task(function, work, Part(block, whole), arrays, tasks, name)
     level, width = 0, len(parts) if in_order else SUMMED_AT_ONCE
     while len(parts) > 1:
         groups = [parts[at : at + width] for at in range(0, len(parts), width)]
-        parts = [(named(name, "sum"), level, at) for at in range(len(groups))]
+        parts = [(name_keys(name, "sum"), level, at) for at in range(len(groups))]
         tasks.update(
             (key, (fold or total, group)) for key, group in zip(parts, groups, strict=True)
         )
@@ -226,7 +226,7 @@ def _begun(
             (each[at], each[at + 1]) for at, each in zip(index, cuts, strict=True)
         )
         blocks[index] = Tile(images, channels, tuple(sites))
-    return work, blocks, {named(name, "work"): work}, name
+    return work, blocks, {name_keys(name, "work"): work}, name
 
 
 def _task(
@@ -234,16 +234,16 @@ def _task(
 ) -> tuple[Any, ...]:
     regions = call_of_tile(work.call, part.block).regions
     operands = [
-        Regions(array, tasks, named(name, f"halo_{operand}"))[regions[operand]]
+        Regions(array, tasks, name_keys(name, f"halo_{operand}"))[regions[operand]]
         for operand, array in arrays.items()
     ]
-    return (run_block, named(name, "work"), part, *operands)
+    return (run_block, name_keys(name, "work"), part, *operands)
 
 
-def named(name: str, kind: str) -> str:
+def name_keys(name: str, kind: str) -> str:
     """Keys beside those of an array; dask's fusing joins names, so none may be another's end.
 
-    >>> named("pooling_forward-0a1b", "halo_x")
+    >>> name_keys("pooling_forward-0a1b", "halo_x")
     'pooling_forward_halo_x-0a1b'
     """
     function, _, token = name.rpartition("-")
@@ -259,7 +259,7 @@ def _array(
     return da.Array(graph, name, chunks, meta=meta)
 
 
-def without_scaling(call: TiledCall) -> TiledCall:
+def drop_scaling(call: TiledCall) -> TiledCall:
     """The same with alpha 1: of what is summed it is for the sum."""
     plain: Any = call
     made: TiledCall = replace(plain, alpha=1.0)

@@ -57,20 +57,20 @@ def infer(
     """
     import torch
 
-    from ooc_cudnn.torch.call import labelled
+    from ooc_cudnn.torch.call import label_scores
     from ooc_cudnn.torch.errors import UnsupportedModelError
-    from ooc_cudnn.torch.inferring import captured, check_evaluation
+    from ooc_cudnn.torch.inferring import capture_for_inference, check_evaluation
     from ooc_cudnn.torch.lower import LoweredValue
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]
     with torch.no_grad():
-        captures, call = captured(model, arrays, None, reduce, "", scale)
+        captures, call = capture_for_inference(model, arrays, None, reduce, "", scale)
         ready, tensors = captures.find(call)
         check_evaluation(model, ready)
         _check_blocks(model, ready)
         lowered = ready.lowered
         if reduce:
-            lowered = labelled(lowered, _labels(lowered.outputs[0].shape[1]))
+            lowered = label_scores(lowered, _labels(lowered.outputs[0].shape[1]))
         held = ready.lasting(tensors)
     name = type(model).__name__
     results = lowered.results
@@ -103,7 +103,7 @@ def infer(
 def _check_blocks(model: Any, ready: Any) -> None:
     """Refuse what blocks, each made by itself when it is asked for, cannot do as one call does."""
     from ooc_cudnn.torch.errors import UnsupportedModelError
-    from ooc_cudnn.torch.normalizing import updates
+    from ooc_cudnn.torch.normalizing import is_statistics_update
 
     name = type(model).__name__
     of_python = (each for each in ready.graph.given if each.name.startswith("random_value_"))
@@ -116,7 +116,7 @@ def _check_blocks(model: Any, ready: Any) -> None:
     written |= {
         value
         for operation in ready.graph.operations
-        if updates(operation)
+        if is_statistics_update(operation)
         for value in operation.reads
         if value.kind == "buffer"
     }

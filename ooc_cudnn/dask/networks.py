@@ -20,23 +20,23 @@ from dask.highlevelgraph import HighLevelGraph
 
 from ooc_cudnn.dask.barriers import (
     Barrier,
-    behind,
     first_barrier,
+    isolate_map,
+    phases_up_to,
     read_by,
-    reduced,
-    up_to,
-    with_map_alone,
+    reduce_results,
+    step_behind,
 )
-from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, joined, starts
-from ooc_cudnn.dask.lazily import as_numpy, named
+from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, join, starts
+from ooc_cudnn.dask.lazily import as_numpy, name_keys
 from ooc_cudnn.dask.versions import check_version, version
-from ooc_cudnn.dask.work import client_settings, trimmed
+from ooc_cudnn.dask.work import client_settings, trim
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.runtime.inputs import wrong_names
-from ooc_cudnn.network.tiled.infer import forward_alone
+from ooc_cudnn.network.tiled.infer import standalone_forward
 from ooc_cudnn.network.tiled.tile_grid import Grid
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.core.call import Region
@@ -143,14 +143,14 @@ def lazily_forward(
     )  # fmt: skip
     name = f"forward-{token}"
     work = NetworkWork(token, step, tuple(arrays), dict(lasting), from_client)
-    tasks: Tasks = {named(name, "work"): work}
+    tasks: Tasks = {name_keys(name, "work"): work}
     for place in Grid(step, cuts):
         operands = [
-            Regions(array, tasks, named(name, f"halo_{each}"))[place.inputs[each]]
+            Regions(array, tasks, name_keys(name, f"halo_{each}"))[place.inputs[each]]
             for each, array in arrays.items()
         ]
-        wanted = Wanted(place.region, place.kind)
-        tasks[(name, *place.index)] = (run_block, named(name, "work"), wanted, *operands)
+        wanted = WantedBlock(place.region, place.kind)
+        tasks[(name, *place.index)] = (run_block, name_keys(name, "work"), wanted, *operands)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(arrays.values()))
     chunks = tuple(tuple(b - a for a, b in pairwise(each)) for each in cuts)
     meta = np.empty((0,) * len(chunks), numpy_dtype(tensor.dtype))
@@ -161,20 +161,20 @@ def _behind(
     step: Step, barrier: Barrier, arrays: Mapping[str, da.Array], lasting: Mapping[str, Any]
 ) -> da.Array:
     """What comes behind a phase that reads whole images, from its map and its results."""
-    step, barrier = with_map_alone(step, barrier)
+    step, barrier = isolate_map(step, barrier)
     base, phase = barrier.base, barrier.phase
     known = dict(arrays)
     if base not in known:
-        before = up_to(step, base)
+        before = phases_up_to(step, base)
         known[base] = lazily_forward(before, read_by(before, arrays), read_by(before, lasting))
     region = step.place(phase.binds["x"]).region
     x = known[base][tuple(slice(*each) for each in region)]
-    for result, array in reduced(phase.call, x).items():
+    for result, array in reduce_results(phase.call, x).items():
         there = step.tensors[step.base(phase.binds[result])]
         known[there.name] = array.reshape(there.shape)
     if step.outputs[0] in known:
         return known[step.outputs[0]]
-    left = behind(step, barrier, known)
+    left = step_behind(step, barrier, known)
     return lazily_forward(left, read_by(left, known), read_by(left, lasting))
 
 
@@ -238,7 +238,7 @@ class NetworkWork:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedBlock:
     """The block that a task makes: its region of the output, and its kind in the grid."""
 
     region: Region
@@ -255,15 +255,15 @@ class _Ready:
         self._made: Region = ()
         self._wanted: Region = ()
 
-    def run(self, work: NetworkWork, wanted: Wanted, given: Mapping[str, Any]) -> Any:
+    def run(self, work: NetworkWork, wanted: WantedBlock, given: Mapping[str, Any]) -> Any:
         """Make a block of what is needed of the inputs."""
         with self._lock:
             if self._forward is None:
                 block = step_of_tile(work.step, work.step.outputs[0], wanted.region)
                 self._made, self._wanted = block.output, wanted.region
-                self._forward = forward_alone(block.step)
+                self._forward = standalone_forward(block.step)
             (made,) = self._forward.run(given, lasting=work.lasting).outputs
-        return trimmed(made, self._made, self._wanted)
+        return trim(made, self._made, self._wanted)
 
 
 @lru_cache(maxsize=REMEMBERED_BLOCKS)
@@ -271,12 +271,12 @@ def _ready(token: str, kind: tuple[int, ...]) -> _Ready:
     return _Ready()
 
 
-def run_block(work: NetworkWork, wanted: Wanted, *operands: Any) -> Any:
+def run_block(work: NetworkWork, wanted: WantedBlock, *operands: Any) -> Any:
     """Make one block of the output from what is needed of each input."""
     check_version(work.version)
     with settings(**work.settings, progress=False):
         given = {
             name: np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
-            for name, array in zip(work.inputs, map(joined, operands), strict=True)
+            for name, array in zip(work.inputs, map(join, operands), strict=True)
         }
         return _ready(work.token, wanted.kind).run(work, wanted, given)

@@ -14,8 +14,16 @@ import dask.array as da
 import numpy as np
 
 from ooc_cudnn.dask.functions import described_as, on_dask
-from ooc_cudnn.dask.lazily import Arrays, as_numpy, described, in_blocks, scaled_to, summed, total
-from ooc_cudnn.devices.host.channel_reduction import merged_moments
+from ooc_cudnn.dask.lazily import (
+    Arrays,
+    as_numpy,
+    describe_operands,
+    map_blocks,
+    scaled_to,
+    sum_blocks,
+    total,
+)
+from ooc_cudnn.devices.host.channel_reduction import merge_moments
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.normalization.batch_calls import (
     BatchNormalizationCall,
@@ -37,12 +45,12 @@ def batch_normalization_forward_training(
 ) -> tuple[da.Array, da.Array, da.Array]:
     """Moments, what is saved, and y."""
     name = "batch_normalization_forward_training"
-    arrays, call = described(name, described_as(name, x=x, alpha=alpha, **given))
+    arrays, call = describe_operands(name, described_as(name, x=x, alpha=alpha, **given))
     assert isinstance(call, BatchNormalizationCall)
     mean, inverse = _statistics(name, arrays, call, call.epsilon)
     normalise = Chain((Normalise(call.shape, call.dtype),), call.dtype, alpha=alpha)
     vectors = {"mean": mean, "inverse_deviation": inverse}
-    return in_blocks(name, normalise, {**arrays, **vectors}), mean, inverse
+    return map_blocks(name, normalise, {**arrays, **vectors}), mean, inverse
 
 
 @on_dask("batch_normalization_backward")
@@ -51,7 +59,7 @@ def batch_normalization_backward(
 ) -> tuple[da.Array, da.Array, da.Array]:
     """Sums, gradients of scale and bias, and dx."""
     name = "batch_normalization_backward"
-    found, call = described(name, described_as(name, x=x, dy=dy, alpha=alpha, **given))
+    found, call = describe_operands(name, described_as(name, x=x, dy=dy, alpha=alpha, **given))
     assert isinstance(call, BatchNormalizationGradientCall)
     arrays = dict(found)
     if call.epsilon is not None:
@@ -74,7 +82,7 @@ def batch_normalization_backward(
     vector = numpy_dtype(ACCUMULATOR[call.dtype])
     data = BatchNormalizationDataCall(call.shape, call.dtype, elements=elements, alpha=alpha)
     operands = {key: {**arrays, "sums": sums}[key] for key in data.inputs}
-    return in_blocks(name, data, operands), sums[1].astype(vector), sums[0].astype(vector)
+    return map_blocks(name, data, operands), sums[1].astype(vector), sums[0].astype(vector)
 
 
 def _sums_images(
@@ -97,9 +105,14 @@ def _statistics(
     moments = ChannelMomentsCall(call.shape, call.dtype, by_image)
     dtype = ACCUMULATOR[call.dtype]
     found = _summed(
-        name, moments, {"x": arrays["x"]}, merged, scaled_to(1.0, "float64"), (3, channels),
+        name,
+        moments,
+        {"x": arrays["x"]},
+        merge_all_moments,
+        scaled_to(1.0, "float64"),
+        (3, channels),
         "float64",
-    )  # fmt: skip
+    )
     vectors = da.map_blocks(
         _vectors, found, epsilon, dtype, dtype=dtype, chunks=((2,), (channels,)), name=None
     )
@@ -122,14 +135,14 @@ def _summed(
             key: each.rechunk({0: 1}) if len(each.shape) > 1 else each
             for key, each in arrays.items()
         }
-    return summed(
+    return sum_blocks(
         name, call, arrays, finish, fold=fold, in_order=call.deterministic, shape=shape, dtype=dtype
     )
 
 
-def merged(parts: list[Any]) -> Any:
+def merge_all_moments(parts: list[Any]) -> Any:
     """Moments (3, c) merged one after the other by Chan's formula."""
-    return reduce(merged_moments, [as_numpy(part) for part in parts])
+    return reduce(merge_moments, [as_numpy(part) for part in parts])
 
 
 def _times(sums: Any, inverse: Any) -> Any:

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import dask.array as da
 from distributed import Client
 
-from ooc_cudnn.dask.networks import NetworkWork, Wanted
+from ooc_cudnn.dask.networks import NetworkWork, WantedBlock
 from ooc_cudnn.dask.work import Part, Work
 from ooc_cudnn.dask.workers import Worker, workers
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.call.plan import plan_call
 from ooc_cudnn.network.ir.tensor import extents
-from ooc_cudnn.network.tiled.infer import forward_alone
+from ooc_cudnn.network.tiled.infer import standalone_forward
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.core.tiles import call_of_tile
-from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_bytes, format_seconds
@@ -117,9 +117,9 @@ class ClusterPlan:
             [
                 f"{self.blocks} blocks, {self.tasks} tasks on {self.workers} workers: "
                 f"{format_seconds(self.seconds)}, bound by the {self.binding}",
-                *in_columns(of_parts, ("<12", ">10")),
+                *align_columns(of_parts, ("<12", ">10")),
                 "",
-                *in_columns(rows, ("<24", ">8", ">11", "<12", ">14")),
+                *align_columns(rows, ("<24", ">8", ">11", "<12", ">14")),
             ]
         )
 
@@ -242,7 +242,7 @@ class _Stage(NamedTuple):
     work: Work | NetworkWork
     names: frozenset[str]
     kinds: Counter[_Kind]
-    representatives: dict[_Kind, Part | Wanted]
+    representatives: dict[_Kind, Part | WantedBlock]
 
 
 def _stage(layer: Mapping[Any, Any]) -> _Stage | None:
@@ -254,9 +254,9 @@ def _stage(layer: Mapping[Any, Any]) -> _Stage | None:
         return None
     (work,) = works
     kinds: Counter[_Kind] = Counter()
-    representatives: dict[_Kind, Part | Wanted] = {}
+    representatives: dict[_Kind, Part | WantedBlock] = {}
     for task in layer.values():
-        if isinstance(task, tuple) and len(task) > 2 and isinstance(task[2], Part | Wanted):
+        if isinstance(task, tuple) and len(task) > 2 and isinstance(task[2], Part | WantedBlock):
             kind = _kind(work, task[2])
             kinds[kind] += 1
             representatives.setdefault(kind, task[2])
@@ -264,8 +264,8 @@ def _stage(layer: Mapping[Any, Any]) -> _Stage | None:
     return _Stage(work, names, kinds, representatives)
 
 
-def _kind(work: Work | NetworkWork, part: Part | Wanted) -> _Kind:
-    if isinstance(part, Wanted):
+def _kind(work: Work | NetworkWork, part: Part | WantedBlock) -> _Kind:
+    if isinstance(part, WantedBlock):
         return part.kind
     assert isinstance(work, Work)
     region = (part.block.images, part.block.channels, *part.block.sites)
@@ -297,7 +297,7 @@ class _Price:
     bytes_out: int
 
 
-def _price(work: Work | NetworkWork, part: Part | Wanted, there: Sequence[Worker]) -> _Price:
+def _price(work: Work | NetworkWork, part: Part | WantedBlock, there: Sequence[Worker]) -> _Price:
     seconds_of = _network_block if isinstance(work, NetworkWork) else _call_block
     seconds: dict[tuple[MachineModel, int], tuple[float, int, int]] = {}
     each = []
@@ -332,7 +332,7 @@ def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, 
         name: TensorSpec(extents(region), tensors[name].dtype, "pageable")
         for name, region in block.inputs.items()
     }
-    step = forward_alone(block.step, worker.memory_limit)
+    step = standalone_forward(block.step, worker.memory_limit)
     plan = step.planned_for(given, worker.machine)
     (output,) = block.step.outputs
     gathered = sum(spec.nbytes for spec in given.values())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ooc_cudnn.dask.chunks import joined
+from ooc_cudnn.dask.chunks import join
 from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.call.decorator import call as run_call
 from ooc_cudnn.functions.call.spec import Description, Specs
@@ -79,7 +79,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
     with settings(**work.settings, progress=False):
         found = _call_of(work, part.block)
         arrays = {
-            name: _widened(joined(nested), found.call.operands[name].dtype)
+            name: _widened(join(nested), found.call.operands[name].dtype)
             for name, nested in zip(work.operands, operands, strict=True)
         }
         for name, array in arrays.items():
@@ -96,7 +96,7 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
         made = run_call(work.function, description)
     if len(found.call.results) > 1:
         made = made[found.call.results.index(work.result)]
-    return trimmed(made, found.regions[work.result], part.wanted)
+    return trim(made, found.regions[work.result], part.wanted)
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +116,7 @@ def _widened(array: Any, dtype: str) -> Any:
     return array.astype(numpy_dtype(dtype))
 
 
-def trimmed(array: Any, made: Region, wanted: Region) -> Any:
+def trim(array: Any, made: Region, wanted: Region) -> Any:
     """The region that is wanted, of a larger one that was made."""
     if made == wanted:
         return array

@@ -195,7 +195,7 @@ class Worker:
     version: str
 
 
-def described() -> tuple[str, str, int, MachineModel, str]:
+def describe_worker() -> tuple[str, str, int, MachineModel, str]:
     """Describe this process as a worker: device, kind, memory limit, machine model, version."""
     settings = current()
     device = get_device(settings.device)
@@ -215,7 +215,7 @@ def workers(client: Client | None = None) -> tuple[Worker, ...]:
     -----
     A worker without a card among others with one is used; that it is slower is warned of.
     """
-    found = (client or default_client()).run(described)
+    found = (client or default_client()).run(describe_worker)
     made = tuple(Worker(address, *told) for address, told in sorted(found.items()))
     versions = {each.version for each in made} | {version()}
     if len(versions) > 1:

@@ -71,7 +71,7 @@ def loaded_devices() -> tuple[Device, ...]:
 
 def _release_caches() -> None:
     for device in loaded_devices():
-        with interrupts.deferred(), device.arena.lock:
+        with interrupts.defer_signals(), device.arena.lock:
             device.release_caches()
 
 
@@ -82,4 +82,4 @@ def _leave_gpus_to_the_parent() -> None:
 
 
 memory.on_release(_release_caches)
-fork_safety.in_child(_leave_gpus_to_the_parent)
+fork_safety.run_in_child(_leave_gpus_to_the_parent)

@@ -61,7 +61,7 @@ class Run(Protocol):
         """True if one that does the same at the same addresses can be (`Device.record`)."""
 
 
-class Recorded(Protocol):
+class RecordedRun(Protocol):
     """A run that the device goes through by itself, at the addresses that it was recorded at."""
 
     def launch(self) -> None:
@@ -171,7 +171,7 @@ class Device(Source, Protocol):
     def start(self, *, overlap: bool, staged: bool, timed: bool) -> Run:
         """Open a run. `staged`: some operand is in host memory that cannot be copied from as is."""
 
-    def record(self, issue: Callable[[Run], Any], *, overlap: bool) -> Recorded | None:
+    def record(self, issue: Callable[[Run], Any], *, overlap: bool) -> RecordedRun | None:
         """Record the run that `issue` submits the steps of; nothing is run yet.
 
         Returns None where a step cannot be recorded.
@@ -179,13 +179,13 @@ class Device(Source, Protocol):
 
 
 @contextmanager
-def running(device: Device, *, overlap: bool, staged: bool, timed: bool) -> Iterator[Run]:
+def open_run(device: Device, *, overlap: bool, staged: bool, timed: bool) -> Iterator[Run]:
     """Open a run, and cancel it if the block raises; its end is the block's to wait for.
 
     Ctrl-C is heard where the run waits, and where the block says so, so that no thread is left
     behind or half started, and cancelling is not interrupted itself.
     """
-    with interrupts.deferred():
+    with interrupts.defer_signals():
         run = device.start(overlap=overlap, staged=staged, timed=timed)
         try:
             yield run

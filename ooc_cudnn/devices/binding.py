@@ -25,7 +25,7 @@ from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import packed_strides, same_strides
 
 
-class Declared(NamedTuple):
+class DeclaredBuffer(NamedTuple):
     """A buffer as launches were built for it; `offset_bytes` is where it starts in its block."""
 
     name: str
@@ -35,7 +35,9 @@ class Declared(NamedTuple):
     offset_bytes: int
 
 
-def declared(launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> tuple[Declared, ...]:
+def declare_buffers(
+    launches: Sequence[Launch], buffers: Mapping[str, Buffer]
+) -> tuple[DeclaredBuffer, ...]:
     """List the buffers that launches were built for, each once.
 
     Raises
@@ -50,7 +52,7 @@ def declared(launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> tuple
         if isinstance(launch.operation, AnyConvolution):
             _check_graph(launch.operation, used, buffers)
     return tuple(
-        Declared(name, made.dtype, made.shape, made.strides, made.offset_bytes)
+        DeclaredBuffer(name, made.dtype, made.shape, made.strides, made.offset_bytes)
         for name, made in ((name, buffers[name]) for name in names)
     )
 
@@ -58,11 +60,11 @@ def declared(launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> tuple
 def bind(
     device: Device,
     launches: Sequence[Launch],
-    built_for: Sequence[Declared],
+    built_for: Sequence[DeclaredBuffer],
     views: Mapping[str, DeviceView],
     workspace: tuple[int, int],
 ) -> Callable[[Any], None]:
-    """Return what runs launches, as `declared`, on views and the stream that it is given.
+    """Return what runs launches, as `declare_buffers`, on views and the stream that it is given.
 
     Raises
     ------
@@ -86,7 +88,7 @@ def bind(
     return run
 
 
-def _as_built_for(each: Declared, view: DeviceView) -> DeviceView:
+def _as_built_for(each: DeclaredBuffer, view: DeviceView) -> DeviceView:
     """Give a view the strides its launches were built for, if they lead to the same elements.
 
     Strides that are never taken may differ, and all of an empty tensor.

@@ -11,7 +11,7 @@ from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 
 if TYPE_CHECKING:  # these need devices, which have engines
     from ooc_cudnn.devices.engine_kinds import CheckedKind
-    from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
+    from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict
 
 
 class Engines(Protocol):
@@ -48,24 +48,24 @@ class Engines(Protocol):
     def known_by(self) -> Hashable:
         """Key that says which engines are unchecked; None where none ever is."""
 
-    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> Unchecked | None:
+    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> UncheckedEngine | None:
         """Return the engine that would run an operation in so much workspace, if it has no verdict.
 
         None where it has one, or needs none, or no engine would.
         """
 
     def trying(
-        self, unchecked: Unchecked, problem: AnyConvolution
+        self, unchecked: UncheckedEngine, problem: AnyConvolution
     ) -> AbstractContextManager[tuple[int, str] | None]:
         """Have a small problem run by an unchecked engine meanwhile, as `forced` does."""
 
-    def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[Unchecked]:
+    def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[UncheckedEngine]:
         """Return every engine that may compute a small problem of a kind, each once.
 
         Not those that are known to be wrong, nor those that are compiled at run time.
         """
 
-    def judge(self, unchecked: Unchecked, verdict: Verdict) -> None:
+    def judge(self, unchecked: UncheckedEngine, verdict: Verdict) -> None:
         """Take a verdict. An engine that is wrong is barred, and that is said once."""
 
     def keep_verdicts(self) -> None:

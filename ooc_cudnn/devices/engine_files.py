@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.convolution_forms import KINDS
-from ooc_cudnn.devices.engines import Measured, Option, Tables, front
+from ooc_cudnn.devices.engines import Measurement, Option, Tables, front
 from ooc_cudnn.devices.machines import cache_directory, machine_key
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
@@ -84,7 +84,7 @@ def save_tables(device: Device) -> Path:
     """
     path, known = engines_path(device), tables_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone_with(path):
+    with lock_out_others(path):
         kept = Tables(_stored(device, tells_of_others=False))
         for measured in known.unstored():
             if measured.operation is not None and _can_be_read(measured):
@@ -110,7 +110,7 @@ def try_to_save_tables(device: Device) -> None:
 
 
 @contextmanager
-def alone_with(path: Path) -> Iterator[None]:
+def lock_out_others(path: Path) -> Iterator[None]:
     """Have other processes wait that store in the same file, for a second at most.
 
     Not where files cannot be locked; what one of two processes stores at once may be lost there.
@@ -134,7 +134,7 @@ def _holds_for(device: Device) -> dict[str, str]:
     return {name: identity[name] for name in TELLING if name in identity}
 
 
-def _stored(device: Device, tells_of_others: bool) -> Iterable[Measured]:
+def _stored(device: Device, tells_of_others: bool) -> Iterable[Measurement]:
     """What a file holds of a device; nothing, and a warning, where it cannot be used."""
     if device.engines is None:
         return ()
@@ -166,12 +166,12 @@ def _say_what_others_have(path: Path) -> None:
         )
 
 
-def _read(content: bytes, identity: Mapping[str, str]) -> list[Measured]:
-    held = held_in(content, (FORMAT, FORMAT_VERSION), identity, "launches")
+def _read(content: bytes, identity: Mapping[str, str]) -> list[Measurement]:
+    held = read_entries(content, (FORMAT, FORMAT_VERSION), identity, "launches")
     return [_from_json(each) for each in held["launches"]]
 
 
-def held_in(
+def read_entries(
     content: bytes, kind: tuple[str, int], identity: Mapping[str, str], entries: str, *more: str
 ) -> Mapping[str, Any]:
     """Read the entries of a file that says its format, version and identity.
@@ -194,7 +194,7 @@ def held_in(
     return held
 
 
-def _can_be_read(measured: Measured) -> bool:
+def _can_be_read(measured: Measurement) -> bool:
     """True if a file that holds this can be read: pieces may have padding that no user may give."""
     try:
         return _from_json(_to_json(measured)).operation == measured.operation
@@ -202,7 +202,7 @@ def _can_be_read(measured: Measured) -> bool:
         return False
 
 
-def _to_json(measured: Measured) -> dict[str, Any]:
+def _to_json(measured: Measurement) -> dict[str, Any]:
     operation = measured.operation
     assert operation is not None
     forward = forward_of(operation)
@@ -217,7 +217,7 @@ def _to_json(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _from_json(data: object) -> Measured:
+def _from_json(data: object) -> Measurement:
     names = ("function", *_GEOMETRY, *_SETTINGS, "layout", "result_dtype")
     held = members("a launch", data, (*names, "complete", "launching", "engines"))
     operation = operation_from({name: held[name] for name in names})
@@ -227,7 +227,7 @@ def _from_json(data: object) -> Measured:
     if any(not option.name or option.seconds <= 0.0 for option in options):
         raise ValueError("an engine has no name, or takes no time")
     launching = held["launching"]
-    return Measured(
+    return Measurement(
         operation.work(),
         options,
         operation,

@@ -21,8 +21,8 @@ from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
+    replace_forward,
     result_dtype,
-    with_forward,
 )
 from ooc_cudnn.operations.core.ranges import Pair
 from ooc_cudnn.tensor import DTYPES
@@ -230,4 +230,4 @@ def small_like(operation: AnyConvolution, images: int, sites: int) -> AnyConvolu
         )
     ]  # fmt: skip
     shape = (min(forward.x_shape[0], images), forward.x_shape[1], *extents)
-    return with_forward(operation, replace(forward, x_shape=shape))
+    return replace_forward(operation, replace(forward, x_shape=shape))

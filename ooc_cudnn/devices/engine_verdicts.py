@@ -36,10 +36,10 @@ class Verdict(NamedTuple):
     error: float | None = None
 
 
-def said(verdict: Verdict) -> str:
+def describe_verdict(verdict: Verdict) -> str:
     """Return what a verdict says of an error, in words.
 
-    >>> said(Verdict(False, 0.25)), said(Verdict(False))
+    >>> describe_verdict(Verdict(False, 0.25)), describe_verdict(Verdict(False))
     ('off by 0.25 of the largest result', 'it fails, or its result is not finite')
     """
     if verdict.error is None or not math.isfinite(verdict.error):
@@ -47,7 +47,7 @@ def said(verdict: Verdict) -> str:
     return f"off by {verdict.error:.2g} of the largest result"
 
 
-class Unchecked(NamedTuple):
+class UncheckedEngine(NamedTuple):
     """An engine that is about to be used, and has no verdict yet.
 
     Attributes

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
-    lying,
+    in_memory_order,
     result_dtype,
 )
 from ooc_cudnn.tensor import ORDERS
@@ -146,7 +146,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Measurement of one launch.
 
     Parameters
@@ -182,7 +182,7 @@ _versions = itertools.count()
 _Key = tuple[str, Kind | None]
 
 
-def _key(measured: Measured) -> _Key:
+def _key(measured: Measurement) -> _Key:
     operation = measured.operation
     return measured.work.sized, Kind.of(operation) if operation is not None else None
 
@@ -194,12 +194,12 @@ class Tables:
     adds at a time, while others read: they go through what was there when they began.
     """
 
-    def __init__(self, stored: Iterable[Measured] = ()) -> None:
-        self._known: dict[_Key, Measured] = {}
+    def __init__(self, stored: Iterable[Measurement] = ()) -> None:
+        self._known: dict[_Key, Measurement] = {}
         self._unstored = set[_Key]()
         #: Engines that failed, for operations of any size.
         self.dropped = list[tuple[AnyConvolution, Engine]]()
-        self._by_kind: dict[Kind, dict[str, Measured]] = {}
+        self._by_kind: dict[Kind, dict[str, Measurement]] = {}
         self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
         self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
@@ -207,10 +207,10 @@ class Tables:
             self.add(replace(measured, is_stored=True))
         self._unstored.clear()
 
-    def __iter__(self) -> Iterator[Measured]:
+    def __iter__(self) -> Iterator[Measurement]:
         return iter(tuple(self._known.values()))
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: Measurement) -> None:
         """Take what was measured; it replaces what was known of the same launch."""
         key = _key(measured)
         size, kind = key
@@ -221,12 +221,12 @@ class Tables:
             self.version = next(_versions)
         self._corrected = {}  # who corrects by what was known before keeps that to itself
 
-    def unstored(self) -> Iterator[Measured]:
+    def unstored(self) -> Iterator[Measurement]:
         """Entries that are not as they were read from a file."""
         known = tuple(self._known.items())
         return (measured for key, measured in known if key in self._unstored)
 
-    def add_unless_worse(self, measured: Measured) -> None:
+    def add_unless_worse(self, measured: Measurement) -> None:
         """The same, but what tried every engine stays where this one did not."""
         known = self._known.get(_key(measured))
         if known is None or measured.is_complete or not known.is_complete:
@@ -244,12 +244,12 @@ class Tables:
         """Have plans made anew that hang on these tables: engines were barred."""
         self.version = next(_versions)
 
-    def nearest(self, operation: AnyConvolution) -> Measured | None:
+    def nearest(self, operation: AnyConvolution) -> Measurement | None:
         """Return what was measured of the nearest size of the same kind; None if none was."""
         having = self.sizes(operation)
         return operation.work().nearest(having, attrgetter("work")) if having else None
 
-    def sizes(self, operation: AnyConvolution) -> list[Measured]:
+    def sizes(self, operation: AnyConvolution) -> list[Measurement]:
         """Return what was measured of a convolution's kind and may be run: each size once."""
         of_kind = self._by_kind.get(Kind.of(operation), {}) if self._by_kind else {}
         return [each for each in tuple(of_kind.values()) if each.options]  # all may have failed
@@ -327,7 +327,7 @@ class Tables:
         sizes = [*tried.values(), *guessed]
         return replace(machine, compute=machine.compute.corrected(families, launching, sizes))
 
-    def _counting(self) -> Iterator[Measured]:
+    def _counting(self) -> Iterator[Measurement]:
         return (each for each in self if not each.is_deterministic)
 
 
@@ -335,12 +335,12 @@ def _in_other_orders(operation: AnyConvolution | None) -> Iterator[Work]:
     """The work of the same problem in other memory orders, where engines were chosen from."""
     if operation is not None:
         own = forward_of(operation).layout
-        yield from (lying(operation, order).work() for order in ORDERS if order != own)
+        yield from (in_memory_order(operation, order).work() for order in ORDERS if order != own)
 
 
 def _amount(work: Work) -> tuple[float, str]:
     return work.amount, work.sized
 
 
-def _place(measured: Measured, sparing: int) -> int:
+def _place(measured: Measurement, sparing: int) -> int:
     return max(0, min(sparing, len(measured.options) - 1))

@@ -11,7 +11,7 @@ from ooc_cudnn import fork_safety, interrupts
 from ooc_cudnn.devices.latch import Latch
 
 
-class Shared:
+class SharedWork:
     """Work of several shares. Whoever comes takes the next one, until none is left."""
 
     def __init__(self, work: Callable[[int], None], shares: int) -> None:
@@ -53,7 +53,7 @@ class Helpers:
 
     def _forget(self) -> None:
         """Begin without threads, as a forked child does: its parent's do not come with it."""
-        self._waiting: queue.SimpleQueue[Shared] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[SharedWork] = queue.SimpleQueue()
         self._started = 0
         self._lock = threading.Lock()
 
@@ -62,8 +62,8 @@ class Helpers:
 
         Returns when all have ended, even after an error: then no thread touches their memory.
         """
-        with interrupts.deferred():
-            shared = Shared(work, shares)
+        with interrupts.defer_signals():
+            shared = SharedWork(work, shares)
             for _ in range(min(shares - 1, self._reach(shares - 1))):
                 self._waiting.put(shared)
             shared.help()
@@ -90,4 +90,4 @@ class Helpers:
 #: Those of the host's computations.
 helpers = Helpers(8)
 
-fork_safety.in_child(helpers._forget)
+fork_safety.run_in_child(helpers._forget)

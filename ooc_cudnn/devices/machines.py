@@ -109,7 +109,7 @@ def computing_machine(machine: MachineModel, *, on_host: bool) -> MachineModel:
     return shipped("host") if on_host else machine
 
 
-def calibrated_before(device: Device) -> MachineModel | None:
+def load_calibrated(device: Device) -> MachineModel | None:
     """Return what `calibrate` fitted on this machine, if it did and it can be used."""
     try:
         return _fitted_here(device)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device, Event, HostArray, running
-from ooc_cudnn.devices.binding import bind, declared
+from ooc_cudnn.devices.base import Device, Event, HostArray, open_run
+from ooc_cudnn.devices.binding import bind, declare_buffers
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES, numpy_dtype, packed_strides
 
@@ -91,7 +91,7 @@ class HostMemory:
         return part
 
 
-class Watched:
+class WatchedDevice:
     """A device, and the seconds for which the host is at each launch."""
 
     def __init__(self, device: Device) -> None:
@@ -105,7 +105,7 @@ class Watched:
         self.seconds.append(wall(partial(self._device.run, *arguments)))
 
 
-class Placed(NamedTuple):
+class PlacedLaunch(NamedTuple):
     """A launch in device memory, which was reserved from `base` on.
 
     `launching` has the seconds of the host at each launch, where it does not compute it itself.
@@ -163,7 +163,7 @@ class Bench:
         launches is no part of what they take.
         """
         events: dict[str, list[Event | None]] = {stream: [] for stream in actions}
-        with running(self.device, overlap=True, staged=staged, timed=True) as run:
+        with open_run(self.device, overlap=True, staged=staged, timed=True) as run:
             if held_seconds:
                 spin = partial(self.device.spin, held_seconds)
                 run.submit("compute", (), spin, signals=False)
@@ -311,7 +311,7 @@ class Bench:
 
     def placed(
         self, launched: Launched, scratch_bytes: int | None = None, *, before_bytes: int = 0
-    ) -> Placed | None:
+    ) -> PlacedLaunch | None:
         """Reserve memory for a launch, filled with random numbers, and so many bytes before it.
 
         None if there is no room. Where the scratch is not known, the device is asked for that of
@@ -326,10 +326,10 @@ class Bench:
         answers: Iterable[Any] = (device.workspace((launched,), limit) for limit in limits)
         if scratch_bytes is not None:
             answers = [(scratch_bytes,)]
-        fitting = (answer[0] for answer in answers if answer and aligned(answer[0]) <= room)
+        fitting = (answer[0] for answer in answers if answer and align(answer[0]) <= room)
         if (scratch := next(fitting, None)) is None:
             return None
-        base, views = self.reserve(held + aligned(scratch)), {}
+        base, views = self.reserve(held + align(scratch)), {}
         filled = launched, base, device.arena.block_bytes
         fills, self._filled = self._refill or self._filled != filled, filled
         for name, buffer in buffers.items():
@@ -339,9 +339,9 @@ class Bench:
             views[name] = DeviceView(
                 start + buffer.offset_bytes, buffer.dtype, buffer.shape, buffer.strides
             )
-        watched, formal = Watched(device), declared((launch,), buffers)
+        watched, formal = WatchedDevice(device), declare_buffers((launch,), buffers)
         run = bind(cast(Device, watched), (launch,), formal, views, (base + held, scratch))
-        return Placed(base, run, [] if device.kind == "host" else watched.seconds)
+        return PlacedLaunch(base, run, [] if device.kind == "host" else watched.seconds)
 
 
 def wall(run: Callable[[], object]) -> float:
@@ -351,7 +351,7 @@ def wall(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def repeated(run: Callable[[], object], times: int) -> list[float]:
+def repeated_seconds(run: Callable[[], object], times: int) -> list[float]:
     """Seconds of the host for `run`, so many times after one that only warms up."""
     run()
     return [wall(run) for _ in range(times)]
@@ -362,7 +362,7 @@ def offsets_of(buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], int]:
     sizes: dict[str, int] = {}
     for name, buffer in buffers.items():
         block = buffer.block or name
-        sizes[block] = max(sizes.get(block, 0), aligned(buffer.nbytes))
+        sizes[block] = max(sizes.get(block, 0), align(buffer.nbytes))
     starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
     offsets = {name: starts[buffer.block or name] for name, buffer in buffers.items()}
     return offsets, sum(sizes.values())

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import TELLING, alone_with, held_in
+from ooc_cudnn.devices.engine_files import TELLING, lock_out_others, read_entries
 from ooc_cudnn.devices.engine_verdicts import Key, Verdict, Verdicts, was_searched
 from ooc_cudnn.devices.machines import cache_directory, machine_key
 from ooc_cudnn.version import __version__
@@ -57,7 +57,7 @@ def save_verdicts(device: Device) -> Path:
     """
     path, known = verdicts_path(device), verdicts_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone_with(path):
+    with lock_out_others(path):
         others = _read_or_none(device)
         if others is not None:
             known.merge(others)
@@ -113,7 +113,7 @@ def _read_or_none(device: Device) -> Verdicts | None:
 
 
 def _read(content: bytes, identity: Mapping[str, str]) -> dict[str, Any]:
-    held = held_in(content, (FORMAT, FORMAT_VERSION), identity, "verdicts", "searched")
+    held = read_entries(content, (FORMAT, FORMAT_VERSION), identity, "verdicts", "searched")
     if not isinstance(held["searched"], bool):
         raise TypeError(f"searched is {held['searched']!r}; it must be true or false")
     return {

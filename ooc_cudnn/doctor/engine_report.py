@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.cuda.frontend import cudnn_version
-from ooc_cudnn.devices.engine_verdicts import said
+from ooc_cudnn.devices.engine_verdicts import describe_verdict
 from ooc_cudnn.devices.verdict_files import verdicts_of, verdicts_path
-from ooc_cudnn.doctor.engine_search import MOST_BYTES, Barred, Row, Search, search_engines
+from ooc_cudnn.doctor.engine_search import MOST_BYTES, BarredEngine, Row, Search, search_engines
 from ooc_cudnn.memory.limit import limit_bytes
-from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.settings import current
 
 #: Widths of the columns.
@@ -46,9 +46,9 @@ def search_and_report(tell: Callable[[str], object]) -> int:
     return int(found.left > 0)
 
 
-def _line(barred: Barred) -> str:
+def _line(barred: BarredEngine) -> str:
     unchecked, verdict = barred
-    return f"barred: {unchecked.engine}, {said(verdict)}: {unchecked.kind}"
+    return f"barred: {unchecked.engine}, {describe_verdict(verdict)}: {unchecked.kind}"
 
 
 def _table(found: Search) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _table(found: Search) -> Iterator[str]:
         sum(row.barred for row in found.rows),
         sum(row.seconds for row in found.rows),
     )
-    yield from in_columns([head, *map(_cells, sorted(found.rows)), _cells(total)], COLUMNS)
+    yield from align_columns([head, *map(_cells, sorted(found.rows)), _cells(total)], COLUMNS)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import CheckedKind, problems
-from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
+from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict
 from ooc_cudnn.devices.verdict_files import save_verdicts, verdicts_of
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.operations.convolution.forward import Convolution
@@ -87,10 +87,10 @@ class Row(NamedTuple):
     seconds: float = 0.0
 
 
-class Barred(NamedTuple):
+class BarredEngine(NamedTuple):
     """An engine that computes wrong results."""
 
-    unchecked: Unchecked
+    unchecked: UncheckedEngine
     verdict: Verdict
 
 
@@ -101,7 +101,7 @@ class Search(NamedTuple):
     """
 
     rows: tuple[Row, ...]
-    barred: tuple[Barred, ...]
+    barred: tuple[BarredEngine, ...]
     seconds: float
     left: int
 
@@ -112,7 +112,7 @@ def search_engines(
     *,
     seconds: float = SECONDS,
     kinds: Iterable[CheckedKind] | None = None,
-    tell: Callable[[Barred], object] = lambda _: None,
+    tell: Callable[[BarredEngine], object] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Search:
     """Check every engine for every kind that has no verdict yet, and store what is found.
@@ -147,7 +147,7 @@ def search_engines(
         )
     began = stored = clock()
     rows: dict[tuple[str, str], Row] = {}
-    barred = list[Barred]()
+    barred = list[BarredEngine]()
     todo = list(searched_kinds() if kinds is None else kinds)
     done = 0
     device.use()
@@ -156,7 +156,7 @@ def search_engines(
             if clock() - began > seconds:
                 break
             found, taken = _checked(device, engines, kind, limit_bytes, clock)
-            wrong = [Barred(*each) for each in found if each[1].is_right is False]
+            wrong = [BarredEngine(*each) for each in found if each[1].is_right is False]
             for each in wrong:
                 tell(each)
             barred += wrong
@@ -187,7 +187,7 @@ def _checked(
     kind: CheckedKind,
     limit_bytes: int,
     clock: Callable[[], float],
-) -> tuple[list[tuple[Unchecked, Verdict]], float]:
+) -> tuple[list[tuple[UncheckedEngine, Verdict]], float]:
     """Check the engines of a kind that have no verdict yet; and the seconds that took."""
     verdicts, began, found = verdicts_of(device), clock(), []
     try:

@@ -17,17 +17,17 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import small_like
 from ooc_cudnn.devices.engines import Engine
-from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, with_forward
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, replace_forward
 from ooc_cudnn.operations.core.ranges import Pair
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_padding
-from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, Expected, computed
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_padding
+from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, ExpectedResult, compute
 
 #: Images of the small problem, and its output sites along each axis. Some engines take none so
 #: small, so one of more sites is asked for next, and then one of more images.
 SMALL = (2, 14), (2, 40), (32, 14)
 
 
-class Checked(NamedTuple):
+class EngineErrors(NamedTuple):
     """The errors of an engine: with padding as it is, and with that of the pieces at a border.
 
     No error where it could not be checked.
@@ -43,7 +43,7 @@ class Checks:
     def __init__(self, device: Device, engines: Engines, limit_bytes: int) -> None:
         self.device, self.engines, self.limit_bytes = device, engines, limit_bytes
         #: The expected results are the same for all engines of a kind.
-        self._expected = lru_cache(maxsize=64)(Expected.of)
+        self._expected = lru_cache(maxsize=64)(ExpectedResult.of)
 
     def of(
         self,
@@ -52,7 +52,7 @@ class Checks:
         *,
         borders: bool,
         chosen: bool = False,
-    ) -> Checked | None:
+    ) -> EngineErrors | None:
         """Return the errors of an engine; None where it cannot, or must not, compute an operation.
 
         What the arena held is overwritten.
@@ -68,7 +68,7 @@ class Checks:
         """
         found = self._error(operation, engine)
         if found is None or found == UNKNOWN:
-            return Checked(None, is_right_uneven=False) if chosen else None
+            return EngineErrors(None, is_right_uneven=False) if chosen else None
         pieces = border_pieces(operation) if borders else []
         even = [piece for piece in pieces if forward_of(piece).is_even]
         errors = itertools.chain([found], (self._error(piece, engine) for piece in even))
@@ -76,7 +76,7 @@ class Checks:
             return None
         uneven = [piece for piece in pieces if piece not in even]
         is_right = all(_admits(self._error(piece, engine), chosen=False) for piece in uneven)
-        return Checked(found, bool(uneven) and is_right)
+        return EngineErrors(found, bool(uneven) and is_right)
 
     def _error(self, operation: AnyConvolution, engine: Engine) -> Error | None:
         """The error with one kind of padding; None where an engine does not compute that."""
@@ -85,9 +85,7 @@ class Checks:
             with self.engines.forced(small, engine) as built:
                 if built is not None:
                     expected = self._expected(small)
-                    found = computed(
-                        self.device, small, expected.inputs, built[0], self.limit_bytes
-                    )
+                    found = compute(self.device, small, expected.inputs, built[0], self.limit_bytes)
                     return UNKNOWN if found is None else expected.compared(found)
         return None
 
@@ -119,9 +117,9 @@ def border_pieces(operation: AnyConvolution) -> list[AnyConvolution]:
         has_none = pair == (0, 0) and forward.window[at] > 1
         before, after = (1, 1) if has_none else pair
         for other in ((before, 0), (0, after), (0, 0)):
-            paddings[with_padding(forward.padding, other, ROW_AXIS + at)] = None
+            paddings[replace_padding(forward.padding, other, ROW_AXIS + at)] = None
     return [
-        with_forward(operation, replace(forward, padding=padding))
+        replace_forward(operation, replace(forward, padding=padding))
         for padding in paddings
         if padding != forward.padding
     ]

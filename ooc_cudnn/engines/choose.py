@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from ooc_cudnn.devices.engines import MEASURED, Option
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, lying
+from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, in_memory_order
 from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import distinct_launches, with_workspace
+from ooc_cudnn.pricing.planner import assign_workspace, distinct_launches
 from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ORDERS
 
 
-def with_engines(request: Request, plan: Plan, target: Target, room_bytes: int) -> Plan:
+def choose_engines(request: Request, plan: Plan, target: Target, room_bytes: int) -> Plan:
     """Give a plan the fastest engines whose workspace there is room for beside it.
 
     The same plan where a device was asked for workspace, or nothing is known of engines
@@ -29,7 +29,7 @@ def with_engines(request: Request, plan: Plan, target: Target, room_bytes: int) 
                     needed = max(needed, option.workspace_bytes)
                     names[option.name] = None
                     break
-    return with_workspace(plan, needed, tuple(names))
+    return assign_workspace(plan, needed, tuple(names))
 
 
 def slowness_of(request: Request, plan: Plan, target: Target) -> float:
@@ -58,7 +58,7 @@ def _seconds_of(
     asked = target.ask_workspace is not None
     own = forward_of(operation).layout
     for order in (own, *(order for order in ORDERS if order != own)):
-        each = operation if order == own else lying(operation, order)
+        each = operation if order == own else in_memory_order(operation, order)
         options = known(each)
         if options:
             has = _named if asked and order == own else _fitting

@@ -22,12 +22,12 @@ from ooc_cudnn.devices.engines import (
     HEURISTICS,
     Engine,
     EngineFailedError,
-    Measured,
+    Measurement,
     Option,
     front,
 )
 from ooc_cudnn.devices.measuring import Bench, Launched, Timing
-from ooc_cudnn.engines.accuracy import Checked, Checks
+from ooc_cudnn.engines.accuracy import Checks, EngineErrors
 from ooc_cudnn.engines.launch_timing import Allowance, time_well
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.operations.convolution.gradients import (
@@ -35,8 +35,8 @@ from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
     input_shapes,
+    replace_forward,
     result_dtype,
-    with_forward,
 )
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 
@@ -51,7 +51,7 @@ PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
 
 
-class Timed(NamedTuple):
+class TimedEngine(NamedTuple):
     """An engine that was timed, what the host took to launch it, and what was expected of it."""
 
     option: Option
@@ -98,7 +98,7 @@ class Deadline:
         return now + steps * self._longest < self._until
 
 
-class Tuning:
+class EngineTuner:
     """Measures the engines of launches on a device, in so much of its memory, until a deadline."""
 
     def __init__(self, device: Device, bench: Bench, deadline: Deadline) -> None:
@@ -117,7 +117,7 @@ class Tuning:
         borders: bool = True,
         chosen: Engine | None = None,
         also: Iterable[Engine] = (),
-    ) -> Measured | None:
+    ) -> Measurement | None:
         """Measure the engines of a convolution; None if there is no room for any.
 
         Parameters
@@ -160,7 +160,7 @@ class Tuning:
                     unchecked.append(replace(option, error=None, is_right_uneven=False))
             return rights[engine]
 
-        found = list[Timed]()
+        found = list[TimedEngine]()
         for option in sorted(once, key=lambda option: option.seconds):
             if any(_makes_idle(other.option, option) for other in found):
                 continue
@@ -188,7 +188,7 @@ class Tuning:
         further: Iterable[Option] = (),
         is_complete: bool = True,
         allowance: Allowance | None = None,
-    ) -> Measured | None:
+    ) -> Measurement | None:
         """Time engines that are known from another size of the same kind: no other is tried.
 
         Those for which there is no room or no time, and those that are many times slower, keep
@@ -196,7 +196,7 @@ class Tuning:
         `is_complete` says whether every engine was tried then. What launches take is taken from the
         allowance.
         """
-        found, left = list[Timed](), list[Option]()
+        found, left = list[TimedEngine](), list[Option]()
         allowance = allowance or Allowance(math.inf)
 
         def is_worth_timing(option: Option) -> bool:
@@ -227,12 +227,12 @@ class Tuning:
         ratio = found[0].option.seconds / found[0].expected
         for option in left:
             seconds = ratio * option.seconds
-            found.append(Timed(replace(option, seconds=seconds), None, seconds))
+            found.append(TimedEngine(replace(option, seconds=seconds), None, seconds))
         return _as_measured(launched[0].operation, found, is_complete=is_complete)
 
     def checked(
         self, operation: AnyConvolution, engine: Engine, *, borders: bool, chosen: bool
-    ) -> Checked | None:
+    ) -> EngineErrors | None:
         """Check an engine's errors; None where it must not be used, or they cannot be found."""
         try:
             return self._checks.of(operation, engine, borders=borders, chosen=chosen)
@@ -285,11 +285,11 @@ class Tuning:
 
     def _sparing(
         self,
-        found: Sequence[Timed],
+        found: Sequence[TimedEngine],
         once: Iterable[Option],
         ranked: Collection[Engine],
         right: Callable[[Option], Option | None],
-    ) -> list[Timed]:
+    ) -> list[TimedEngine]:
         """What is kept besides, by its first short timing, however slow: it takes less workspace.
 
         Of what takes next to none the fastest, or else the one that takes least; and what the
@@ -300,18 +300,18 @@ class Tuning:
         def taken(option: Option) -> int:
             return max(option.workspace_bytes, little)
 
-        least, kept = min(taken(timed.option) for timed in found), list[Timed]()
+        least, kept = min(taken(timed.option) for timed in found), list[TimedEngine]()
         for option in sorted(once, key=lambda each: (taken(each), each.seconds)):
             is_least = taken(option) < least and not kept
             is_idle = any(_makes_idle(timed.option, option) for timed in (*found, *kept))
             if is_least or (option.engine in ranked and not is_idle):
                 exact = right(option)
-                kept += [] if exact is None else [Timed(exact, None, exact.seconds)]
+                kept += [] if exact is None else [TimedEngine(exact, None, exact.seconds)]
         return [each for each in kept if all(each.option.engine != f.option.engine for f in found)]
 
     def _timed(
         self, launched: Launched, option: Option, allowed_seconds: float = math.inf
-    ) -> Timed | None:
+    ) -> TimedEngine | None:
         """An option with its seconds on a launch; None where it fails, or finds no room."""
         time_it = partial(
             time_well,
@@ -322,7 +322,7 @@ class Tuning:
         )
         return self._by_engine(launched, option, time_it)
 
-    def _by_engine(self, launched: Launched, option: Option, time_it: TimeIt) -> Timed | None:
+    def _by_engine(self, launched: Launched, option: Option, time_it: TimeIt) -> TimedEngine | None:
         with self.engines.forced(launched[0].operation, option.engine) as built:
             if built is None:
                 return None
@@ -335,7 +335,7 @@ class Tuning:
             return None
         timing, launching = found
         measured = replace(option, seconds=timing.seconds, workspace_bytes=nbytes, name=name)
-        return Timed(measured, launching, option.seconds)
+        return TimedEngine(measured, launching, option.seconds)
 
     def _workspace_of(self, launched: Launched, option: Option) -> int | None:
         """What an engine takes for a launch; None if it cannot run it."""
@@ -360,16 +360,16 @@ def _makes_idle(known: Option, option: Option) -> bool:
 
 
 def _as_measured(
-    operation: AnyConvolution, found: Sequence[Timed], *, is_complete: bool
-) -> Measured | None:
+    operation: AnyConvolution, found: Sequence[TimedEngine], *, is_complete: bool
+) -> Measurement | None:
     if not found:
         return None
     options = front(timed.option for timed in found)
     launching = next(timed.launching for timed in found if timed.option == options[0])
-    return Measured(operation.work(), options, operation, launching, is_complete=is_complete)
+    return Measurement(operation.work(), options, operation, launching, is_complete=is_complete)
 
 
-def launched_of(operation: AnyConvolution) -> Launched:
+def launch_of(operation: AnyConvolution) -> Launched:
     """Return the launch of a convolution by itself, and its buffers."""
     forward, shapes = forward_of(operation), input_shapes(operation)
     names = INPUTS[: len(shapes)]
@@ -381,7 +381,7 @@ def launched_of(operation: AnyConvolution) -> Launched:
     return Launch(operation, names, "result"), buffers
 
 
-def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
+def reduce_images(operation: AnyConvolution, share: float) -> AnyConvolution:
     """Return the operation on at most a share of its images, one at the least.
 
     Their number is divided by two as often as before, or is a power of two: of 111 images other
@@ -391,7 +391,7 @@ def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
     --------
     >>> from ooc_cudnn.operations.convolution.forward import Convolution
     >>> of_64, of_96 = (Convolution.of((n, 8, 9, 9), (8, 8, 3, 3)) for n in (64, 96))
-    >>> on_fewer_images(of_64, 0.1).x_shape, on_fewer_images(of_96, 0.9).x_shape
+    >>> reduce_images(of_64, 0.1).x_shape, reduce_images(of_96, 0.9).x_shape
     ((4, 8, 9, 9), (64, 8, 9, 9))
     """
     if share >= 1.0:
@@ -402,4 +402,4 @@ def on_fewer_images(operation: AnyConvolution, share: float) -> AnyConvolution:
     while step > most:
         step //= 2
     images = most - most % max(step, 1)
-    return with_forward(operation, replace(forward, x_shape=(images, *forward.x_shape[1:])))
+    return replace_forward(operation, replace(forward, x_shape=(images, *forward.x_shape[1:])))

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.operations.core.strided_views import channels_of_wider, takes_wider
-from ooc_cudnn.pipeline.program import Home, Program, Task
+from ooc_cudnn.pipeline.program import Binding, Program, Task
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import AskWorkspace
 from ooc_cudnn.pricing.request import Request
@@ -91,11 +91,11 @@ def workspace_of(device: Device, sparing: int = 0) -> AskWorkspace:
     """
     if device.engines is None:
         return device.workspace
-    return _Asking(device, sparing, tables_of(device).version)
+    return _Inquiry(device, sparing, tables_of(device).version)
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _Inquiry:
     device: Device
     sparing: int
     version: int
@@ -117,7 +117,7 @@ class PlannedPart(NamedTuple):
     names: Mapping[str, str]
 
 
-class Planned(NamedTuple):
+class PlannedCall(NamedTuple):
     """A plan, the tasks that make it up, and the device memory that it could choose from.
 
     `between` are the intermediates that the tasks hand on, by name.
@@ -131,11 +131,11 @@ class Planned(NamedTuple):
     @property
     def program(self) -> Program:
         """The program of the call: what its tasks hand on goes through host memory."""
-        homes: dict[str, Home] = {}
+        homes: dict[str, Binding] = {}
         tasks = []
         for part in self.parts:
             binds = {own: part.names.get(own, own) for own in part.request.specs}
-            homes |= {binds[own]: Home(spec) for own, spec in part.request.operands}
+            homes |= {binds[own]: Binding(spec) for own, spec in part.request.operands}
             tasks.append(Task(self.plan.function, part.request, part.plan, binds))
         # in the order of the call's operands, by whose addresses a bound call is known
         order = [*(name for name, _ in self.plan.operands), *self.between]

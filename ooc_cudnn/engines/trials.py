@@ -22,11 +22,11 @@ from typing import Protocol
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of, try_to_save_tables
-from ooc_cudnn.devices.engines import Measured, Option, Tables
+from ooc_cudnn.devices.engines import Measurement, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
 from ooc_cudnn.engines.launch_timing import Allowance, time_well
-from ooc_cudnn.engines.measure import Deadline, Tuning
-from ooc_cudnn.engines.target import Planned, PlannedPart
+from ooc_cudnn.engines.measure import Deadline, EngineTuner
+from ooc_cudnn.engines.target import PlannedCall, PlannedPart
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.pricing.plan import Plan
@@ -67,7 +67,7 @@ class Make(Protocol):
         *,
         ask: bool = True,
         sparing: int = 0,
-    ) -> Planned:
+    ) -> PlannedCall:
         """Return the plan."""
 
 
@@ -76,13 +76,13 @@ def forget_trials() -> None:
     forget_tables()
 
 
-def planned_after_trials(
+def plan_after_trials(
     make: Make,
     layouts: tuple[str, ...],
     machine: MachineModel,
     device: Device,
     limit_bytes: int,
-) -> Planned:
+) -> PlannedCall:
     """Plan a call, try what matters of the plan, and plan again by what was learnt.
 
     Parameters
@@ -103,7 +103,7 @@ def planned_after_trials(
 
     trial = Trial(device, machine, limit_bytes)
 
-    def settled() -> Planned:
+    def settled() -> PlannedCall:
         planned = make(known.corrected(machine), layouts)
         for _ in range(MOST_ROUNDS):
             if not trial.of(planned.parts):
@@ -124,8 +124,8 @@ def planned_after_trials(
 
 
 def _traded(
-    make: Make, planned: Planned, machine: MachineModel, known: Tables, device: Device
-) -> Planned:
+    make: Make, planned: PlannedCall, machine: MachineModel, known: Tables, device: Device
+) -> PlannedCall:
     """The best plan by engines that take less workspace: it may leave room for larger pieces."""
     levels = known.levels(work for part in planned.parts for work in _works(part))
     if levels < 2:
@@ -147,7 +147,7 @@ def _traded(
     return best
 
 
-def _has_its_engines(planned: Planned, device: Device, sparing: int) -> bool:
+def _has_its_engines(planned: PlannedCall, device: Device, sparing: int) -> bool:
     """True if the workspace of a plan is as much as the engines take that it was priced with."""
     for part in planned.parts:
         launches = distinct_launches(part.request, part.plan)
@@ -168,7 +168,7 @@ def _rival(
     plan: Plan,
     machine: MachineModel,
     known: Tables,
-) -> Planned | None:
+) -> PlannedCall | None:
     """The best plan in another memory order, if it may well be faster than this one.
 
     What makes a problem faster than its line in one order may do so in the other, too: a plan that
@@ -192,7 +192,7 @@ def _rival(
         return None
 
 
-def _is_known(planned: Planned, known: Tables) -> bool:
+def _is_known(planned: PlannedCall, known: Tables) -> bool:
     """True if a convolution of a plan, of whatever size, was tried."""
     works = (work for part in planned.parts for work in _works(part))
     return any(work.key.startswith("convolution") and known.knows_kind(work) for work in works)
@@ -227,13 +227,13 @@ class Trial:
 
     def _tried(
         self, launched: Launched, scratch_bytes: int, expected: float, allowance: Allowance
-    ) -> Measured | None:
+    ) -> Measurement | None:
         """Time a launch: by the engines that are known for its kind, or as it is planned."""
         operation, found = launched[0].operation, None
         if self.device.engines is not None and isinstance(operation, AnyConvolution):
             known = self.known.nearest(operation)
             if known is not None:
-                tuning = Tuning(self.device, self.bench, self.deadline)
+                tuning = EngineTuner(self.device, self.bench, self.deadline)
                 options, is_complete = self.known.options(operation), known.is_complete
                 found = tuning.measured_again(
                     launched, options, is_complete=is_complete, allowance=allowance
@@ -251,7 +251,7 @@ class Trial:
             return None
         timing, launching = timed
         allowance.take(timing.seconds, expected)
-        return Measured(operation.work(), (Option(timing.seconds),), launching=launching)
+        return Measurement(operation.work(), (Option(timing.seconds),), launching=launching)
 
 
 def _worth_trying(

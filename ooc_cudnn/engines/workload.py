@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Engine, Kind, Measured, Option, Tables
+from ooc_cudnn.devices.engines import Engine, Kind, Measurement, Option, Tables
 from ooc_cudnn.engines.accuracy import border_pieces
-from ooc_cudnn.engines.measure import PRUNED_AT, launched_of, on_fewer_images
+from ooc_cudnn.engines.measure import PRUNED_AT, launch_of, reduce_images
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
-    alone,
     forward_of,
-    lying,
+    in_memory_order,
+    without_epilogue,
 )
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.planner import distinct_launches
@@ -38,7 +38,7 @@ OTHER_ORDERS = 0.25
 ROOM_SHARE = 0.25
 
 
-class Planned(NamedTuple):
+class PlannedWork(NamedTuple):
     """Planned calls or steps.
 
     Attributes
@@ -112,7 +112,7 @@ class PlannedLaunch(NamedTuple):
     times: int
 
 
-class Wanted(NamedTuple):
+class WantedConvolution(NamedTuple):
     """A convolution to be measured, and what is known of it.
 
     Attributes
@@ -128,28 +128,30 @@ class Wanted(NamedTuple):
     cost: float
 
 
-def what_to_measure(
+def launches_to_measure(
     device: Device,
     launched: Iterable[PlannedLaunch],
     limit_bytes: int,
     effort: Effort,
-) -> dict[AnyConvolution, Wanted]:
+) -> dict[AnyConvolution, WantedConvolution]:
     """List the convolutions to measure: one of each kind and size that is launched, in each order.
 
     Those in the memory order of the plan first, what takes longest before the rest.
     """
-    found = dict[AnyConvolution, Wanted]()
+    found = dict[AnyConvolution, WantedConvolution]()
     for operation, seconds, times in launched:
         share = effort.launch_seconds / max(seconds, 1e-9)
-        small = with_room(operation, limit_bytes, share)
-        first, cost = found.get(small, Wanted(operation, 0.0))
-        found[small] = Wanted(first, cost + times * seconds)
-    kept: dict[AnyConvolution, Wanted] = {}
+        small = fit_images(operation, limit_bytes, share)
+        first, cost = found.get(small, WantedConvolution(operation, 0.0))
+        found[small] = WantedConvolution(first, cost + times * seconds)
+    kept: dict[AnyConvolution, WantedConvolution] = {}
     for operation in sorted(found, key=lambda each: found[each].cost, reverse=True):
         if not serves(kept, operation):
             kept[operation] = found[operation]
     others = {
-        lying(each, layout): Wanted(lying(first, layout), OTHER_ORDERS * cost)
+        in_memory_order(each, layout): WantedConvolution(
+            in_memory_order(first, layout), OTHER_ORDERS * cost
+        )
         for each, (first, cost) in kept.items()
         for layout in device.layouts(forward_of(each).dtype)
         if layout != forward_of(each).layout
@@ -172,7 +174,7 @@ def of_own_size(
     """
     costs = dict[AnyConvolution, float]()
     for operation, seconds, times in launched:
-        fitting = with_room(operation, limit_bytes, 1.0)
+        fitting = fit_images(operation, limit_bytes, 1.0)
         costs[fitting] = costs.get(fitting, 0.0) + times * seconds
     least = SIZE_MATTERS * sum(costs.values())
 
@@ -192,7 +194,7 @@ def of_own_size(
 
 
 def known_options(
-    tables: Tables, operation: AnyConvolution, nearest: Measured
+    tables: Tables, operation: AnyConvolution, nearest: Measurement
 ) -> tuple[list[Option], list[Option]]:
     """Engines of the nearest size, and others that are fastest at some size; what they would take.
 
@@ -201,7 +203,7 @@ def known_options(
     """
     work = operation.work()
 
-    def would_take(measured: Measured, option: Option) -> Option:
+    def would_take(measured: Measurement, option: Option) -> Option:
         return replace(option, seconds=work.amount / measured.work.amount * option.seconds)
 
     known = [would_take(nearest, option) for option in nearest.options]
@@ -214,7 +216,7 @@ def known_options(
     return known, list(further.values())
 
 
-def launched_by(device: Device, planned: Planned) -> Iterator[PlannedLaunch]:
+def engine_launches(device: Device, planned: PlannedWork) -> Iterator[PlannedLaunch]:
     """Yield the launches with engines, as `convolutions_of` says."""
     engines = device.engines
     assert engines is not None
@@ -222,7 +224,7 @@ def launched_by(device: Device, planned: Planned) -> Iterator[PlannedLaunch]:
         for operation, times in convolutions_of(request, plan):
             if isinstance(operation, FusedConvolution) and not engines.chosen(operation):
                 # what no engine does as one is a convolution, and a pass after it
-                operation = alone(operation)
+                operation = without_epilogue(operation)
             yield PlannedLaunch(operation, request.machine.compute.seconds(operation.work()), times)
 
 
@@ -252,7 +254,7 @@ def serves(known: Iterable[AnyConvolution], operation: AnyConvolution) -> bool:
     return any(Kind.of(each) == kind and each.work().distance(work) <= NEAR for each in known)
 
 
-def has_borders(planned: Planned) -> bool:
+def has_borders(planned: PlannedWork) -> bool:
     """True if something is launched with padding that is more on one side than on the other."""
     return any(
         isinstance(launch.operation, AnyConvolution) and not forward_of(launch.operation).is_even
@@ -261,7 +263,7 @@ def has_borders(planned: Planned) -> bool:
     )
 
 
-def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolution]:
+def well_known(before: Iterable[Measurement], effort: Effort) -> list[AnyConvolution]:
     """Select those that were measured before with as much effort.
 
     A table says whether every engine was tried, those that are compiled at run time included. Where
@@ -282,7 +284,7 @@ def well_known(before: Iterable[Measured], effort: Effort) -> list[AnyConvolutio
 
 
 def scouts_of(
-    operations: Mapping[AnyConvolution, Wanted], scouted: Collection[Hashable]
+    operations: Mapping[AnyConvolution, WantedConvolution], scouted: Collection[Hashable]
 ) -> set[AnyConvolution]:
     """The costliest of each family that takes much of all the seconds, without those `scouted`.
 
@@ -303,16 +305,16 @@ def scouts_of(
 
 def family_of(operation: AnyConvolution) -> Hashable:
     """Return the key of all that may have the same engines, in whichever memory order."""
-    plain = lying(operation, "channels_first")
+    plain = in_memory_order(operation, "channels_first")
     kind = Kind.of(plain)
     return kind._replace(work=plain.work().family)
 
 
-def with_room(operation: AnyConvolution, limit_bytes: int, share: float) -> AnyConvolution:
+def fit_images(operation: AnyConvolution, limit_bytes: int, share: float) -> AnyConvolution:
     """Return the operation on a share of its images, or on as many as there is room for.
 
     Most room is for workspace.
     """
-    _, buffers = launched_of(operation)
+    _, buffers = launch_of(operation)
     held = sum(buffer.nbytes for buffer in buffers.values())
-    return on_fewer_images(operation, min(share, ROOM_SHARE * limit_bytes / max(held, 1)))
+    return reduce_images(operation, min(share, ROOM_SHARE * limit_bytes / max(held, 1)))

@@ -4,10 +4,10 @@
 ALIGNMENT = 256
 
 
-def aligned(count: int) -> int:
+def align(count: int) -> int:
     """Round bytes up to the alignment of the arena.
 
-    >>> aligned(1), aligned(256)
+    >>> align(1), align(256)
     (256, 256)
     """
     return -(-count // ALIGNMENT) * ALIGNMENT

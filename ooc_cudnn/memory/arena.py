@@ -19,7 +19,7 @@ from typing import Protocol
 
 from ooc_cudnn import fork_safety
 from ooc_cudnn.errors import DeviceOutOfMemoryError, OocError
-from ooc_cudnn.memory.loans import Allocation, Lent, Loans
+from ooc_cudnn.memory.loans import Allocation, Lease, Leases
 
 __all__ = ["Allocation", "Arena"]
 
@@ -59,7 +59,7 @@ class Arena:
         #: it back does so itself.
         self._settle: Callable[[], None] | None = None
         self._block: Allocation | None = None
-        self._loans: Loans[Allocation] = Loans()
+        self._loans: Leases[Allocation] = Leases()
         self._peak_bytes = 0
         self._at_work = False
         #: Weakly: when nobody wants what it keeps, it is gone.
@@ -220,7 +220,7 @@ class Arena:
             self._loans.collect()
             self._drop_ready()
 
-    def allocate_array(self, nbytes: int, limit_bytes: int) -> Lent:
+    def allocate_array(self, nbytes: int, limit_bytes: int) -> Lease:
         """Return memory for an array, counted as in use until it is collected.
 
         Memory of just this size that lies ready for the stream is taken first.
@@ -248,7 +248,7 @@ class Arena:
                 if loans.ready_bytes and loans.ready_bytes > self._free_bytes():
                     self._drop_ready()
                 memory = self._from_device(nbytes, limit_bytes, "an array")
-            lent = loans.lend(memory, Lent(memory), stream)
+            lent = loans.lend(memory, Lease(memory), stream)
             self._peak_bytes = max(self._peak_bytes, loans.lent_bytes)
             return lent
 
@@ -287,4 +287,4 @@ def _free_arenas() -> None:
         arena.lock, arena._at_work = threading.RLock(), False
 
 
-fork_safety.in_child(_free_arenas)
+fork_safety.run_in_child(_free_arenas)

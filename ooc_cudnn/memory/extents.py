@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 
 
 class Extent(NamedTuple):
@@ -22,7 +22,7 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-class Placed(NamedTuple):
+class ExtentPlacement(NamedTuple):
     """Offset of each extent in the block, and the bytes of the block."""
 
     offsets: tuple[int, ...]
@@ -33,8 +33,8 @@ def held_bytes(extents: Sequence[Extent], steps: int) -> Any:
     """Bytes that live in each step: what no placement can stay below."""
     change = np.zeros(steps + 1, np.int64)
     for extent in extents:
-        change[extent.first] += aligned(extent.nbytes)
-        change[extent.last + 1] -= aligned(extent.nbytes)
+        change[extent.first] += align(extent.nbytes)
+        change[extent.last + 1] -= align(extent.nbytes)
     return np.cumsum(change)[:-1]
 
 
@@ -43,12 +43,12 @@ def held_bytes(extents: Sequence[Extent], steps: int) -> Any:
 PLACES, SMALL = 40, 2**-10
 #: How often they do, and how often in turn that may make nothing smaller; and so many times as
 #: often where less than such a share of what may be taken lives at once, so that it may well fit.
-MOST_ROUNDS, MOST_IN_VAIN, LONGER, ROOMY = 64, 25, 4, 0.98
+MOST_ROUNDS, MAX_FAILED_ROUNDS, LONGER, ROOMY = 64, 25, 4, 0.98
 #: It is tried where no more than so many times that is taken.
 NEAR = 1.1
 
 
-def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
+def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> ExtentPlacement:
     """Give each extent an offset: the best of some orders of placing them, each first fit.
 
     Large ones first is best for most lists; those that live long first where many small ones come
@@ -59,7 +59,7 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> Placed:
     Examples
     --------
     >>> place([Extent(0, 1, 512), Extent(1, 2, 256), Extent(2, 3, 512)])
-    Placed(offsets=(0, 512, 0), peak_bytes=768)
+    ExtentPlacement(offsets=(0, 512, 0), peak_bytes=768)
     """
     keys = [
         [(-extent.nbytes, extent.first) for extent in extents],
@@ -99,9 +99,9 @@ def _moved_up(
         placed = fit.placed(large, placed, moved)
         since = 0 if placed.peak_bytes < least else since + 1
         least = min(least, placed.peak_bytes)
-        if placed.peak_bytes <= enough_bytes or since == longer * MOST_IN_VAIN:
+        if placed.peak_bytes <= enough_bytes or since == longer * MAX_FAILED_ROUNDS:
             break  # none of them would move, whatever the small ones take
-        reach = [placed.offsets[index] + aligned(extents[index].nbytes) for index in large]
+        reach = [placed.offsets[index] + align(extents[index].nbytes) for index in large]
         moved = {index for index, end in zip(large, reach, strict=True) if end > enough_bytes}
         places = [at - (PLACES + 0.5) * (index in moved) for at, index in enumerate(large)]
         large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
@@ -114,13 +114,16 @@ class _FirstFit:
     def __init__(self, extents: Sequence[Extent]) -> None:
         self._first = np.array([extent.first for extent in extents], np.int64)
         self._last = np.array([extent.last for extent in extents], np.int64)
-        self._nbytes = np.array([aligned(extent.nbytes) for extent in extents], np.int64)
+        self._nbytes = np.array([align(extent.nbytes) for extent in extents], np.int64)
         #: Of each extent the steps of its life, a bit each.
         self._lives = [(1 << each.last + 1) - (1 << each.first) for each in extents]
 
     def placed(
-        self, order: Sequence[int], before: Placed | None = None, moved: Collection[int] = ()
-    ) -> Placed:
+        self,
+        order: Sequence[int],
+        before: ExtentPlacement | None = None,
+        moved: Collection[int] = (),
+    ) -> ExtentPlacement:
         """Place the extents of an order; the offset of any other is 0.
 
         Where these were placed before in the same order, but that some moved up in it, only those
@@ -130,13 +133,17 @@ class _FirstFit:
         assert found is not None
         return found
 
-    def placed_below(self, most_bytes: int, order: Sequence[int]) -> Placed | None:
+    def placed_below(self, most_bytes: int, order: Sequence[int]) -> ExtentPlacement | None:
         """Place the extents of an order; None where they reach so many bytes."""
         return self._placed(order, most_bytes, None, ())
 
     def _placed(
-        self, order: Sequence[int], most: float, before: Placed | None, moved: Collection[int]
-    ) -> Placed | None:
+        self,
+        order: Sequence[int],
+        most: float,
+        before: ExtentPlacement | None,
+        moved: Collection[int],
+    ) -> ExtentPlacement | None:
         offsets = np.array(before.offsets if before else [0] * len(self._lives), np.int64)
         first, last, nbytes = (of[order] for of in (self._first, self._last, self._nbytes))
         start = offsets[order]
@@ -154,7 +161,7 @@ class _FirstFit:
                 changed |= lives
             start[count], stop[count] = lowest, lowest + nbytes[count]
         offsets[order] = start
-        return Placed(tuple(offsets.tolist()), int(stop.max(initial=0)))
+        return ExtentPlacement(tuple(offsets.tolist()), int(stop.max(initial=0)))
 
 
 def _lowest(starts: Any, stops: Any, nbytes: int) -> int:

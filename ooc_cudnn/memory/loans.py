@@ -41,7 +41,7 @@ M = TypeVar("M", bound=Memory)
 H = TypeVar("H")
 
 
-class Lent:
+class Lease:
     """Memory in the hands of an array: back when the array and all its views are gone."""
 
     __slots__ = ("__weakref__", "nbytes", "pointer")
@@ -50,7 +50,7 @@ class Lent:
         self.pointer, self.nbytes = memory.pointer, memory.nbytes
 
 
-class _Loan(weakref.ref[Any]):
+class _Lease(weakref.ref[Any]):
     """Tells that whoever holds the memory is gone; knows what was lent, and for which stream."""
 
     __slots__ = ("memory", "stream")
@@ -58,7 +58,7 @@ class _Loan(weakref.ref[Any]):
     stream: Hashable
 
 
-class Loans(Generic[M]):
+class Leases(Generic[M]):
     """All memory of one kind that is, or was, lent to arrays of one device.
 
     Its owner holds a lock around every call. What is counted changes together with what it counts,
@@ -68,8 +68,8 @@ class Loans(Generic[M]):
     def __init__(self) -> None:
         self.lent_bytes = 0
         self.ready_bytes = 0
-        self._lent: dict[int, _Loan] = {}  # by identity: not every holder can be hashed
-        self._over: deque[_Loan] = deque()
+        self._lent: dict[int, _Lease] = {}  # by identity: not every holder can be hashed
+        self._over: deque[_Lease] = deque()
         self._ready: dict[tuple[Hashable, int], list[M]] = {}
 
     @property
@@ -79,7 +79,7 @@ class Loans(Generic[M]):
 
     def lend(self, memory: M, holder: H, stream: Hashable = None) -> H:
         """Lend memory for as long as an object lives; an array on it is used first on a stream."""
-        loan = _Loan(holder, self._over.append)
+        loan = _Lease(holder, self._over.append)
         loan.memory, loan.stream = memory, stream
         key = id(loan)
         self._lent[key] = loan

@@ -16,25 +16,25 @@ import numpy as np
 from ooc_cudnn import fork_safety, interrupts
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.host_memory import available_host_bytes
-from ooc_cudnn.memory.loans import Loans
+from ooc_cudnn.memory.loans import Leases
 from ooc_cudnn.memory.source import HostArray, Source
 
 PAGE_BYTES = 4096
 
 
-_pools: defaultdict[str, Loans[HostArray]] = defaultdict(Loans)
+_pools: defaultdict[str, Leases[HostArray]] = defaultdict(Leases)
 _lock = fork_safety.recursive_lock()
 
 
 def held_bytes(device: Source) -> int:
     """Bytes of pinned host memory held for a device: in arrays, and ready for new ones."""
-    with interrupts.deferred(), _lock:
+    with interrupts.defer_signals(), _lock:
         return _pools[device.name].held_bytes
 
 
 def idle_bytes(device: Source) -> int:
     """Bytes of pinned host memory that no array uses: ready for new ones of the same sizes."""
-    with interrupts.deferred(), _lock:
+    with interrupts.defer_signals(), _lock:
         pool = _pools[device.name]
         pool.collect()
         return pool.ready_bytes
@@ -58,7 +58,7 @@ class Room(NamedTuple):
 
 def room(device: Source, limit_bytes: int | None) -> Room:
     """Return what may still be pinned: what the machine has free, and what lies ready here."""
-    with interrupts.deferred(), _lock:
+    with interrupts.defer_signals(), _lock:
         ready = idle_bytes(device)
         held = _pools[device.name].held_bytes - ready
         available = available_host_bytes() + ready
@@ -69,7 +69,7 @@ def room(device: Source, limit_bytes: int | None) -> Room:
 
 def release(device: Source) -> None:
     """Give back the pinned memory that no array uses."""
-    with interrupts.deferred(), _lock:
+    with interrupts.defer_signals(), _lock:
         pool = _pools[device.name]
         pool.collect()
         pool.drop_ready()
@@ -86,7 +86,7 @@ def allocate(
         If `limit_bytes` or the machine does not allow it.
     """
     rounded = _in_pages(nbytes)
-    with interrupts.deferred(), _lock:
+    with interrupts.defer_signals(), _lock:
         pool = _pools[device.name]
         pool.collect()
         memory = pool.take(rounded)
@@ -125,7 +125,7 @@ def _in_pages(nbytes: int) -> int:
 
 
 def _allocate(
-    device: Source, pool: Loans[HostArray], nbytes: int, limit_bytes: int | None, purpose: str
+    device: Source, pool: Leases[HostArray], nbytes: int, limit_bytes: int | None, purpose: str
 ) -> HostArray:
     available = 0
     try:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ooc_cudnn.network.graph import serialize
 from ooc_cudnn.network.graph.autodiff import check_loss, forward_step, training_step
-from ooc_cudnn.network.graph.builders.base import translated
+from ooc_cudnn.network.graph.builders.base import translate_arguments
 from ooc_cudnn.network.graph.builders.elementwise import ElementwiseBuilders
 from ooc_cudnn.network.graph.builders.external import OutsideBuilders
 from ooc_cudnn.network.graph.builders.losses import LossBuilders
@@ -174,7 +174,7 @@ class Network(
         for builder, arguments, options in self._calls:
             if builder == "input" and options["name"] in shapes:
                 options = {**options, "shape": shapes[options["name"]]}
-            arguments, options = translated((arguments, options), own)
+            arguments, options = translate_arguments((arguments, options), own)
             getattr(other, builder)(*arguments, **options)
         return other
 

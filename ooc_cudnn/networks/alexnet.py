@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.networks.common import classified, convolution_relu, linear_relu, start, wide
+from ooc_cudnn.networks.common import classify, convolution_relu, linear_relu, start, wide
 
 
 def alexnet(
@@ -37,7 +37,7 @@ def alexnet(
             x = net.pooling(x, window=3, stride=2, name=f"pool{at}")
     for name in ("fc6", "fc7"):
         x = linear_relu(net, x, wide(4096, width), name=name, dropout=dropout)
-    return net, classified(net, x, classes)
+    return net, classify(net, x, classes)
 
 
 def overfeat(
@@ -65,4 +65,4 @@ def overfeat(
             x = net.pooling(x, window=2, name=f"pool{at}")
     for name, features in (("fc6", 3072), ("fc7", 4096)):
         x = linear_relu(net, x, wide(features, width), name=name, dropout=dropout)
-    return net, classified(net, x, classes)
+    return net, classify(net, x, classes)

@@ -29,7 +29,7 @@ def start(
     return net, net.input("images", (batch, channels, *sites), dtype)
 
 
-def classified(net: Network, x: Tensor, classes: int) -> Tensor:
+def classify(net: Network, x: Tensor, classes: int) -> Tensor:
     """Logits of whole images, and their cross entropy with labels."""
     logits = net.linear(x, classes, name="logits")
     labels = net.input("labels", (x.shape[0],), "int64")

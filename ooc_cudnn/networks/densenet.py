@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.networks.common import classified, start, wide
+from ooc_cudnn.networks.common import classify, start, wide
 
 BLOCKS = (6, 12, 24, 16)
 GROWTH = 32
@@ -44,7 +44,7 @@ def densenet121(
             x = net.convolution(x, x.shape[1] // 2, window=1, bias=False, name=f"{name}.conv")
             x = net.pooling(x, window=2, mode="average_include_padding", name=f"{name}.pool")
     x = _rectified(net, x, "features.norm5")
-    return net, classified(net, net.global_average(x, name="pool"), classes)
+    return net, classify(net, net.global_average(x, name="pool"), classes)
 
 
 def _rectified(net: Network, x: Tensor, name: str) -> Tensor:

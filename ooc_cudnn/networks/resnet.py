@@ -6,7 +6,7 @@ from typing import Any
 
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.networks.common import classified, start, wide
+from ooc_cudnn.networks.common import classify, start, wide
 
 
 def _resnet(
@@ -28,7 +28,7 @@ def _resnet(
             name = f"layer{group + 1}.{at}"
             x = _block(net, x, wide(64 * 2**group, width), stride, name, projects=not at)
     x = net.global_average(x, name="avgpool")
-    return net, classified(net, x, classes)
+    return net, classify(net, x, classes)
 
 
 def _block(

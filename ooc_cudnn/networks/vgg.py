@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.networks.common import classified, convolution_relu, linear_relu, start, wide
+from ooc_cudnn.networks.common import classify, convolution_relu, linear_relu, start, wide
 
 #: Convolutions of each of the five groups, by the number of layers with weights.
 GROUPS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -31,7 +31,7 @@ def _vgg(
         x = net.pooling(x, window=2, name=f"pool{group}")
     for name in ("fc6", "fc7"):
         x = linear_relu(net, x, wide(4096, width), name=name, dropout=dropout)
-    return net, classified(net, x, classes)
+    return net, classify(net, x, classes)
 
 
 def vgg16(

@@ -14,7 +14,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.program import Move, Program, Task
 from ooc_cudnn.pipeline.steps import Step
-from ooc_cudnn.pipeline.views import Source, region_of, shaped
+from ooc_cudnn.pipeline.views import Source, drop_unit_axes, region_of
 
 Action = Callable[[Any], None]
 
@@ -79,7 +79,7 @@ class BoundSteps:
             self.sources[root] = array
             for name in views:
                 spec, _, of, region, _ = self._homes[name]
-                self.sources[name] = shaped(region_of(self.sources[of], region), spec)
+                self.sources[name] = drop_unit_axes(region_of(self.sources[of], region), spec)
 
     def action(self, index: int, make: Callable[[], Action]) -> Action:
         """Return a step's action: as it was bound before, or as it is bound now."""

@@ -13,11 +13,11 @@ from functools import lru_cache
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import problems, small_like
-from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict
+from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict
 from ooc_cudnn.devices.engines import EngineFailedError
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
-from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, Expected, computed
+from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, ExpectedResult, compute
 from ooc_cudnn.warnings_once import warn_once
 
 #: What is asked for where an engine computes no small problem of its kind, or has no room for it: a
@@ -25,7 +25,7 @@ from ooc_cudnn.warnings_once import warn_once
 _OF_ITS_OWN = (2, 14), (2, 40), (32, 14)
 
 #: The same for all engines of a kind.
-_expected = lru_cache(maxsize=16)(Expected.of)
+_expected = lru_cache(maxsize=16)(ExpectedResult.of)
 
 
 def check_engines(
@@ -65,7 +65,12 @@ def check_engines(
 
 
 def verdict_on(
-    device: Device, engines: Engines, unchecked: Unchecked, limit_bytes: int, *, own: bool = True
+    device: Device,
+    engines: Engines,
+    unchecked: UncheckedEngine,
+    limit_bytes: int,
+    *,
+    own: bool = True,
 ) -> Verdict | None:
     """Check an engine: with the small problems of its kind, or (`own`) one like its own.
 
@@ -94,7 +99,7 @@ def verdict_on(
 def _error(
     device: Device,
     engines: Engines,
-    unchecked: Unchecked,
+    unchecked: UncheckedEngine,
     problem: AnyConvolution,
     limit_bytes: int,
 ) -> Error | None:
@@ -112,7 +117,7 @@ def _error(
             return None
         expected = _expected(problem)
         try:
-            found = computed(device, problem, expected.inputs, built[0], limit_bytes)
+            found = compute(device, problem, expected.inputs, built[0], limit_bytes)
         except DeviceOutOfMemoryError:
             return UNKNOWN
     return UNKNOWN if found is None else expected.compared(found)

@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device, Event, running
+from ooc_cudnn.devices.base import Device, Event, open_run
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     INPUTS,
     AnyConvolution,
     ConvolutionBackwardData,
-    alone,
     forward_of,
     input_shapes,
+    replace_forward,
     result_dtype,
-    with_forward,
+    without_epilogue,
 )
 from ooc_cudnn.operations.core.launch import Launch
 from ooc_cudnn.pipeline.verify import rounding_share
@@ -67,7 +67,7 @@ class Error(NamedTuple):
 UNKNOWN = Error(math.inf, math.inf, math.inf)
 
 
-class Expected(NamedTuple):
+class ExpectedResult(NamedTuple):
     """Expected result of an operation, in some channels; and how exactly.
 
     `tolerance` is the error that rounding explains, `share` the same of a sum of size one.
@@ -80,7 +80,7 @@ class Expected(NamedTuple):
     share: float
 
     @classmethod
-    def of(cls, operation: AnyConvolution) -> Expected:
+    def of(cls, operation: AnyConvolution) -> ExpectedResult:
         """Draw inputs, and compute what they make in float64."""
         dtype, made = forward_of(operation).dtype, result_dtype(operation)
         inputs = tuple(
@@ -113,18 +113,18 @@ def _in_some_channels(
         w = first[:, :CHANNELS]
         x_shape = (forward.x_shape[0], w.shape[1], *forward.x_shape[2:])
         made = replace(forward, x_shape=x_shape, w_shape=w.shape)
-        return with_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
+        return replace_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
     made = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
-    if isinstance(alone(operation), Convolution):
+    if isinstance(without_epilogue(operation), Convolution):
         some = (first, second[:CHANNELS], *(b[:CHANNELS] for b in bias))
-        return with_forward(operation, made), some, np.s_[:, :CHANNELS]
-    return with_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
+        return replace_forward(operation, made), some, np.s_[:, :CHANNELS]
+    return replace_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
 
 
 def _terms(operation: AnyConvolution) -> int:
     """Products in a sum."""
     forward = forward_of(operation)
-    if isinstance(alone(operation), Convolution):
+    if isinstance(without_epilogue(operation), Convolution):
         return math.prod(forward.w_shape[1:])
     if isinstance(operation, ConvolutionBackwardData):
         return forward.w_shape[0] // forward.groups * math.prod(forward.window)
@@ -138,7 +138,7 @@ def _drawn(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
     return np.resize(drawn, shape)
 
 
-def computed(
+def compute(
     device: Device,
     operation: AnyConvolution,
     inputs: tuple[Array, ...],
@@ -149,8 +149,8 @@ def computed(
     layout = forward_of(operation).layout
     result = np.full(operation.output_shape, np.nan, numpy_dtype(result_dtype(operation)))
     arrays = [_lying(array, layout) for array in (*inputs, result)]
-    sizes = [aligned(array.nbytes) for array in arrays]
-    if sum(sizes) + aligned(scratch_bytes) + device.arena.array_bytes > limit_bytes:
+    sizes = [align(array.nbytes) for array in arrays]
+    if sum(sizes) + align(scratch_bytes) + device.arena.array_bytes > limit_bytes:
         return None
     at = device.arena.reserve(sum(sizes) + scratch_bytes, limit_bytes, purpose="tuning")
     names, views = INPUTS[: len(inputs)], {}
@@ -159,7 +159,7 @@ def computed(
         views[name] = DeviceView(at, dtype, array.shape, packed_strides(array.shape, layout))
         at += size
     launch = Launch(operation, names, "result")
-    with running(device, overlap=False, staged=True, timed=False) as run:
+    with open_run(device, overlap=False, staged=True, timed=False) as run:
         waits: list[Event | None] = [
             run.submit("copy_in", (), partial(device.copy_in, view, array), signals=True)
             for view, array in zip(views.values(), arrays, strict=True)

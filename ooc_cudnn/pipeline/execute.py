@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.devices.base import Device, Event, Run, running
+from ooc_cudnn.devices.base import Device, Event, Run, open_run
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
@@ -25,8 +25,8 @@ from ooc_cudnn.pipeline.program import COPY_IN, Move, Program, Task, program_of
 from ooc_cudnn.pipeline.repeated import RepeatedRuns, may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
-from ooc_cudnn.pipeline.trace import Trace, traced
-from ooc_cudnn.pipeline.views import Source, Views, packed_image, region_of, shaped
+from ooc_cudnn.pipeline.trace import Trace, make_trace
+from ooc_cudnn.pipeline.views import Source, Views, drop_unit_axes, packed_image, region_of
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
 
@@ -34,7 +34,7 @@ from ooc_cudnn.pricing.request import Request
 BOUND_ADDRESSES = 64
 
 
-class Placed(Protocol):
+class PlacedOperand(Protocol):
     """An operand on the device: what it takes to bind a step to it."""
 
     @property
@@ -127,7 +127,7 @@ class Executor:
         work = device.arena.at_work(self.program.device_bytes)
         how = {"overlap": self.program.overlap, "staged": staged, "timed": timed}
         issue = partial(self._issue, device, arrays, base, timed=timed, on_piece=on_piece)
-        with interrupts.deferred(), work:
+        with interrupts.defer_signals(), work:
             repeated = None if timed or staged or on_piece else self._repeated
             if repeated is not None:
                 where = repeated.addresses(arrays, base)
@@ -141,7 +141,7 @@ class Executor:
                         if wait:
                             recorded.wait()
                     return None
-            with running(device, **how) as run:
+            with open_run(device, **how) as run:
                 events = issue(run)
                 is_fit = run.may_be_recorded
                 if meanwhile is not None:
@@ -155,7 +155,7 @@ class Executor:
         """True if it was launched on operands at these addresses, in the chain's order."""
         return addresses in self._bound
 
-    def launch(self, device: Device, arrays: Mapping[str, Placed], limit_bytes: int) -> None:
+    def launch(self, device: Device, arrays: Mapping[str, PlacedOperand], limit_bytes: int) -> None:
         """Run a program that copies nothing, and that nobody watches, on the caller's stream.
 
         Such a call lasts microseconds, and making it ready would take longer than running it; so
@@ -291,7 +291,9 @@ class Executor:
             if offset is not None:
                 found[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
             else:
-                found[name] = shaped(region_of(found[of], region), spec) if of else arrays[name]
+                found[name] = (
+                    drop_unit_axes(region_of(found[of], region), spec) if of else arrays[name]
+                )
         return found
 
     def _views_of(self, item: int) -> Views:
@@ -341,7 +343,7 @@ class Executor:
             for step, event in zip(self.schedule.steps, events, strict=True)
             if event is not None
         ]
-        return traced(
+        return make_trace(
             self.program,
             [step for step, _ in ran],
             [event.interval for _, event in ran],

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ooc_cudnn.operations.core.call import Region
-from ooc_cudnn.pipeline.program import Home, byte_range, inside
+from ooc_cudnn.pipeline.program import Binding, byte_range, inside
 
 #: The latest step of each stream.
 Latest = dict[str, int]
@@ -21,14 +21,14 @@ Latest = dict[str, int]
 MOST_REGIONS = 64
 
 
-class Where(NamedTuple):
+class TouchedRegion(NamedTuple):
     """A region of an array that was handed in; of the block, where none is named, bytes."""
 
     array: str
     region: Region
 
 
-def later(into: Latest, found: Latest) -> None:
+def latest_steps(into: Latest, found: Latest) -> None:
     """Keep the later step of each stream."""
     for stream, step in found.items():
         if step > into.get(stream, -1):
@@ -59,9 +59,9 @@ class _Bytes:
     def users(self, span: tuple[int, int], *, writes: bool) -> Latest:
         found: Latest = {}
         for _, readers, writers in self.ranges[self._meeting(*span)]:
-            later(found, writers)
+            latest_steps(found, writers)
             if writes:
-                later(found, readers)
+                latest_steps(found, readers)
         return found
 
     def use(self, span: tuple[int, int], steps: Latest, *, writes: bool) -> None:
@@ -78,7 +78,7 @@ class _Bytes:
         for low, (high, readers, writers) in zip(self.starts[met], self.ranges[met], strict=True):
             if at < low:
                 filled.append((at, (low, dict(steps), {})))
-            later(readers, steps)
+            latest_steps(readers, steps)
             filled.append((low, (high, readers, writers)))
             at = high
         if at < stop:
@@ -106,19 +106,19 @@ class _Regions:
         for used in (self.written, self.read) if writes else (self.written,):
             for other, of in used.items():
                 if _overlap(region, other):
-                    later(found, of.steps)
+                    latest_steps(found, of.steps)
         return found
 
     def all_users(self) -> Latest:
         """Everybody who used any of it."""
         found: Latest = {}
         for of in (*self.written.values(), *self.read.values()):
-            later(found, of.steps)
+            latest_steps(found, of.steps)
         return found
 
     def use(self, region: Region, steps: Latest, *, writes: bool) -> None:
         used = self.written if writes else self.read
-        later(used.setdefault(region, _Used({}, 1)).steps, steps)
+        latest_steps(used.setdefault(region, _Used({}, 1)).steps, steps)
 
     def close(self) -> None:
         """Keep few regions."""
@@ -137,12 +137,12 @@ def _fewer(used: Mapping[Region, _Used]) -> dict[Region, _Used]:
             regions, whole = groups.pop()
         else:
             regions, whole = [], _Used({}, 0)
-        later(whole.steps, of.steps)
+        latest_steps(whole.steps, of.steps)
         groups.append(([*regions, region], _Used(whole.steps, whole.merged + of.merged)))
     found: dict[Region, _Used] = {}
     for regions, whole in groups:
         before = found.setdefault(_around(regions), _Used({}, 0))
-        later(before.steps, whole.steps)
+        latest_steps(before.steps, whole.steps)
         found[_around(regions)] = _Used(before.steps, before.merged + whole.merged)
     return found
 
@@ -158,7 +158,7 @@ def _overlap(one: Region, other: Region) -> bool:
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
-def _written_first(noted: tuple[Where, Latest, bool]) -> tuple[bool, int]:
+def _written_first(noted: tuple[TouchedRegion, Latest, bool]) -> tuple[bool, int]:
     _, steps, writes = noted
     return not writes, max(steps.values())
 
@@ -170,14 +170,14 @@ class Hazards:
     wait for each other by its own rings.
     """
 
-    def __init__(self, homes: Mapping[str, Home]) -> None:
+    def __init__(self, homes: Mapping[str, Binding]) -> None:
         self.homes = homes
         self._block = _Bytes()
         self._arrays = {
             name: _Regions() for name, home in homes.items() if home.offset is None and not home.of
         }
         self._before: dict[str, Latest] = {}
-        self._noted: list[tuple[Where, Latest, bool]] = []
+        self._noted: list[tuple[TouchedRegion, Latest, bool]] = []
 
     def users(self, name: str, region: Region | None, *, writes: bool) -> Latest:
         """The steps to wait for before a region of a tensor is read, or written; None for all."""
@@ -185,7 +185,7 @@ class Hazards:
         if where.array:
             found = self._arrays[where.array].users(where.region, writes=writes)
             if writes:
-                later(found, self._users_before(where.array))
+                latest_steps(found, self._users_before(where.array))
             return found
         return self._block.users(where.region[0], writes=writes)
 
@@ -195,7 +195,7 @@ class Hazards:
         if found is None:
             found = self._before[array] = {}
             for name in self.homes[array].after:
-                later(found, self._arrays[name].all_users())
+                latest_steps(found, self._arrays[name].all_users())
         return found
 
     def users_of_bytes(self, span: tuple[int, int]) -> Latest:
@@ -208,7 +208,7 @@ class Hazards:
 
     def note_bytes(self, span: tuple[int, int], steps: Latest) -> None:
         """Note that bytes of the block were worked in."""
-        self._noted.append((Where("", (span,)), steps, True))
+        self._noted.append((TouchedRegion("", (span,)), steps, True))
 
     def close(self) -> None:
         """End an item: what it did counts for those that follow."""
@@ -222,13 +222,13 @@ class Hazards:
             self._arrays[name].close()
         self._noted = []
 
-    def _where(self, name: str, region: Region | None) -> Where:
+    def _where(self, name: str, region: Region | None) -> TouchedRegion:
         home = self.homes[name]
         shape = home.spec.shape
         region = region or tuple((0, extent) for extent in shape)
         if home.offset is not None:
-            return Where("", (byte_range(home, region),))
+            return TouchedRegion("", (byte_range(home, region),))
         while home.of:
             region, name = inside(home.region, region, home.spec.shape), home.of
             home = self.homes[name]
-        return Where(name, region)
+        return TouchedRegion(name, region)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ooc_cudnn.operations.core.launch import Buffer, Launch
-from ooc_cudnn.pipeline.hazards import Hazards, Latest, later
+from ooc_cudnn.pipeline.hazards import Hazards, Latest, latest_steps
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_OUT, Move, Program, chunks
 from ooc_cudnn.pipeline.steps import NO_BUFFERS, Place, Step
 
@@ -59,7 +59,7 @@ class Issuer:
             if index >= 0 and index > latest.get(self.streams[index], -1):
                 latest[self.streams[index]] = index
         if stream == COMPUTE and self.synchronised:
-            later(latest, self.synchronised)
+            latest_steps(latest, self.synchronised)
             self.synchronised = {}
         if stream != COPY_OUT:  # what left may be written to the host later, by threads
             latest.pop(stream, None)
@@ -78,7 +78,7 @@ class Issuer:
             others: Latest = {}
             if hazards is not None:
                 others = hazards.users(move.source, region, writes=False)
-                later(others, hazards.users(move.target, region, writes=True))
+                latest_steps(others, hazards.users(move.target, region, writes=True))
             places, way = (Place("", region, -1),), move.stream
             step = self.add(way, index, places, (), others=others, copies=way)
             if hazards is not None:

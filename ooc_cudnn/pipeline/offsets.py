@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.pricing.plan import Plan
 
 
@@ -55,14 +55,14 @@ def lay_out(plan: Plan, sizes: Mapping[str, int], start: int = 0) -> Offsets:
     buffers: dict[str, tuple[int, int]] = {}
     rings, offset = dict(plan.rings), start
     for name, size in sizes.items():
-        count, nbytes = rings.get(name, 1), aligned(size)
+        count, nbytes = rings.get(name, 1), align(size)
         if name not in rings:
             buffers[name] = offset, nbytes
         elif count:
             slots[name] = offset, nbytes, count
         offset += count * nbytes
     workspace = (offset, plan.workspace_bytes)
-    total = offset + aligned(plan.workspace_bytes) - start
+    total = offset + align(plan.workspace_bytes) - start
     if total != plan.device_bytes:
         raise ValueError(f"the plan counts {plan.device_bytes} bytes, its buffers take {total}")
     return Offsets(slots, buffers, workspace, total)

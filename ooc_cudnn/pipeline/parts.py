@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
-    Home,
+    Binding,
     Item,
     Move,
     Program,
@@ -44,13 +44,13 @@ class Parts:
 
     def moves(self, pause: int, stream: str) -> Program:
         """The program that copies what is kept to the host (or back): arrays "0", "1", ..."""
-        homes: dict[str, Home] = {}
+        homes: dict[str, Binding] = {}
         items: list[Item] = []
         for at, (start, stop) in enumerate(self.kept[pause]):
             host, there = str(at), f"{at} on the device"
             shape = (stop - start,)
-            homes[host] = Home(TensorSpec(shape, "uint8", "pinned"))
-            homes[there] = Home(TensorSpec(shape, "uint8", "device"), start)
+            homes[host] = Binding(TensorSpec(shape, "uint8", "pinned"))
+            homes[there] = Binding(TensorSpec(shape, "uint8", "device"), start)
             ends = (host, there) if stream == COPY_IN else (there, host)
             items.append(Move(f"{stream} of {start} to {stop}", stream, *ends))
         whole = self.programs[0]
@@ -76,7 +76,7 @@ def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
 
 def _of(program: Program, items: tuple[Item, ...]) -> Program:
     """The program of some of the items, with the tensors that they touch."""
-    names = {name for item in items for name in touched(program, item)}
+    names = {name for item in items for name in tensors_touched(program, item)}
     homes = {
         name: home._replace(after=tuple(other for other in home.after if other in names))
         for name, home in program.homes.items()
@@ -90,14 +90,16 @@ def _kept(program: Program, pause: int) -> list[tuple[int, int]]:
 
     By where they lie: tensors have several names, as views of other shapes.
     """
-    there = {_span(program, n) for item in program.items[:pause] for n in touched(program, item)}
+    there = {
+        _span(program, n) for item in program.items[:pause] for n in tensors_touched(program, item)
+    }
     there.discard(None)
     left = list(_merged(span for span in there if span))
     found: list[tuple[int, int]] = []
     written: list[tuple[int, int]] = []
     for item in program.items[pause:]:
         results = _written(item)
-        for name in touched(program, item):
+        for name in tensors_touched(program, item):
             span = _span(program, name)
             # what is added to was there before
             if span and (name not in results or (span in there and isinstance(item, Task))):
@@ -150,7 +152,7 @@ def _outside(
     return found
 
 
-def touched(program: Program, item: Item) -> Iterator[str]:
+def tensors_touched(program: Program, item: Item) -> Iterator[str]:
     """The tensors that an item reads or writes, and those that these are views of."""
     names: Iterable[str] = ()
     if isinstance(item, Task):

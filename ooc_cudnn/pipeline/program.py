@@ -94,7 +94,7 @@ class Synchronisation:
 Item = Task | Move | Synchronisation
 
 
-class Home(NamedTuple):
+class Binding(NamedTuple):
     """Binding of a program's tensor: where it lives.
 
     Attributes
@@ -146,7 +146,7 @@ class Program:
 
     name: str
     items: tuple[Item, ...]
-    homes: Mapping[str, Home]
+    homes: Mapping[str, Binding]
     device_bytes: int
     between: Mapping[str, TensorSpec] = field(default_factory=lambda: MappingProxyType({}))
     overlap: bool = True
@@ -183,7 +183,7 @@ class Program:
 def program_of(request: Request, plan: Plan) -> Program:
     """The program of one call: its tensors are its operands, handed in."""
     task = Task(plan.function, request, plan, {name: name for name in request.specs})
-    homes = {name: Home(spec) for name, spec in request.operands}
+    homes = {name: Binding(spec) for name, spec in request.operands}
     return Program(plan.function, (task,), homes, plan.device_bytes, overlap=plan.overlap)
 
 
@@ -201,7 +201,7 @@ def inside(outer: Region, inner: Region, shape: tuple[int, ...]) -> Region:
     return tuple(found)
 
 
-def byte_range(home: Home, region: Region) -> tuple[int, int]:
+def byte_range(home: Binding, region: Region) -> tuple[int, int]:
     """The bytes of the block from the first to the last that a region of a tensor takes."""
     spec, offset = home.spec, home.offset or 0
     first = sum(low * stride for (low, _), stride in zip(region, spec.strides, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ooc_cudnn.devices.base import Device, Recorded, Run
+from ooc_cudnn.devices.base import Device, RecordedRun, Run
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.program import Program
@@ -55,7 +55,7 @@ class RepeatedRuns:
         self._overlap = program.overlap
         #: Of each run: whether it may be recorded, and what was.
         self._seen: dict[Addresses, bool] = {}
-        self._recorded: dict[Addresses, Recorded] = {}
+        self._recorded: dict[Addresses, RecordedRun] = {}
 
     def addresses(self, arrays: Mapping[str, Source], base: int) -> Addresses:
         """Return the addresses of all that a run takes."""
@@ -72,7 +72,7 @@ class RepeatedRuns:
 
     def of(
         self, device: Device, addresses: Addresses, issue: Callable[[Run], Any]
-    ) -> Recorded | None:
+    ) -> RecordedRun | None:
         """Return the run recorded for some addresses; record it if a run comes to them again."""
         found = self._recorded.pop(addresses, None)
         if found is None and self._seen.get(addresses):

@@ -15,7 +15,7 @@ from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Move, Program, Task, p
 from ooc_cudnn.pipeline.repeated import may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
-from ooc_cudnn.pipeline.trace import Trace, traced
+from ooc_cudnn.pipeline.trace import Trace, make_trace
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.pricing.request import Request
@@ -37,11 +37,11 @@ def simulate_program(program: Program) -> Trace:
     for item, sizes in zip(program.items, schedule.sizes, strict=True):
         if isinstance(item, Task):
             lay_out(item.plan, sizes, item.offset)  # it takes the memory that it says
-    timeline = Replayed(schedule).timeline
-    return traced(program, schedule.steps, zip(timeline.start, timeline.finish, strict=True))
+    timeline = ReplayedSchedule(schedule).timeline
+    return make_trace(program, schedule.steps, zip(timeline.start, timeline.finish, strict=True))
 
 
-class Replayed:
+class ReplayedSchedule:
     """A schedule, priced and replayed.
 
     Every region that is copied and all that is launched together is priced once, for pieces repeat.

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from ooc_cudnn.operations.core.call import Piece, Region
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.operations.core.launch_cache import launches_on
-from ooc_cudnn.pipeline.hazards import Latest, later
+from ooc_cudnn.pipeline.hazards import Latest, latest_steps
 from ooc_cudnn.pipeline.issuing import Issuer
 from ooc_cudnn.pipeline.loops import check_order, pieces
 from ooc_cudnn.pipeline.offsets import lay_out
@@ -186,7 +186,7 @@ class TaskSteps:
             return {}
         found = hazards.users(self.task.binds[place.operand], place.region, writes=writes)
         if not writes:
-            later(found, self._fresh(place.operand, place.slot))
+            latest_steps(found, self._fresh(place.operand, place.slot))
         return found
 
     def _before_computing(
@@ -199,13 +199,13 @@ class TaskSteps:
         for place in places:
             name = place.operand
             if place.slot >= 0:
-                later(found, self._fresh(name, place.slot))
+                latest_steps(found, self._fresh(name, place.slot))
             elif (name, place.region) not in self.in_place:
                 bind, writes = self.task.binds[name], name in self.call.results
-                later(found, hazards.users(bind, place.region, writes=writes))
+                latest_steps(found, hazards.users(bind, place.region, writes=writes))
         for block in {buffer.block or name for name, buffer in buffers} - set(self.call.operands):
-            later(found, self._fresh(block))
-        later(found, self._fresh("workspace"))
+            latest_steps(found, self._fresh(block))
+        latest_steps(found, self._fresh("workspace"))
         return found
 
     def _note(self) -> None:
@@ -223,6 +223,6 @@ class TaskSteps:
                 steps = {}
                 for step in (ring.loaded[slot], ring.used[slot]):
                     if step >= 0:
-                        later(steps, {self.issuer.streams[step]: step})
+                        latest_steps(steps, {self.issuer.streams[step]: step})
             if span and steps:
                 hazards.note_bytes(span, steps)

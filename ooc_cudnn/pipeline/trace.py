@@ -68,7 +68,7 @@ class Trace:
         return sum(s.host_bytes for s in self.steps if s.stream == stream)
 
 
-def traced(
+def make_trace(
     program: Program, steps: Iterable[Step], intervals: Iterable[tuple[float, float]]
 ) -> Trace:
     """The trace of a program's steps, from when each ran."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.devices.base import Device, running
+from ooc_cudnn.devices.base import Device, open_run
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import VerificationError
 from ooc_cudnn.operations.core.call import Piece, Read, Region, TiledCall
@@ -56,7 +56,7 @@ class Verification:
         if 0 in found.shape:
             return np.empty(found.shape)
         array = np.empty(found.shape, numpy_dtype(found.dtype))
-        with running(self.device, overlap=False, staged=True, timed=False) as run:
+        with open_run(self.device, overlap=False, staged=True, timed=False) as run:
             run.submit(
                 "copy_out",
                 (),

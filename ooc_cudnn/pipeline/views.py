@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ooc_cudnn.devices.base import HostArray
-from ooc_cudnn.devices.binding import Declared, declared
+from ooc_cudnn.devices.binding import DeclaredBuffer, declare_buffers
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.core.call import Region, TiledCall
 from ooc_cudnn.pipeline.offsets import Offsets
@@ -33,7 +33,7 @@ class Views:
         self._alike: dict[tuple[str, int, tuple[int, ...]], DeviceView] = {}
         #: By the buffers that steps share which launch the same.
         self._shared: dict[int, Mapping[str, DeviceView]] = {}
-        self._declared: dict[int, tuple[Declared, ...]] = {}
+        self._declared: dict[int, tuple[DeclaredBuffer, ...]] = {}
 
     def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
         """Return what a step reads and writes by name, but for operands computed on in place."""
@@ -46,11 +46,11 @@ class Views:
             found = self._of_step[index] = {**slots, **shared}
         return found
 
-    def declared(self, step: Step) -> tuple[Declared, ...]:
+    def declared(self, step: Step) -> tuple[DeclaredBuffer, ...]:
         """Return the buffers that the launches of a step were built for."""
         found = self._declared.get(id(step.buffers))
         if found is None:
-            found = self._declared[id(step.buffers)] = declared(step.launches, step.buffers)
+            found = self._declared[id(step.buffers)] = declare_buffers(step.launches, step.buffers)
         return found
 
     def _slot(self, place: Place) -> DeviceView:
@@ -103,7 +103,7 @@ def packed_image(view: DeviceView) -> DeviceView:
     return DeviceView(view.pointer, view.dtype, view.shape, packed)
 
 
-def shaped(source: Source, spec: TensorSpec) -> Source:
+def drop_unit_axes(source: Source, spec: TensorSpec) -> Source:
     """Return a view in the shape of a spec that differs in axes of extent 1 alone."""
     if isinstance(source, DeviceView):
         return DeviceView(source.pointer, spec.dtype, spec.shape, spec.strides)

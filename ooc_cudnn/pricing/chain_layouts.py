@@ -14,7 +14,7 @@ from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from ooc_cudnn.operations.core.elementwise import PerElement
 from ooc_cudnn.operations.core.launch import Launch
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
-from ooc_cudnn.pricing.layouts import Step, cheapest, throughout
+from ooc_cudnn.pricing.layouts import Step, cheapest, uniform_seconds
 from ooc_cudnn.pricing.request import Request
 
 #: Layouts differ within a chain where computing takes this share of what one throughout takes: by
@@ -25,7 +25,7 @@ WORTH_DIFFERING, WORTH_BY_LINES = 0.98, 0.67
 ByLayout = tuple[tuple[str, float], ...]
 
 
-def by_layout(request: Request) -> ByLayout:
+def seconds_by_layout(request: Request) -> ByLayout:
     """Seconds of a chain of several windows in each layout throughout, and in the best sequence.
 
     Nothing of what has one window, or one layout to be computed in.
@@ -36,7 +36,7 @@ def by_layout(request: Request) -> ByLayout:
     if 0 in chain.operands["y"].shape:
         return ()
     steps, arrives = steps_of(request), dict(request.orders)["x"]
-    found, path = throughout(steps, arrives), cheapest(steps, arrives)
+    found, path = uniform_seconds(steps, arrives), cheapest(steps, arrives)
     layouts = path.layouts[:-1]
     if len(set(layouts)) > 1:
         found[SEPARATOR.join(layouts)] = path.seconds
@@ -44,7 +44,7 @@ def by_layout(request: Request) -> ByLayout:
 
 
 def layouts_to_plan(request: Request, found: ByLayout) -> tuple[str, ...]:
-    """The layouts of a request, and the sequence where it computes enough faster: `by_layout`."""
+    """Return a request's layouts, and the sequence where that computes enough faster."""
     if not found or SEPARATOR not in found[0][0]:
         return request.layouts
     (sequence, least), (_, second) = found[:2]

@@ -92,7 +92,7 @@ def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ..
         cuts.append(start)
 
 
-def between(chain: Chain, cut: int, x: TensorSpec) -> TensorSpec:
+def intermediate_placement(chain: Chain, cut: int, x: TensorSpec) -> TensorSpec:
     """Place the intermediate before an operation: pinned, in the memory order of x."""
     shape = chain.operations[cut - 1].output_shape
     strides = packed_strides(shape, x.order or "channels_first")
@@ -126,7 +126,7 @@ def large_piece(request: Request) -> LargePiece:
     return LargePiece(compute, least, min(one.memory_bytes for one in priced))
 
 
-def joined(request: Request, plans: tuple[Plan, ...], cuts: tuple[int, ...], why: str) -> Plan:
+def join_plans(request: Request, plans: tuple[Plan, ...], cuts: tuple[int, ...], why: str) -> Plan:
     """One plan of several that run one after the other."""
     largest = max(plans, key=lambda plan: plan.device_bytes)
     stages_seconds = {

@@ -16,7 +16,7 @@ from ooc_cudnn.pricing.pieces import Pieces
 from perfmodel import Split
 
 
-class PieceClass(NamedTuple):
+class EqualPieces(NamedTuple):
     """Pieces of equal shape and place in the sum: one of them, and how many."""
 
     piece: Piece
@@ -24,7 +24,7 @@ class PieceClass(NamedTuple):
     times: int
 
 
-def piece_classes(axes: Axes, split: Split, down: bool) -> Iterator[PieceClass]:
+def equal_pieces(axes: Axes, split: Split, down: bool) -> Iterator[EqualPieces]:
     """The pieces of a split by class; `down` where pieces follow each other down the rows."""
     images, channels, inputs = (axes.classes(a, getattr(split, a)) for a in ("n", "c_y", "c_x"))
     rows = axes.classes("h_y", split.h_y, down)
@@ -33,16 +33,16 @@ def piece_classes(axes: Axes, split: Split, down: bool) -> Iterator[PieceClass]:
             n, c_y, h_y, c_x = found
             place = Accumulation(all(one.first for one in found), all(one.last for one in found))
             piece = Piece(n.range, c_y.range, h_y.range, c_x.range, sweep, h_y.after)
-            yield PieceClass(piece, place, math.prod(one.times for one in found))
+            yield EqualPieces(piece, place, math.prod(one.times for one in found))
 
 
-def counted(axes: Axes, costs: PieceCosts, split: Split, down: bool) -> dict[str, Any]:
+def count_pieces(axes: Axes, costs: PieceCosts, split: Split, down: bool) -> dict[str, Any]:
     """Count the pieces of a legal split: a row of `Pieces`, but for what all rows share."""
     blocks = dict[str, int]()
     seconds = launching = 0.0
     every = [
         (piece, times, costs.of(piece, place))
-        for piece, place, times in piece_classes(axes, split, down)
+        for piece, place, times in equal_pieces(axes, split, down)
     ]
     for _, times, cost in every:
         seconds += times * cost.seconds
@@ -64,7 +64,7 @@ def counted(axes: Axes, costs: PieceCosts, split: Split, down: bool) -> dict[str
     }
 
 
-def stacked(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> Pieces:
+def stack_rows(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> Pieces:
     """Return some rows as a table."""
     return Pieces(request=axes.request, **_columns(rows))
 

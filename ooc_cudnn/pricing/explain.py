@@ -21,13 +21,13 @@ ALTERNATIVES = ("<44", ">11", ">13")
 GAP = 2
 
 
-def explained(plan: Plan) -> list[str]:
+def explain_lines(plan: Plan) -> list[str]:
     """Return the lines that explain a plan."""
     split = plan.split
-    *stages, call = in_columns(_stages(plan), STAGES)
+    *stages, call = align_columns(_stages(plan), STAGES)
     return [
         f"{plan.function} on {plan.machine}: {plan.pieces} piece{'s' * (plan.pieces > 1)}",
-        *in_columns(_operands(plan), OPERANDS),
+        *align_columns(_operands(plan), OPERANDS),
         "",
         f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "
         f"loop order {', '.join(_paper(axis) for axis in plan.order)}"
@@ -38,13 +38,13 @@ def explained(plan: Plan) -> list[str]:
         *stages,
         f"{call}  predicted, {_together(plan)}",
         "",
-        *in_columns(_memory(plan), MEMORY),
-        *(["", *in_columns(_layouts(plan), LAYOUTS)] if plan.by_layout else ()),
-        *(["", *in_columns(_alternatives(plan), ALTERNATIVES)] if plan.alternatives else ()),
+        *align_columns(_memory(plan), MEMORY),
+        *(["", *align_columns(_layouts(plan), LAYOUTS)] if plan.by_layout else ()),
+        *(["", *align_columns(_alternatives(plan), ALTERNATIVES)] if plan.alternatives else ()),
     ]
 
 
-def in_columns(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
     """Return rows as lines whose columns never touch.
 
     Parameters
@@ -56,7 +56,8 @@ def in_columns(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[st
 
     Examples
     --------
-    >>> for line in in_columns([("x", "8 KiB"), ("saved_mean", "256 B")], ("<4", ">8")): print(line)
+    >>> rows = align_columns([("x", "8 KiB"), ("saved_mean", "256 B")], ("<4", ">8"))
+    >>> for line in rows: print(line)
       x                8 KiB
       saved_mean       256 B
     """

@@ -60,7 +60,7 @@ class Nodes(NamedTuple):
     largest: Values
 
 
-def nodes_of(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
+def choose_nodes(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
     """The nodes of an axis: its ends, and where lines bend."""
     chosen = {sizes[0], sizes[-1]}
     if axis == "h_y":
@@ -77,7 +77,7 @@ def nodes_of(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
         return stop - start
 
     # of sizes whose pieces are equally long, the first
-    first = {length(size, looked_at(axes, axis, size)): size
+    first = {length(size, sampled_range(axes, axis, size)): size
              for size in sorted(chosen, reverse=True)}  # fmt: skip
     known = sorted(first)
 
@@ -93,12 +93,12 @@ def nodes_of(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
     return Nodes([first[each] for each in known], total, largest)
 
 
-def looked_at(axes: Axes, axis: str, size: int) -> int:
+def sampled_range(axes: Axes, axis: str, size: int) -> int:
     """The number of the range that is looked at: of rows one that no border clips, if it can be."""
     return axes.times(axis, size) // 2 if axis == "h_y" else 0
 
 
-def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
+def interpolate_pieces(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     """Spread what a few pieces take over all splits that are made of some sizes.
 
     Parameters
@@ -130,8 +130,8 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
         return each("h_y", lambda size: axes.read_bytes(name, axes.middle(size)))
 
     known, lengths = axes.along(each), {axis: each(axis, float) for axis in AXES}
-    taken = _alone(axes, costs, sizes)
-    for name, more in _summed(axes, costs, known["counts"], lengths).items():
+    taken = _interpolate(axes, costs, sizes)
+    for name, more in _accumulation_costs(axes, costs, known["counts"], lengths).items():
         taken[name] = taken.get(name, 0.0) + more
     seconds, launching = (np.maximum(taken.pop(name), 0.0) for name in SPENT)
     of_one = seconds / product(known["counts"].values())
@@ -157,15 +157,15 @@ def spread(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     )
 
 
-def _alone(axes: Axes, costs: PieceCosts, sizes: Sizes) -> dict[str, Values]:
+def _interpolate(axes: Axes, costs: PieceCosts, sizes: Sizes) -> dict[str, Values]:
     """Seconds and launching of all pieces, and what the largest one holds, as if none was summed.
 
     An axis along which memory stays the same stays short.
     """
-    nodes = [nodes_of(axes, axis, sizes[axis]) for axis in AXES]
+    nodes = [choose_nodes(axes, axis, sizes[axis]) for axis in AXES]
     every = itertools.product(*(each.sizes for each in nodes))
     splits = [Split(**dict(zip(AXES, chosen, strict=True))) for chosen in every]
-    found = _looked_at(axes, costs, splits, ALONE)
+    found = _sample(axes, costs, splits, ALONE)
     for name, values in found.items():
         values = values.reshape([len(each.sizes) for each in nodes])
         for each in nodes:
@@ -178,7 +178,7 @@ def _alone(axes: Axes, costs: PieceCosts, sizes: Sizes) -> dict[str, Values]:
     return found
 
 
-def _summed(
+def _accumulation_costs(
     axes: Axes, costs: PieceCosts, counts: Mapping[str, Values], lengths: Mapping[str, Values]
 ) -> dict[str, Values]:
     """What pieces take beside since they are summed: a line in the elements of the result."""
@@ -191,7 +191,7 @@ def _summed(
     large = Split(**{axis: int(np.max(lengths[axis])) for axis in AXES})
     ends = large, replace(large, **dict.fromkeys(kept, 1))
     alone, *places = (
-        _looked_at(axes, costs, ends, place) for place in (ALONE, BEGINS, GOES_ON, COMPLETES)
+        _sample(axes, costs, ends, place) for place in (ALONE, BEGINS, GOES_ON, COMPLETES)
     )
     found = {}
     for name in dict.fromkeys(itertools.chain(*places)):
@@ -210,7 +210,7 @@ def _summed(
     return found
 
 
-def _looked_at(
+def _sample(
     axes: Axes, costs: PieceCosts, splits: Sequence[Split], place: Accumulation
 ) -> defaultdict[str, Values]:
     """What pieces take, one of each split, in all sweeps."""
@@ -218,7 +218,7 @@ def _looked_at(
     for at, split in enumerate(splits):
         if axes.call.is_legal(split):
             n, c_y, rows, c_x = (axes.ranges(axis, getattr(split, axis)) for axis in AXES)
-            row = looked_at(axes, "h_y", split.h_y)
+            row = sampled_range(axes, "h_y", split.h_y)
             after = rows[row - 1] if row else None
             for sweep in range(axes.call.sweeps):
                 cost = costs.of(Piece(n[0], c_y[0], rows[row], c_x[0], sweep, after), place)

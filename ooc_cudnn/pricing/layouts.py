@@ -92,7 +92,7 @@ def cheapest(steps: Iterable[Step], arrives: str) -> Path:
     return min(best.values(), key=lambda path: path.seconds)
 
 
-def throughout(steps: Sequence[Step], arrives: str) -> dict[str, float]:
+def uniform_seconds(steps: Sequence[Step], arrives: str) -> dict[str, float]:
     """Seconds of the chain in one layout throughout, of each in which all steps can be computed.
 
     But for last steps that leave the result where it must lie.
@@ -111,7 +111,7 @@ def throughout(steps: Sequence[Step], arrives: str) -> dict[str, float]:
 # Li et al.'s rule --------------------------------------------------------------------------------
 
 
-class Profiled(NamedTuple):
+class LayoutProfile(NamedTuple):
     """Seconds of one convolution of so many images and input channels, in two layouts."""
 
     images: int
@@ -140,7 +140,7 @@ class Rule(NamedTuple):
         return "CHWN" if channels < self.channels or images >= self.images else "NCHW"
 
 
-def calibrated(profile: Iterable[Profiled]) -> Rule:
+def fit_rule(profile: Iterable[LayoutProfile]) -> Rule:
     """Return the rule by which the convolutions of a profile lose least against the better layout.
 
     A loss is a ratio of seconds, so that small convolutions count as much as large ones. A
@@ -148,8 +148,8 @@ def calibrated(profile: Iterable[Profiled]) -> Rule:
 
     Examples
     --------
-    >>> calibrated([Profiled(64, 3, 1.0, 2.0), Profiled(64, 96, 2.0, 1.0),
-    ...             Profiled(128, 96, 1.0, 2.0)])
+    >>> fit_rule([LayoutProfile(64, 3, 1.0, 2.0), LayoutProfile(64, 96, 2.0, 1.0),
+    ...             LayoutProfile(128, 96, 1.0, 2.0)])
     Rule(channels=96, images=128)
     """
     points = list(profile)

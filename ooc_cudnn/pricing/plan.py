@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
-from ooc_cudnn.pricing.explain import explained
+from ooc_cudnn.pricing.explain import explain_lines
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import Split
@@ -158,14 +158,14 @@ class Plan:
     def explain(self) -> str:
         """Return a table a person reads: split, seconds, memory by purpose, alternatives."""
         if not self.parts:
-            return "\n".join(explained(self))
+            return "\n".join(explain_lines(self))
         lines = [
             f"{self.function} on {self.machine}: {len(self.parts)} chains one after the other, "
             f"{format_seconds(self.seconds)} predicted",
             f"  {self.reason}",
         ]
         for part in self.parts:
-            lines += ["", *explained(part)]
+            lines += ["", *explain_lines(part)]
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
+from ooc_cudnn.memory.alignment import ALIGNMENT, align
 from ooc_cudnn.operations.core.call import AXES
-from ooc_cudnn.pricing.chain_layouts import by_layout, layouts_to_plan
+from ooc_cudnn.pricing.chain_layouts import layouts_to_plan, seconds_by_layout
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.pricing.request import (
@@ -23,7 +23,7 @@ from ooc_cudnn.pricing.request import (
     LARGEST_PIECE_ELEMENTS,
     Request,
 )
-from ooc_cudnn.pricing.search import LaunchOf, Priced, Search
+from ooc_cudnn.pricing.search import LaunchOf, PricedSplit, Search
 from perfmodel import Slowdown, Split
 from perfmodel.cached import cached_property
 from perfmodel.closed_form import binding_stage, closed_form, link_alone
@@ -108,7 +108,7 @@ class Planner:
     def __init__(self, request: Request, ask_workspace: AskWorkspace | None) -> None:
         self.request, self.ask_workspace = request, ask_workspace
         #: `Plan.by_layout`.
-        self.by_layout = by_layout(request)
+        self.by_layout = seconds_by_layout(request)
         layouts = layouts_to_plan(request, self.by_layout)
         self.searches = {
             (turned.chain.row_axis, layout): Search(turned, layout)
@@ -130,7 +130,7 @@ class Planner:
 
     def _search(self, limit: int, split: Split | None = None) -> Plan | None:
         """Search each layout and axis for what fits; the plan of the fastest."""
-        best, found = None, list[Priced]()
+        best, found = None, list[PricedSplit]()
         for search in self.searches.values():
             beat = math.inf if best is None else self._to_beat(search, best)
             made = search.best(limit, beat) if split is None else search.prices([split], limit)
@@ -144,7 +144,7 @@ class Planner:
         others = [each for each in found if each.request is best.request and each is not best]
         return self._plan_of(best, sorted(others, key=lambda o: o.seconds)[:ALTERNATIVES])
 
-    def _to_beat(self, search: Search, best: Priced) -> float:
+    def _to_beat(self, search: Search, best: PricedSplit) -> float:
         """The seconds that a search has to beat; nothing where it cannot, or is not worth it."""
         request, whole = search.request, search.call.extents
         if request is best.request:
@@ -156,18 +156,18 @@ class Planner:
         cuts_images = replace(best.split, n=whole.n) != best.request.chain.extents
         return best.seconds / WORTH_TURNING if cuts_images and search.layout == best.layout else 0.0
 
-    def _link_binds(self, priced: Priced) -> bool:
+    def _link_binds(self, priced: PricedSplit) -> bool:
         """True if a call takes as long as its copies alone, whatever it computes and waits for."""
         least = closed_form(link_alone(priced.stages), self.request.slowdown)
         return bool(priced.seconds <= least * LINK_BINDS)
 
-    def _seconds(self, priced: Priced) -> float:
+    def _seconds(self, priced: PricedSplit) -> float:
         request, slowdown = self.request, self.request.slowdown
         if request.overlap:
             return priced.seconds
         return float(closed_form(priced.stages, slowdown, overlap=False))
 
-    def _plan_of(self, best: Priced, others: list[Priced]) -> Plan:
+    def _plan_of(self, best: PricedSplit, others: list[PricedSplit]) -> Plan:
         request, stages, slowdown = best.request, best.stages, best.request.slowdown
         if not request.overlap:
             stages, slowdown = replace(stages, lost=0.0), Slowdown()
@@ -233,10 +233,10 @@ class Planner:
         if self.ask_workspace is None:
             return corner.memory_bytes
         launches = corner.search.launches(corner.split, corner.order)
-        budgets = (*(aligned(share * corner.memory_bytes // 8) for share in (1, 8, 64)), None)
+        budgets = (*(align(share * corner.memory_bytes // 8) for share in (1, 8, 64)), None)
         answers = (self.ask_workspace(launches, budget) for budget in budgets)
         answer = next((each for each in answers if each is not None), None)
-        return corner.memory_bytes + aligned(answer[0] if answer else 0)
+        return corner.memory_bytes + align(answer[0] if answer else 0)
 
     def smallest_bytes(self) -> int | None:
         """The least limit that would do; None where none would."""
@@ -261,13 +261,13 @@ class Planner:
         limit, plan = self.request.memory_limit, first
         for _ in range(WORKSPACE_ATTEMPTS):
             answer = ask_workspace(self._launches(plan), None)
-            if answer is not None and plan.device_bytes + aligned(answer[0]) <= limit:
-                return with_workspace(plan, *answer)
+            if answer is not None and plan.device_bytes + align(answer[0]) <= limit:
+                return assign_workspace(plan, *answer)
             if answer is None or not may_shrink:
                 break
             # Leave workspace the share of memory that it took beside these pieces.
-            needed = plan.device_bytes + aligned(answer[0])
-            smaller = self._smaller(limit - limit * aligned(answer[0]) // needed)
+            needed = plan.device_bytes + align(answer[0])
+            smaller = self._smaller(limit - limit * align(answer[0]) // needed)
             if smaller is None:
                 break
             plan = smaller
@@ -281,7 +281,7 @@ class Planner:
                 budget = (limit - candidate.device_bytes) // ALIGNMENT * ALIGNMENT
                 answer = ask_workspace(self._launches(candidate), budget)
                 if answer is not None:
-                    return with_workspace(candidate, *answer)
+                    return assign_workspace(candidate, *answer)
         return None
 
     def _launches(self, plan: Plan) -> tuple[LaunchOf, ...]:
@@ -306,9 +306,9 @@ class Planner:
         yield from self._smallest_plans(limit)
 
 
-def with_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
+def assign_workspace(plan: Plan, workspace_bytes: int, algorithms: tuple[str, ...]) -> Plan:
     """The same plan, with workspace for these algorithms."""
     memory = plan.memory
     if workspace_bytes:
-        memory += (("workspace", aligned(workspace_bytes)),)
+        memory += (("workspace", align(workspace_bytes)),)
     return replace(plan, workspace_bytes=workspace_bytes, algorithms=algorithms, memory=memory)

@@ -13,13 +13,13 @@ import numpy as np
 from ooc_cudnn.operations.core.call import ALONE, AXES, SWEEP
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.exact_table import counted, piece_classes, stacked
-from ooc_cudnn.pricing.grid_table import Sizes, spread
+from ooc_cudnn.pricing.exact_table import count_pieces, equal_pieces, stack_rows
+from ooc_cudnn.pricing.grid_table import Sizes, interpolate_pieces
 from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
 from ooc_cudnn.pricing.piece_costs import PieceCosts
 from ooc_cudnn.pricing.pieces import Pieces, Values
 from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.slot_rings import Rings, rings, worth_trying
+from ooc_cudnn.pricing.slot_rings import Rings, candidate_rings, fill_rings
 from ooc_cudnn.pricing.table import Table, table
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -51,7 +51,7 @@ WORTH_A_CUT = {"h_y": 0.003, "c_x": 0.003, "c_y": 0.003}
 WORTH_TWICE_THE_PIECES = 0.0001
 
 
-class Priced(NamedTuple):
+class PricedSplit(NamedTuple):
     """Everything that is known of one split of a request, in its best order with its best rings.
 
     `seconds` are those of the overlapped call, infinite where the split is illegal or nothing fits.
@@ -120,9 +120,9 @@ class Search:
     def grid(self) -> tuple[Sizes, Pieces]:
         """All splits that are made of the candidates."""
         sizes = {axis: self.candidates(axis) for axis in AXES}
-        return sizes, spread(self.axes, self.costs, sizes)
+        return sizes, interpolate_pieces(self.axes, self.costs, sizes)
 
-    def best(self, limit_bytes: int, beat: float = math.inf) -> list[Priced]:
+    def best(self, limit_bytes: int, beat: float = math.inf) -> list[PricedSplit]:
         """The few splits that take least and fit, priced exactly, best first.
 
         None of those that would not `beat` a call of so many seconds is looked for.
@@ -144,7 +144,7 @@ class Search:
         named = sorted(ranks, key=ranks.__getitem__)[:NAMED]
         return [self._priced(split, *found[split]) for split in named]
 
-    def finer(self, best: Priced, limit_bytes: int) -> Priced:
+    def finer(self, best: PricedSplit, limit_bytes: int) -> PricedSplit:
         """The best of a split of the grid and of those with somewhat larger pieces.
 
         Where memory is too short for the next size of the grid, pieces may be half as large again.
@@ -167,7 +167,7 @@ class Search:
         sizes, pieces = self.grid
         shape, about = [len(sizes[axis]) for axis in AXES], int(limit_bytes * (1 + SLACK))
         orders = self._orders([pieces.counts])
-        fit = pieces.legal & (rings(pieces, 1.0, False).memory_bytes <= about)
+        fit = pieces.legal & (fill_rings(pieces, 1.0, False).memory_bytes <= about)
         places = np.nonzero(np.broadcast_to(fit, shape))
         # leave out what is slow by computing, or by issuing its steps, alone
         some, _ = self._least(pieces.at([along[::ONE_IN] for along in places]), orders[:1], about)
@@ -211,16 +211,16 @@ class Search:
         return different_orders(self.request.loop_orders, most | {SWEEP: self.call.sweeps})
 
     def _tables(self, pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator[Table]:
-        for each in worth_trying(pieces, order, limit_bytes):
+        for each in candidate_rings(pieces, order, limit_bytes):
             if np.any(each.depth):
                 yield table(pieces, order, each)
 
     def pieces(self, splits: Sequence[Split], down: bool) -> Pieces:
         """The pieces of legal splits, counted; `down` where they follow each other so."""
-        return stacked(self.axes, [self._row(split, down) for split in splits])
+        return stack_rows(self.axes, [self._row(split, down) for split in splits])
 
     def _counted(self, split: Split, down: bool) -> Mapping[str, Any]:
-        return counted(self.axes, self.costs, split, down)
+        return count_pieces(self.axes, self.costs, split, down)
 
     def goes_down(self, split: Split, order: LoopOrder) -> bool:
         """True if the pieces of a split follow each other down the rows."""
@@ -234,7 +234,7 @@ class Search:
 
     def prices(
         self, splits: Sequence[Split], limit_bytes: int, orders: Sequence[LoopOrder] = ()
-    ) -> list[Priced]:
+    ) -> list[PricedSplit]:
         """Price the splits that fit exactly, each in the best order with the best rings."""
         legal = [split for split in splits if self.call.is_legal(split)]
         orders = orders or self._orders(map(self.counts, legal))
@@ -260,13 +260,13 @@ class Search:
     def launches(self, split: Split, order: LoopOrder) -> tuple[LaunchOf, ...]:
         """Every different launch of a split, with its buffers."""
         found: dict[Launch, Mapping[str, Buffer]] = {}
-        for piece, place, _ in piece_classes(self.axes, split, self.goes_down(split, order)):
+        for piece, place, _ in equal_pieces(self.axes, split, self.goes_down(split, order)):
             launches, buffers = self.costs.launches(piece, place)
             for launch in launches:
                 found.setdefault(launch, buffers)
         return tuple(found.items())
 
-    def with_rings(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> Priced:
+    def with_rings(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> PricedSplit:
         """A split in one order, with rings of so many slots."""
         pieces, made = self.held(split, order, depth, whole)
         return self._priced(split, table(pieces, order, made), 0)
@@ -274,9 +274,9 @@ class Search:
     def held(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> tuple[Pieces, Rings]:
         """Bytes that a split holds in one order, with rings of so many slots."""
         pieces = self.pieces([split], self.goes_down(split, order))
-        return pieces, rings(pieces, float(depth), whole)
+        return pieces, fill_rings(pieces, float(depth), whole)
 
-    def _priced(self, split: Split, found: Table, at: int) -> Priced:
+    def _priced(self, split: Split, found: Table, at: int) -> PricedSplit:
         """One row of a table."""
         pieces = found.pieces
         slots = {name: round(number_at(each, at)) for name, each in found.rings.slots.items()}
@@ -289,7 +289,7 @@ class Search:
         ]
         for name, each in pieces.scratch_bytes.items():
             memory.append((name.replace("_", " "), round(number_at(each, at))))
-        return Priced(
+        return PricedSplit(
             self.request,
             self.layout,
             split,

@@ -32,7 +32,7 @@ class Rings(NamedTuple):
     memory_bytes: Values
 
 
-def rings(pieces: Pieces, depth: Any, whole: Any) -> Rings:
+def fill_rings(pieces: Pieces, depth: Any, whole: Any) -> Rings:
     """Give every operand its slots: so many at most, a parameter all if they are kept whole."""
     call, slots = pieces.request.chain, dict[str, Values]()
     memory = sum(pieces.scratch_bytes.values(), np.zeros(()))
@@ -55,7 +55,7 @@ def block_pieces(pieces: Pieces, order: LoopOrder) -> Any:
     return product(pieces.counts[axis] for axis in inside)
 
 
-def worth_trying(pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator[Rings]:
+def candidate_rings(pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator[Rings]:
     """Rings that no others beat within a limit: the deepest that fit, of each kind.
 
     More slots are never slower, with parameters whole or in a ring. With two sweeps, rings that
@@ -73,12 +73,12 @@ def worth_trying(pieces: Pieces, order: LoopOrder, limit_bytes: int) -> Iterator
         for whole in (True, False)[: 1 + matters]:
             deepest: Any = 0.0
             for depth in depths:
-                fits = rings(pieces, depth, whole).memory_bytes <= limit_bytes
+                fits = fill_rings(pieces, depth, whole).memory_bytes <= limit_bytes
                 deepest = np.where(fits, depth, deepest)
-            yield rings(pieces, deepest, whole)
+            yield fill_rings(pieces, deepest, whole)
 
 
-class Loads(NamedTuple):
+class CopiesIn(NamedTuple):
     """Number of copies in of an operand's regions, and the waits of full rings.
 
     Attributes
@@ -96,7 +96,7 @@ class Loads(NamedTuple):
     waiting: Values
 
 
-def loads(pieces: Pieces, name: str, slots: Values, order: LoopOrder) -> Loads:
+def count_copies_in(pieces: Pieces, name: str, slots: Values, order: LoopOrder) -> CopiesIn:
     """Count the regions of an operand that are copied in.
 
     A loop that a region does not depend on loads again what does not fit the slots of all regions
@@ -116,4 +116,4 @@ def loads(pieces: Pieces, name: str, slots: Values, order: LoopOrder) -> Loads:
         outermost = stays & (again > 1) & (passes == 1)
         passes = np.where(outermost, again, passes)
         waiting = np.where(outermost, np.clip(2.0 - slots / inner, 0.0, 1.0), waiting)
-    return Loads(number, passes, waiting)
+    return CopiesIn(number, passes, waiting)

@@ -13,7 +13,7 @@ from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pricing.loop_orders import LoopOrder
 from ooc_cudnn.pricing.pieces import Pieces, Values, product
 from ooc_cudnn.pricing.request import Direction, Request
-from ooc_cudnn.pricing.slot_rings import Loads, Rings, block_pieces, loads
+from ooc_cudnn.pricing.slot_rings import CopiesIn, Rings, block_pieces, count_copies_in
 from perfmodel.closed_form import Stages, closed_form
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.staging import staging_slots
@@ -59,7 +59,7 @@ class Copies(NamedTuple):
     number: Values
     copy_bytes: Values
     seconds: Values
-    loads: Loads
+    loads: CopiesIn
     is_staged: bool
     late: Values
 
@@ -122,8 +122,8 @@ def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
         total: Any = request.written_bytes[name] if way == "out" else pieces.read_bytes[name]
-        once = Loads(distinct, np.ones(()), NOTHING)
-        loaded = once if way == "out" else loads(pieces, name, slots, order)
+        once = CopiesIn(distinct, np.ones(()), NOTHING)
+        loaded = once if way == "out" else count_copies_in(pieces, name, slots, order)
         copy_bytes, line = total / distinct, request.copy_lines[way, name]
         each = copy_bytes * (line.per_byte + pieces.apart[way, name]) + line.per_copy
         number = loaded.number * pieces.moved[name]

@@ -97,7 +97,7 @@ class _Under:
     entered: tuple[tuple[str, torch.dtype], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with entered(self.entered):
+        with enter_autocast(self.entered):
             return self.target(*args, **kwargs)
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class _Under:
 
 
 @contextmanager
-def entered(kinds: Iterable[tuple[str, torch.dtype]]) -> Iterator[None]:
+def enter_autocast(kinds: Iterable[tuple[str, torch.dtype]]) -> Iterator[None]:
     """Autocast of these, which remembers no casts."""
     with ExitStack() as stack:
         for kind, dtype in kinds:

@@ -12,7 +12,7 @@ import torch
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.numbers import known, only_counts
+from ooc_cudnn.torch.numbers import only_counts, specialize
 from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
@@ -21,7 +21,7 @@ from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.recording import record
 from ooc_cudnn.torch.refusals import check_nested, check_python_state
 from ooc_cudnn.torch.stand_ins import torch_dtype
-from ooc_cudnn.torch.stored import STORED_DTYPES, widening
+from ooc_cudnn.torch.stored import STORED_DTYPES, widen
 from ooc_cudnn.torch.watched_state import look_at_guards
 from ooc_cudnn.units import parse_limit
 
@@ -29,7 +29,7 @@ _here = threading.local()
 
 
 @contextmanager
-def working_on(call: Any, action: Callable[..., Any] | None) -> Iterator[None]:
+def handle_call(call: Any, action: Callable[..., Any] | None) -> Iterator[None]:
     """Let compiled graphs know for which call they run in this thread, and what to do instead."""
     before = getattr(_here, "job", None)
     _here.job = call, action
@@ -82,7 +82,7 @@ def ooc_cudnn_backend(
     return _compiled(module, examples, None, Options(**told))
 
 
-def compiled_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+def compile_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """Compile a graph of the call that this thread is working on."""
     call, _ = job_of()
     check_numpy(module)
@@ -133,7 +133,7 @@ def graph_of(
         seen = node.meta["example_value"]
         if not isinstance(seen, torch.Tensor):  # else it is a constant, which guards compare
             given.append(Value(node.name, (), torch.int64, "number"))
-            fakes.append(seen if only_counts(node) else known(seen))
+            fakes.append(seen if only_counts(node) else specialize(seen))
             continue
         for extent in seen.shape:
             int(extent)  # guards compare it
@@ -147,7 +147,7 @@ def graph_of(
         dtype = torch.float64 if _is_a_float(node) else example.dtype
         behind = real.get(id(example), example)
         if is_input and options.scale is not None and _is_stored(behind):
-            stored[at] = widening(example.dtype, options.scale)
+            stored[at] = widen(example.dtype, options.scale)
             dtype = _dtype_of(behind)
         follows = bool(example.requires_grad)
         own = node.name.removeprefix("l_").removesuffix("_") if is_input else node.name

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn.torch.function import tensor_of
-from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replaced
+from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replace_values
 
 
 def run_before(
@@ -60,8 +60,8 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
 
 
 def _run(operation: Operation, found: dict[Value, Any]) -> None:
-    args = replaced(operation.args, found.__getitem__)
-    made = operation.function(*args, **replaced(dict(operation.kwargs), found.__getitem__))
+    args = replace_values(operation.args, found.__getitem__)
+    made = operation.function(*args, **replace_values(dict(operation.kwargs), found.__getitem__))
     parts = made if isinstance(made, tuple | list) else (made,)
     for value, part in zip(operation.results, parts, strict=False):
         if value is not None:

@@ -13,11 +13,11 @@ from ooc_cudnn.torch.graph import Value
 STORED_AS = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}
 
 
-def stored(given: Any) -> Any:
+def store_bits(given: Any) -> Any:
     """A tensor's or an array's bits in integers that the network holds: booleans, int8, float8.
 
     >>> import numpy as np
-    >>> stored(torch.tensor([True, False])), stored(np.array([-1], "int16"))
+    >>> store_bits(torch.tensor([True, False])), store_bits(np.array([-1], "int16"))
     (tensor([1, 0], dtype=torch.uint8), array([65535], dtype=uint16))
     """
     held = STORED_AS[given.dtype.itemsize]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ooc_cudnn.operations.external.tiles import Span, WholeImagesError
-from ooc_cudnn.torch.block_rules import Made, Wanted, block_rule, lead_of, only
+from ooc_cudnn.torch.block_rules import MadePart, Wanted, block_rule, lead_of, only
 from ooc_cudnn.torch.graph import Operation
 
 
@@ -98,7 +98,7 @@ class Scaled(NamedTuple):
 
 
 @block_rule(*KINDS)
-def interpolated(operation: Operation, wanted: Wanted) -> Made:
+def interpolated(operation: Operation, wanted: Wanted) -> MadePart:
     """Interpolation along the last axes."""
     kind, spans, x = KINDS[operation.name], only(wanted), lead_of(operation).shape
     axes = len(x) - 2
@@ -119,9 +119,9 @@ def interpolated(operation: Operation, wanted: Wanted) -> Made:
         read = Span(max(0, min(first, axis.extent - 1)), max(1, min(last, axis.extent)), span.cut)
         read = read if span.cut else Span(0, axis.extent)
         lead.append(read)
-        along.append(Along(axis, (span.start, span.stop), read.start))
+        along.append(AxisRows(axis, (span.start, span.stop), read.start))
     made = Interpolated(operation.name, kind, tuple(along))
-    return Made((tuple(lead),), (spans,), function=made)
+    return MadePart((tuple(lead),), (spans,), function=made)
 
 
 def _axes(operation: Operation, axes: int) -> tuple[Scaled, ...]:
@@ -144,7 +144,9 @@ def _operation(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
 
-def _by_itself(operation: Operation, kind: Kind, wanted: Wanted, scaled: Sequence[Scaled]) -> Made:
+def _by_itself(
+    operation: Operation, kind: Kind, wanted: Wanted, scaled: Sequence[Scaled]
+) -> MadePart:
     """PyTorch's operation on the rows that a block sees, and some more."""
     spans = only(wanted)
     lead, makes = list(spans[:2]), list(spans[:2])
@@ -166,7 +168,7 @@ def _by_itself(operation: Operation, kind: Kind, wanted: Wanted, scaled: Sequenc
             sizes[at - 2] += 1
             makes[at] = makes[at]._replace(stop=makes[at].stop + 1)
     made_by = ByItself(operation.name, tuple(sizes), corners, tuple(factors))
-    return Made((tuple(lead),), (tuple(makes),), function=made_by)
+    return MadePart((tuple(lead),), (tuple(makes),), function=made_by)
 
 
 def _exact(axis: Scaled, span: Span, kind: Kind) -> tuple[Span, Span]:
@@ -201,7 +203,7 @@ def _doubt(axis: Scaled) -> float:
     return 2.0**-21 * (max(axis.extent, axis.made * axis.step) + 1)
 
 
-class Along(NamedTuple):
+class AxisRows(NamedTuple):
     """Values that are made along an axis, and where the rows begin that they are made of."""
 
     axis: Scaled
@@ -215,7 +217,7 @@ class Interpolated:
 
     name: str
     kind: Kind
-    along: tuple[Along, ...]
+    along: tuple[AxisRows, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Interpolate the rows of a block."""
@@ -224,7 +226,7 @@ class Interpolated:
             wide = self._made_along(wide, at, each)
         return wide.to(x.dtype)
 
-    def _made_along(self, x: torch.Tensor, at: int, along: Along) -> torch.Tensor:
+    def _made_along(self, x: torch.Tensor, at: int, along: AxisRows) -> torch.Tensor:
         weights, first = self._weights(x, at, along)
         extent, y = along.axis.extent, None
         shape = [-1 if axis == at else 1 for axis in range(len(x.shape))]
@@ -238,7 +240,9 @@ class Interpolated:
         assert y is not None
         return y
 
-    def _weights(self, x: torch.Tensor, at: int, along: Along) -> tuple[torch.Tensor, torch.Tensor]:
+    def _weights(
+        self, x: torch.Tensor, at: int, along: AxisRows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each value the weights of rows, by their rest, and the first row that it is made of.
 
         Rows of one rest are channels: what comes of a channel is the weight of its one row nearby.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ooc_cudnn.operations.external.tiles import Span, Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch.block_rules import (
-    Made,
+    MadePart,
     Wanted,
     block_rule,
     broadcast,
@@ -26,7 +26,7 @@ def _result(operation: Operation) -> Value:
 
 
 @block_rule(*RESHAPES)
-def reshaped(operation: Operation, wanted: Wanted) -> Made:
+def reshaped(operation: Operation, wanted: Wanted) -> MadePart:
     """The same elements in another shape: an axis stays, is a part of one, or holds some."""
     spans, made, x = only(wanted), _result(operation).shape, lead_of(operation).shape
     if operation.arguments.get("dtype") is not None:
@@ -64,7 +64,7 @@ def _behind(shape: Sequence[int], axis: int, elements: int) -> range:
 
 
 @block_rule("permute", "transpose", "swapaxes", "t")
-def permuted(operation: Operation, wanted: Wanted) -> Made:
+def permuted(operation: Operation, wanted: Wanted) -> MadePart:
     """Axes in another order."""
     spans, told, count = only(wanted), operation.arguments, len(lead_of(operation).shape)
     order = list(range(count))
@@ -79,7 +79,7 @@ def permuted(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("unsqueeze")
-def with_an_axis(operation: Operation, wanted: Wanted) -> Made:
+def with_an_axis(operation: Operation, wanted: Wanted) -> MadePart:
     """An axis more."""
     spans = only(wanted)
     at = operation.arguments["dim"] % len(spans)
@@ -87,7 +87,7 @@ def with_an_axis(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("squeeze")
-def without_ones(operation: Operation, wanted: Wanted) -> Made:
+def without_ones(operation: Operation, wanted: Wanted) -> MadePart:
     """Without axes of extent 1; a block of a longer one may have that, and stays."""
     spans, x = only(wanted), lead_of(operation).shape
     dims = operation.arguments.get("dim")
@@ -100,7 +100,7 @@ def without_ones(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("select", "unbind")
-def taken(operation: Operation, wanted: Wanted) -> Made:
+def taken(operation: Operation, wanted: Wanted) -> MadePart:
     """One of an axis, or each of them apart."""
     x = lead_of(operation).shape
     at = operation.arguments.get("dim", 0) % len(x)
@@ -108,12 +108,12 @@ def taken(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("chunk", "split", "split_with_sizes", "tensor_split")
-def parted(operation: Operation, wanted: Wanted) -> Made:
+def parted(operation: Operation, wanted: Wanted) -> MadePart:
     """Parts of an axis."""
     return _of_parts(operation, wanted, operation.arguments.get("dim", 0), gone=False)
 
 
-def _of_parts(operation: Operation, wanted: Wanted, dim: int, *, gone: bool) -> Made:
+def _of_parts(operation: Operation, wanted: Wanted, dim: int, *, gone: bool) -> MadePart:
     """All of one axis, whichever results are wanted."""
     x = lead_of(operation).shape
     at, lead = dim % len(x), None
@@ -132,11 +132,11 @@ def _of_parts(operation: Operation, wanted: Wanted, dim: int, *, gone: bool) -> 
         else (*lead[:at], *([] if gone else [Span(0, value.shape[at])]), *lead[at + 1 :])
         for value in operation.results
     )
-    return Made((lead,), makes)
+    return MadePart((lead,), makes)
 
 
 @block_rule("slice", "narrow")
-def sliced(operation: Operation, wanted: Wanted) -> Made:
+def sliced(operation: Operation, wanted: Wanted) -> MadePart:
     """Every so manieth of a range of an axis."""
     spans, told, x = only(wanted), operation.arguments, lead_of(operation).shape
     at = told.get("dim", 0) % len(x)
@@ -154,15 +154,15 @@ def sliced(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("expand", "expand_as")
-def expanded(operation: Operation, wanted: Wanted) -> Made:
+def expanded(operation: Operation, wanted: Wanted) -> MadePart:
     """Broadcast."""
     spans = only(wanted)
     reads = tuple(broadcast(value.shape, spans) for value in operation.reads)
-    return Made(reads, (spans,))
+    return MadePart(reads, (spans,))
 
 
 @block_rule("repeat")
-def repeated(operation: Operation, wanted: Wanted) -> Made:
+def repeated(operation: Operation, wanted: Wanted) -> MadePart:
     """Again and again along some axes."""
     spans, x, times = only(wanted), lead_of(operation).shape, operation.arguments["repeats"]
     uncut(spans, [axis for axis, count in enumerate(times) if count != 1], operation)
@@ -174,7 +174,7 @@ def repeated(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("cat", "concat", "stack")
-def joined_along(operation: Operation, wanted: Wanted) -> Made:
+def joined_along(operation: Operation, wanted: Wanted) -> MadePart:
     """Several along one axis."""
     spans = only(wanted)
     at = operation.arguments.get("dim", 0) % len(spans)
@@ -187,11 +187,11 @@ def joined_along(operation: Operation, wanted: Wanted) -> Made:
             raise WholeImagesError("what has no elements is joined")
         return (*spans[:at], Span(0, value.shape[at]), *spans[at + 1 :])
 
-    return Made(tuple(own(value) for value in operation.reads), (spans,))
+    return MadePart(tuple(own(value) for value in operation.reads), (spans,))
 
 
 @block_rule("index_select", "repeat_interleave")
-def selected(operation: Operation, wanted: Wanted) -> Made:
+def selected(operation: Operation, wanted: Wanted) -> MadePart:
     """Some of an axis, by their numbers."""
     spans, x = only(wanted), lead_of(operation).shape
     dim = operation.arguments.get("dim")
@@ -205,7 +205,7 @@ def selected(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("flip")
-def flipped(operation: Operation, wanted: Wanted) -> Made:
+def flipped(operation: Operation, wanted: Wanted) -> MadePart:
     """In the other direction: a block is read from the other end."""
     spans, x = only(wanted), lead_of(operation).shape
     gone = {each % len(x) for each in operation.arguments["dims"]}
@@ -217,7 +217,7 @@ def flipped(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("pixel_shuffle")
-def pixels_shuffled(operation: Operation, wanted: Wanted) -> Made:
+def pixels_shuffled(operation: Operation, wanted: Wanted) -> MadePart:
     """Channels to sites: sites r times as far on are of the same site of x."""
     (*lead, rows, columns), r = only(wanted), operation.arguments["upscale_factor"]
     uncut(tuple(lead), [len(lead) - 1], operation)
@@ -228,7 +228,7 @@ def pixels_shuffled(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("pixel_unshuffle")
-def pixels_unshuffled(operation: Operation, wanted: Wanted) -> Made:
+def pixels_unshuffled(operation: Operation, wanted: Wanted) -> MadePart:
     """Sites to channels."""
     (*lead, rows, columns), r = only(wanted), operation.arguments["downscale_factor"]
     uncut(tuple(lead), [len(lead) - 1], operation)

@@ -15,8 +15,8 @@ import torch
 
 from ooc_cudnn.operations.external.tiles import Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch import block_interpolation, block_moves, block_windows  # noqa: F401  (rules)
-from ooc_cudnn.torch.block_rules import Made, joined, part_of_operation
-from ooc_cudnn.torch.graph import Operation, Value, replaced
+from ooc_cudnn.torch.block_rules import MadePart, joined, part_of_operation
+from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import ImageAxes, Images
 from ooc_cudnn.torch.part import Part
 
@@ -84,7 +84,7 @@ class _Block:
             )
         )
 
-    def _need(self, operation: Operation) -> Made | None:
+    def _need(self, operation: Operation) -> MadePart | None:
         """Add to what is needed of what an operation reads; None if nobody needs what it makes."""
         wanted = [None if each is None else self._needed.get(each) for each in operation.results]
         if not any(wanted):
@@ -138,7 +138,7 @@ class _Block:
                 self._of[have] = where
         return have
 
-    def _write(self, operation: Operation, made: Made) -> None:
+    def _write(self, operation: Operation, made: MadePart) -> None:
         """Write an operation down, for the parts that it reads and makes."""
         parts = [
             self._cut_out(value, spans)
@@ -149,8 +149,8 @@ class _Block:
             None if value is None or spans is None else self._hold(value, spans)
             for value, spans in zip(operation.results, made.makes, strict=True)
         )
-        args = replaced(operation.args, lambda _: next(reads))
-        kwargs = replaced(dict(operation.kwargs), lambda _: next(reads))
+        args = replace_values(operation.args, lambda _: next(reads))
+        kwargs = replace_values(dict(operation.kwargs), lambda _: next(reads))
         function = operation.function
         if made.function is not None:
             function, args, kwargs = made.function, (parts[0],), dict(made.changes)
@@ -169,7 +169,7 @@ class _Block:
         )
 
 
-def _told(function: Any, args: Any, kwargs: Any, made: Made) -> tuple[Any, Any]:
+def _told(function: Any, args: Any, kwargs: Any, made: MadePart) -> tuple[Any, Any]:
     """Arguments, some of them changed."""
     names = [each.name for each in getattr(function, "target", function)._schema.arguments]
     positional, named = list(args), dict(kwargs)

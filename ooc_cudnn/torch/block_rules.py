@@ -23,7 +23,7 @@ Wanted = Sequence[Spans | None]
 
 
 @dataclass(frozen=True)
-class Made:
+class MadePart:
     """Making of a part of an operation's results.
 
     Attributes
@@ -44,7 +44,7 @@ class Made:
     function: Callable[..., Any] | None = None
 
 
-Rule = Callable[[Operation, Wanted], Made]
+Rule = Callable[[Operation, Wanted], MadePart]
 RULES: dict[str, Rule] = {}
 
 
@@ -59,7 +59,7 @@ def block_rule(*names: str) -> Callable[[Rule], Rule]:
     return entered
 
 
-def part_of_operation(operation: Operation, wanted: Wanted) -> Made:
+def part_of_operation(operation: Operation, wanted: Wanted) -> MadePart:
     """Return how the wanted parts of its results are made (None: not at all).
 
     Raises
@@ -106,11 +106,11 @@ def broadcast(shape: Sequence[int], spans: Spans) -> Spans:
     )
 
 
-def made_of(operation: Operation, lead: Spans, makes: Spans, **changes: Any) -> Made:
+def made_of(operation: Operation, lead: Spans, makes: Spans, **changes: Any) -> MadePart:
     """Rule of a result that is made of a part of the first value read, and all of the others."""
     rest = (whole_spans(value.shape) for value in operation.reads[1:])
     made = tuple(None if value is None else makes for value in operation.results)
-    return Made((lead, *rest), made, changes)
+    return MadePart((lead, *rest), made, changes)
 
 
 def lead_of(operation: Operation) -> Value:
@@ -121,15 +121,15 @@ def lead_of(operation: Operation) -> Value:
 # Families -----------------------------------------------------------------------------------------
 
 
-def per_element(operation: Operation, wanted: Wanted) -> Made:
+def per_element(operation: Operation, wanted: Wanted) -> MadePart:
     """Value by value."""
     spans = next(each for each in wanted if each is not None)
     reads = tuple(broadcast(value.shape, spans) for value in operation.reads)
-    return Made(reads, tuple(None if value is None else spans for value in operation.results))
+    return MadePart(reads, tuple(None if value is None else spans for value in operation.results))
 
 
 @block_rule("prelu", "batch_norm")
-def per_channel(operation: Operation, wanted: Wanted) -> Made:
+def per_channel(operation: Operation, wanted: Wanted) -> MadePart:
     """Value by value, with numbers of each channel."""
     spans = only(wanted)
     if operation.arguments.get("training"):
@@ -139,7 +139,7 @@ def per_channel(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("layer_norm", "rms_norm")
-def normalised(operation: Operation, wanted: Wanted) -> Made:
+def normalised(operation: Operation, wanted: Wanted) -> MadePart:
     """Along the last axes."""
     spans, count = only(wanted), len(operation.arguments["normalized_shape"])
     uncut(spans, range(len(spans) - count, len(spans)), operation)
@@ -154,7 +154,7 @@ def dims_of(operation: Operation, count: int) -> set[int]:
     return {each % count for each in dims}
 
 
-def along(operation: Operation, wanted: Wanted) -> Made:
+def along(operation: Operation, wanted: Wanted) -> MadePart:
     """Along axes that it names: it sorts, sums or moves there, and elsewhere does the same."""
     if len(operation.reads) != 1 or not lead_of(operation).shape:
         raise WholeImagesError(f"{operation.said} of several values")
@@ -186,7 +186,7 @@ def along(operation: Operation, wanted: Wanted) -> Made:
         )
         for value in operation.results
     )
-    return Made((lead,), makes)
+    return MadePart((lead,), makes)
 
 
 def joined(one: Spans, other: Spans) -> Spans:
@@ -206,7 +206,7 @@ def joined(one: Spans, other: Spans) -> Spans:
 
 
 @block_rule("linear")
-def linear(operation: Operation, wanted: Wanted) -> Made:
+def linear(operation: Operation, wanted: Wanted) -> MadePart:
     """Over the last axis."""
     spans = only(wanted)
     uncut(spans, [len(spans) - 1], operation)
@@ -215,7 +215,7 @@ def linear(operation: Operation, wanted: Wanted) -> Made:
 
 
 @block_rule("matmul", "bmm")
-def product(operation: Operation, wanted: Wanted) -> Made:
+def product(operation: Operation, wanted: Wanted) -> MadePart:
     """A product of matrices: rows of the left one, columns of the right one."""
     spans = only(wanted)
     left, right = operation.reads
@@ -224,11 +224,11 @@ def product(operation: Operation, wanted: Wanted) -> Made:
     *batch, rows, columns = spans
     one = (*broadcast(left.shape[:-2], tuple(batch)), rows, Span(0, left.shape[-1]))
     other = (*broadcast(right.shape[:-2], tuple(batch)), Span(0, right.shape[-2]), columns)
-    return Made((one, other), (spans,))
+    return MadePart((one, other), (spans,))
 
 
 @block_rule("einsum")
-def summed(operation: Operation, wanted: Wanted) -> Made:
+def summed(operation: Operation, wanted: Wanted) -> MadePart:
     """Einstein's sums: what is cut has a letter, and all that has this letter is cut."""
     spans = only(wanted)
     taken, _, made = str(operation.arguments["equation"]).replace(" ", "").partition("->")
@@ -243,11 +243,11 @@ def summed(operation: Operation, wanted: Wanted) -> Made:
         )
         for term, value in zip(terms, operation.reads, strict=True)
     )
-    return Made(reads, (spans,))
+    return MadePart(reads, (spans,))
 
 
 @block_rule("channel_shuffle")
-def shuffled(operation: Operation, wanted: Wanted) -> Made:
+def shuffled(operation: Operation, wanted: Wanted) -> MadePart:
     """Channels in another order."""
     spans = only(wanted)
     uncut(spans, [1], operation)

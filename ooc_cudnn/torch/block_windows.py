@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ooc_cudnn.operations.external.tiles import Span, WholeImagesError
-from ooc_cudnn.torch.block_rules import Made, Wanted, block_rule, lead_of, made_of, only, uncut
+from ooc_cudnn.torch.block_rules import MadePart, Wanted, block_rule, lead_of, made_of, only, uncut
 from ooc_cudnn.torch.graph import Operation
 
 
@@ -28,7 +28,7 @@ def _axes(operation: Operation) -> int:
 
 @block_rule(*(f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)))
 @block_rule("max_pool2d_with_indices", "max_pool3d_with_indices")
-def pooled(operation: Operation, wanted: Wanted) -> Made:
+def pooled(operation: Operation, wanted: Wanted) -> MadePart:
     """The largest or mean value of windows."""
     told, axes = operation.arguments, _axes(operation)
     if len(wanted) > 1 and any(each is not None for each in operation.results[1:]):
@@ -68,7 +68,7 @@ def _pooled_along(
 
 
 @block_rule("unfold")
-def unfolded(operation: Operation, wanted: Wanted) -> Made:
+def unfolded(operation: Operation, wanted: Wanted) -> MadePart:
     """Windows along one axis, each on a new last one."""
     (*spans, inside), x = only(wanted), lead_of(operation).shape
     at, size = operation.arguments["dimension"] % len(x), operation.arguments["size"]
@@ -89,7 +89,7 @@ _PADS = {
 
 
 @block_rule(*_PADS)
-def padded(operation: Operation, wanted: Wanted) -> Made:
+def padded(operation: Operation, wanted: Wanted) -> MadePart:
     """Padding: a block has the part of it that it meets."""
     spans, x, key = only(wanted), lead_of(operation).shape, _PADS[operation.name]
     pads, mode = list(operation.arguments[key]), _mode(operation)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.arrays.stores import wrap_regional
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -17,8 +17,8 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.runtime.inputs import check_given
-from ooc_cudnn.network.runtime.two_part import PausingStep
-from ooc_cudnn.network.tiled.infer import InBlocks, Under, planned_in_blocks
+from ooc_cudnn.network.runtime.two_part import TwoPartStep
+from ooc_cudnn.network.tiled.infer import TiledInference, TilingConstraints, plan_tiles
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.autocast import without_autocast
@@ -26,24 +26,24 @@ from ooc_cudnn.torch.before import leave, run_after, run_before
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.fallbacks import draws
-from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent, bytes_of
+from ooc_cudnn.torch.fixed_places import FixedPlaces, LentPlaces, bytes_of
 from ooc_cudnn.torch.function import (
     Request,
     differentiable_outputs,
-    handed,
+    hand_over,
     state_of,
     tensor_of,
 )
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.lower import Given, Lowered, LoweredValue, lowered
+from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
 from ooc_cudnn.torch.notes import notes
 from ooc_cudnn.torch.numbers import Number
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import memory_of
-from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, within_ddp
+from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, unwrap_ddp
 from ooc_cudnn.torch.same import same
 from ooc_cudnn.torch.targets import check_targets, targets_of
-from ooc_cudnn.torch.tensor_refs import Wrapping
+from ooc_cudnn.torch.tensor_refs import TensorRefs
 
 
 class ReadyModel:
@@ -72,7 +72,7 @@ class ReadyModel:
     ) -> None:
         memory_limit, statistics = options.memory_limit, options.statistics
         self.graph, self._memory_limit = graph, memory_limit
-        model = torch.nn.Module() if model is None else within_ddp(model)
+        model = torch.nn.Module() if model is None else unwrap_ddp(model)
         #: Where results are to be: with the parameters, or else with the first argument.
         self.device = _device_of(graph.given, examples)
         self.differentiable = _differentiable(graph) if with_gradients else frozenset[Value]()
@@ -80,7 +80,7 @@ class ReadyModel:
             operation.arguments.get("training") or operation.arguments.get("train")
             for operation in self.graph.operations
         )
-        self.lowered: Lowered = lowered(
+        self.lowered: LoweredGraph = lower_graph(
             self.graph,
             self.differentiable,
             training=training,
@@ -88,13 +88,13 @@ class ReadyModel:
             over_ranks=over_ranks(model, statistics),
         )
         if options.labels:
-            self.lowered = labelled(self.lowered, options.labels)
+            self.lowered = label_scores(self.lowered, options.labels)
         self._targets = targets_of(self.lowered)
         net, outputs = self.lowered.network, self.lowered.outputs
         #: What ran last, for gradients of the outputs that had one.
-        self.pausing: PausingStep | None = None
+        self.pausing: TwoPartStep | None = None
         self._pause_bytes = bucket_bytes(model, statistics)
-        self._steps: dict[frozenset[int], PausingStep] = {}
+        self._steps: dict[frozenset[int], TwoPartStep] = {}
         self.forward: ForwardStep | None = None
         #: Of each output what has a gradient that depends on that of the output.
         self._reached = [
@@ -115,7 +115,7 @@ class ReadyModel:
             map(draws, (*graph.before, *self.lowered.before))
         )
         self._places = FixedPlaces(self.device)
-        self._wrapping = Wrapping()
+        self._wrapping = TensorRefs()
         #: Running statistics that the network holds in a wider type.
         self._held_as = {
             name: dtype
@@ -125,9 +125,9 @@ class ReadyModel:
         #: Copies of running statistics, which steps change: buffers change when all has succeeded.
         self._copies: dict[str, torch.Tensor] = {}
         #: How the last call in blocks lay, and what ran it.
-        self._in_blocks: tuple[Hashable, InBlocks | None] | None = None
+        self._in_blocks: tuple[Hashable, TiledInference | None] | None = None
 
-    def _pausing(self, seeded: frozenset[int]) -> PausingStep:
+    def _pausing(self, seeded: frozenset[int]) -> TwoPartStep:
         """What runs steps in which these outputs have gradients; later calls take it, too."""
         step = self._steps.get(seeded)
         if step is None:
@@ -140,7 +140,7 @@ class ReadyModel:
         self.pausing = step
         return step
 
-    def _count(self, step: PausingStep | ForwardStep, copies: int = 1) -> None:
+    def _count(self, step: TwoPartStep | ForwardStep, copies: int = 1) -> None:
         """PyTorch's tensors on the card count, too."""
         step.counts_given = True
         step.beside_bytes = copies * bytes_of(self.lowered.outputs, self.device)
@@ -173,7 +173,7 @@ class ReadyModel:
         return found
 
     @property
-    def step(self) -> PausingStep | ForwardStep:
+    def step(self) -> TwoPartStep | ForwardStep:
         """Step that runs the network.
 
         Raises
@@ -246,7 +246,7 @@ class ReadyModel:
         if request is not None:
             further = self._read_further.items()
             request.watch([(results[at], later) for at, later in further])
-        with interrupts.deferred(), torch.no_grad():
+        with interrupts.defer_signals(), torch.no_grad():
             interrupts.hear()
             # the call has succeeded: from here on, nothing is left half done
             if changed:
@@ -270,7 +270,9 @@ class ReadyModel:
         given = self.lowered.given.items()
         return self._arrays(found, {name: each for name, each in given if each.value in found})
 
-    def _arrays(self, found: Mapping[Value, Any], wanted: Mapping[str, Given]) -> dict[str, Any]:
+    def _arrays(
+        self, found: Mapping[Value, Any], wanted: Mapping[str, GivenInputs]
+    ) -> dict[str, Any]:
         """What is given, in the shapes and dtypes in which the network takes it."""
         arrays = {name: _as_given(found, given) for name, given in wanted.items()}
         for name, dtype in self._held_as.items():
@@ -310,12 +312,12 @@ class ReadyModel:
         with at(self.device):
             device = get_device(current().device)
             inputs = {name: arrays[name] for name in to.inputs}
-            _, lasting = handed(arrays, to.inputs, self._wrapping)
+            _, lasting = hand_over(arrays, to.inputs, self._wrapping)
             step = self.forward.phases
             for own in (to.network.parameters, to.network.running):  # constants of operations
                 lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
             given = {
-                name: each if isinstance(each, Wrapped) else wrap_regional(each, device, name=name)
+                name: each if isinstance(each, ArrayRef) else wrap_regional(each, device, name=name)
                 for name, each in {**inputs, **lasting}.items()
             }
             result = wrap_regional(out, device, name="out", written=True)
@@ -325,16 +327,18 @@ class ReadyModel:
                 blocks.run(inputs, out, lasting, making_there(self.device, ()))
         return blocks is not None
 
-    def _blocks(self, step: Step, given: Mapping[str, Wrapped], out: Wrapped) -> InBlocks | None:
+    def _blocks(
+        self, step: Step, given: Mapping[str, ArrayRef], out: ArrayRef
+    ) -> TiledInference | None:
         """What runs the step in blocks; None where it is to run as a whole."""
         there = [e.spec.nbytes for e in (*given.values(), out) if e.spec.placement == "device"]
-        under = Under(self._memory_limit, given, None, -sum(there))
+        under = TilingConstraints(self._memory_limit, given, None, -sum(there))
         lying = tuple((name, each.spec) for name, each in given.items()), out.spec
         terms = under.terms(step)
         key = current(), terms.target.room_bytes, lying
         if self._in_blocks is None or self._in_blocks[0] != key:
-            plan = planned_in_blocks(step, under)
-            blocks = InBlocks(step, plan.cuts, self._memory_limit, counts_given=True)
+            plan = plan_tiles(step, under)
+            blocks = TiledInference(step, plan.cuts, self._memory_limit, counts_given=True)
             self._in_blocks = key, blocks if plan.count > 1 else None
         return self._in_blocks[1]
 
@@ -384,8 +388,8 @@ class ReadyModel:
             made = differentiable_outputs(request, tracked)
         elif self.forward is not None:
             arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
-            inputs, lasting = handed(arrays, to.inputs, self._wrapping)
-            lent, outputs = Lent(self._places), self.forward.outputs
+            inputs, lasting = hand_over(arrays, to.inputs, self._wrapping)
+            lent, outputs = LentPlaces(self._places), self.forward.outputs
             written = lent.results(outputs) if out is None else {outputs[0].name: out}
             making = making_there(self.device, changing)
             ran = self.forward.run(inputs, written, lasting, making)
@@ -436,12 +440,12 @@ def _for_hooks(result: Any) -> Any:
     return same(result) if isinstance(result, torch.Tensor) else result
 
 
-def _as_given(found: Mapping[Value, Any], given: Given) -> Any:
+def _as_given(found: Mapping[Value, Any], given: GivenInputs) -> Any:
     tensor = found[given.value]
     return tensor if tuple(tensor.shape) == given.shape else tensor.reshape(given.shape)
 
 
-def labelled(lowered: Lowered, dtype: str) -> Lowered:
+def label_scores(lowered: LoweredGraph, dtype: str) -> LoweredGraph:
     """The same network with labels for the scores that are its one result.
 
     Raises

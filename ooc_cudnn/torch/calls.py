@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn.torch.capture import Call, Captures
-from ooc_cudnn.torch.ranks import within_ddp, world_size
+from ooc_cudnn.torch.ranks import unwrap_ddp, world_size
 from ooc_cudnn.warnings_once import warn_once
 
 #: Captures that are kept: in training and not, of a last batch that is smaller, ...
@@ -71,7 +71,7 @@ def calls_of(model: torch.nn.Module) -> Calls:
     >>> calls_of(model) is calls_of(model)
     True
     """
-    model = within_ddp(model)
+    model = unwrap_ddp(model)
     found = model.__dict__.get(_NAME)
     if found is None or found.model is not model:  # a shallow copy has those of another one
         found = model.__dict__[_NAME] = Calls(model)
@@ -80,4 +80,4 @@ def calls_of(model: torch.nn.Module) -> Calls:
 
 def forget_calls(model: torch.nn.Module) -> None:
     """Drop what is ready, and what it keeps on the host."""
-    within_ddp(model).__dict__.pop(_NAME, None)
+    unwrap_ddp(model).__dict__.pop(_NAME, None)

@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.torch.backend import compiled_with, working_on
-from ooc_cudnn.torch.capture_errors import said_by_dynamo
+from ooc_cudnn.torch.backend import compile_with, handle_call
+from ooc_cudnn.torch.capture_errors import explain_refusal
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
@@ -38,7 +38,12 @@ from ooc_cudnn.torch.refusals import check_model
 from ooc_cudnn.torch.region import kept_as_they_are
 from ooc_cudnn.torch.stand_ins import give_back
 from ooc_cudnn.torch.switches import switches_kept
-from ooc_cudnn.torch.watched_state import BY_DICTIONARIES, Held, Names, noting_missed_lookups
+from ooc_cudnn.torch.watched_state import (
+    BY_DICTIONARIES,
+    Names,
+    WatchedState,
+    noting_missed_lookups,
+)
 
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
@@ -145,14 +150,14 @@ class _Capture:
         self.function = types.FunctionType(code, scope)
         weakref.finalize(self, _drop, scope)
         self._known = torch._dynamo.run(self.function)
-        self._held: Held | None = None
+        self._held: WatchedState | None = None
         #: Whether it draws of Python's random numbers, before it runs.
         self.draws = False
 
     def read(self, ready: Any, tensors: Sequence[Any], call: Call) -> None:
         """Note what the captured graph was given, and what forward looked into."""
         assert call.names is not None
-        self._held = Held(ready.graph, tensors, call.model, call.names)
+        self._held = WatchedState(ready.graph, tensors, call.model, call.names)
 
     def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
         """Run a call; raise `_Missed` where that is not as it was captured."""
@@ -165,7 +170,7 @@ class _Capture:
 
         state = random.getstate() if self.draws else None
         try:
-            with working_on(call, checked):
+            with handle_call(call, checked):
                 return self._known(call.forward, call.args, call.kwargs)
         except (_Missed, PlanInfeasibleError):
             if state is not None:
@@ -287,9 +292,9 @@ class Captures:
 
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
-        compiled = torch.compile(capture.function, backend=compiled_with, fullgraph=True)
+        compiled = torch.compile(capture.function, backend=compile_with, fullgraph=True)
         with (
-            being_captured(),
+            nest_capture(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
             switches_kept() as call.switches,
@@ -309,14 +314,14 @@ class Captures:
             self._methods = Methods(call.model)
             self._as_seen = self._methods.now()
             try:
-                with working_on(call, captured):
+                with handle_call(call, captured):
                     made = (compiled(call.forward, call.args, call.kwargs),)
             except _Captured:
                 made, capture.draws = None, random.getstate() != drawn
             except _Missed:
                 raise UnsupportedModelError(_why_not_captured()) from None
             except Exception as error:
-                raise said_by_dynamo(error, call.model, call.forward, call) from None
+                raise explain_refusal(error, call.model, call.forward, call) from None
             self._come_first(capture)
         return made
 
@@ -370,7 +375,7 @@ def _as_drawn() -> Iterator[None]:
 
 
 @contextmanager
-def being_captured() -> Iterator[None]:
+def nest_capture() -> Iterator[None]:
     """Let modules under limits of their own be parts of what is captured in this thread."""
     before = getattr(_captured_by, "us", False)
     _captured_by.us = True

@@ -31,7 +31,7 @@ _OF_NUMPYS_RANDOM = re.compile(r"numpy_random_stream")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
-def said_by_dynamo(error: Exception, model: torch.nn.Module, forward: Any, call: Any) -> Exception:
+def explain_refusal(error: Exception, model: torch.nn.Module, forward: Any, call: Any) -> Exception:
     """Make the error to raise for one of a capture.
 
     Parameters

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 import torch
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network.runtime.executable import Making
+from ooc_cudnn.network.runtime.executable import ResultAllocation
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.tensor import TensorSpec
 
@@ -121,6 +121,6 @@ class InTensors:
         return made.set_(block.storage, first, spec.shape, spec.strides)
 
 
-def making_there(device: torch.device, changing: Collection[str]) -> Making:
+def making_there(device: torch.device, changing: Collection[str]) -> ResultAllocation:
     """Results on a card as tensors of PyTorch; there, nobody waits for what is not on the host."""
-    return Making(InTensors(device) if device.type == "cuda" else None, changing)
+    return ResultAllocation(InTensors(device) if device.type == "cuda" else None, changing)

@@ -15,7 +15,7 @@ import torch
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.tensor import ITEM_BYTES
-from ooc_cudnn.torch.bits import STORED_AS, stored
+from ooc_cudnn.torch.bits import STORED_AS, store_bits
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
@@ -27,7 +27,7 @@ from ooc_cudnn.torch.region import Region
 FOLLOWS = "what it reads is computed by PyTorch"
 
 
-class Building(Protocol):
+class NetworkAttempt(Protocol):
     """A network being built."""
 
     graph: Graph
@@ -53,12 +53,12 @@ class Fallbacks:
 
     Parameters
     ----------
-    to : Building
+    to : NetworkAttempt
     held : mapping
         What each value is in the network, as far as that is known.
     """
 
-    def __init__(self, to: Building, held: dict[Value, LoweredValue]) -> None:
+    def __init__(self, to: NetworkAttempt, held: dict[Value, LoweredValue]) -> None:
         self._to, self._held = to, held
         self._makers: dict[Value, Operation] = {}
         self.errors: dict[Operation, UnsupportedOperationError] = {}
@@ -318,7 +318,7 @@ class Fallbacks:
                 f"{value.name} is of {value.dtype}, and requires a gradient, which the library has "
                 "of float16, bfloat16, float32 and float64: convert it before"
             )
-        return self._to.made_as("stored", stored, value, STORED_AS[value.dtype.itemsize])
+        return self._to.made_as("stored", store_bits, value, STORED_AS[value.dtype.itemsize])
 
 
 def _differentiable(part: Part) -> set[Value]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.cards import empty_there
@@ -49,12 +49,12 @@ class FixedPlaces:
     --------
     >>> places = FixedPlaces(torch.device("cpu"))
     >>> spec = TensorSpec((2, 3), "float32", "device")
-    >>> one, other = Lent(places), Lent(places)
+    >>> one, other = LentPlaces(places), LentPlaces(places)
     >>> first = one.tensor("y", spec)
     >>> other.tensor("y", spec) is first  # the call before is not over
     False
     >>> one.give_back()
-    >>> Lent(places).tensor("y", spec) is first
+    >>> LentPlaces(places).tensor("y", spec) is first
     True
     """
 
@@ -63,7 +63,7 @@ class FixedPlaces:
         self.free: dict[tuple[str, int], torch.Tensor] = {}
 
 
-class Lent:
+class LentPlaces:
     """Share of the fixed places that a call has.
 
     Parameters
@@ -88,14 +88,14 @@ class Lent:
             self._taken[key] = found
         return self._taken[key]
 
-    def results(self, outputs: Sequence[Tensor]) -> dict[str, Wrapped]:
+    def results(self, outputs: Sequence[Tensor]) -> dict[str, ArrayRef]:
         """Tensors for outputs of a network on a card, by name; none for those on the host."""
         device, found = self._places.device, {}
         for output in outputs if device.type == "cuda" else ():
             spec = _packed(output.shape, output.dtype)
             fixed = has_place(output, device)
             made = self.tensor(output.name, spec) if fixed else empty_there(spec, device)
-            found[output.name] = Wrapped(made, spec, made.data_ptr())
+            found[output.name] = ArrayRef(made, spec, made.data_ptr())
         return found
 
     def gradient(self, output: Tensor, gradient: torch.Tensor) -> torch.Tensor:

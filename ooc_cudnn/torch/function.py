@@ -18,14 +18,14 @@ import torch
 
 from ooc_cudnn.arrays.tensors import to_tensor
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network.runtime.two_part import Paused, PausingStep
+from ooc_cudnn.network.runtime.two_part import PausedStep, TwoPartStep
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
-from ooc_cudnn.torch.fixed_places import FixedPlaces, Lent
+from ooc_cudnn.torch.fixed_places import FixedPlaces, LentPlaces
 from ooc_cudnn.torch.places import users_frame
-from ooc_cudnn.torch.tensor_refs import Wrapping
+from ooc_cudnn.torch.tensor_refs import TensorRefs
 
 
 class Request:
@@ -33,7 +33,7 @@ class Request:
 
     Parameters
     ----------
-    step : PausingStep
+    step : TwoPartStep
     otherwise : callable
         Of places of outputs, the step in which those have gradients, and no others.
     names : sequence of str
@@ -45,7 +45,7 @@ class Request:
         statistics.
     places : FixedPlaces
         Where outputs are to be.
-    wrapping : Wrapping
+    wrapping : TensorRefs
     changing : collection of str
         Of all names those whose tensors the step may change: they are nobody else's.
     seeds : mapping
@@ -56,13 +56,13 @@ class Request:
 
     def __init__(
         self,
-        step: PausingStep,
-        otherwise: Callable[[frozenset[int]], PausingStep],
+        step: TwoPartStep,
+        otherwise: Callable[[frozenset[int]], TwoPartStep],
         names: Sequence[str],
         others: Mapping[str, Any],
         inputs: Collection[str],
         places: FixedPlaces,
-        wrapping: Wrapping,
+        wrapping: TensorRefs,
         changing: Collection[str],
         seeds: Mapping[str, int],
         reached: Sequence[Collection[str]],
@@ -71,7 +71,7 @@ class Request:
         self.step, self.names, self.others = step, tuple(names), dict(others)
         self._otherwise = otherwise
         self.device, self.wrapping, self.changing = places.device, wrapping, frozenset(changing)
-        self.lent = Lent(places)
+        self.lent = LentPlaces(places)
         self.inputs = frozenset(inputs)
         # a step is made anew in other settings than those of the call
         self._outputs = [each.name for each in step.outputs]
@@ -90,7 +90,7 @@ class Request:
         self.step = self._otherwise(given)
         return True
 
-    def forward(self, tensors: Sequence[Any]) -> Paused:
+    def forward(self, tensors: Sequence[Any]) -> PausedStep:
         """Run forward on tensors in the order of the names; again, it draws the same masks.
 
         It runs on the device of the settings in force, as `at` sets them.
@@ -98,7 +98,7 @@ class Request:
         self.others |= {name: state_of(seed, self.device) for name, seed in self.seeds.items()}
         arrays = {**self.others, **dict(zip(self.names, tensors, strict=True))}
         out = self.lent.results(self.step.outputs)
-        inputs, lasting = handed(arrays, self.inputs, self.wrapping)
+        inputs, lasting = hand_over(arrays, self.inputs, self.wrapping)
         making = making_there(self.device, self.changing)
         return self.step.run(inputs, out, lasting, making)
 
@@ -162,7 +162,7 @@ class Run:
     def __init__(self, request: Request, tensors: Sequence[torch.Tensor]) -> None:
         self.request = request
         self._settings, self._context = current(), copy_context()
-        self._paused: Paused | None = request.forward(tensors)
+        self._paused: PausedStep | None = request.forward(tensors)
         self.outputs = self._paused.outputs
         self.groups, self._shared = self._paused.groups, self._paused.shared
         self._read_again = self._paused.read_again
@@ -372,8 +372,8 @@ def _apart(name: str, gradient: Any, device: torch.device, shared: Collection[st
     return made if made.device == device else made.to(device)
 
 
-def handed(
-    arrays: Mapping[str, Any], inputs: Collection[str], wrapping: Wrapping
+def hand_over(
+    arrays: Mapping[str, Any], inputs: Collection[str], wrapping: TensorRefs
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs, and parameters and running statistics, as a step takes them.
 

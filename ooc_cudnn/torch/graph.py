@@ -181,12 +181,12 @@ def values_in(tree: Any) -> list[Value]:
     return [value for each in tree for value in values_in(each)]
 
 
-def replaced(tree: Any, found: Callable[[Value], Any]) -> Any:
+def replace_values(tree: Any, found: Callable[[Value], Any]) -> Any:
     """The same lists, tuples and dicts, with what is found for each value in its place."""
     if isinstance(tree, Value):
         return found(tree)
     if isinstance(tree, Mapping):
-        return {name: replaced(each, found) for name, each in tree.items()}
+        return {name: replace_values(each, found) for name, each in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(replaced(each, found) for each in tree)
+        return type(tree)(replace_values(each, found) for each in tree)
     return tree

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Operation, Value, replaced
+from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.recorder import Recorder
 from ooc_cudnn.torch.same import same
 
@@ -218,9 +218,9 @@ def _put_behind_maker(
         *(
             replace(
                 each,
-                args=replaced(each.args, put),
-                kwargs=replaced(dict(each.kwargs), put),
-                arguments=replaced(dict(each.arguments), put),
+                args=replace_values(each.args, put),
+                kwargs=replace_values(dict(each.kwargs), put),
+                arguments=replace_values(dict(each.arguments), put),
             )
             if before in each.reads
             else each

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ooc_cudnn.arrays.operands import Located, Wrapped, check_writable
-from ooc_cudnn.arrays.stores import Store, regional, room_for, whole
+from ooc_cudnn.arrays.operands import ArrayRef, LocatedArray, check_writable
+from ooc_cudnn.arrays.stores import Store, read_whole, regional, room_for
 from ooc_cudnn.arrays.tensors import is_tensor
 from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.network.runtime.inference import ForwardStep
-from ooc_cudnn.network.tiled.infer import BlockPlan, Under, planned_in_blocks
+from ooc_cudnn.network.tiled.infer import TilePlan, TilingConstraints, plan_tiles
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
@@ -26,11 +26,11 @@ from ooc_cudnn.torch.empty import EmptyModel
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.limit import called, own_forward
+from ooc_cudnn.torch.limit import own_forward, record_call
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.planning import specs_of, where_held
-from ooc_cudnn.torch.ranks import within_ddp
+from ooc_cudnn.torch.planning import device_to_plan_for, specs_of
+from ooc_cudnn.torch.ranks import unwrap_ddp
 from ooc_cudnn.torch.stand_ins import fakes_for
 from ooc_cudnn.torch.stored import check_scale
 from perfmodel import MachineModel
@@ -109,7 +109,7 @@ def infer(
     asked = "uint8" if out is None or is_path else str(out.dtype).removeprefix("torch.")
     run = _Inference(model, out, reduce)
     with torch.no_grad():
-        captures, call = captured(model, inputs, memory_limit, reduce, asked, scale)
+        captures, call = capture_for_inference(model, inputs, memory_limit, reduce, asked, scale)
         made = captures(call, run)
     if out is not None:
         return _given_back(run.out)
@@ -141,7 +141,7 @@ class _Inference:
         if not one:
             if out is not None:
                 raise TypeError("out is given, but the model makes several results")
-            return ready([whole(each) for each in tensors])
+            return ready([read_whole(each) for each in tensors])
         if out is not None:
             out = self.out = _file(out, ready, reduce) if isinstance(out, Path) else out
             _check_out(out, ready, reduce)
@@ -149,14 +149,14 @@ class _Inference:
         if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
             with_classes = out.with_axis(1) if isinstance(out, Store) else out[:, None]
         if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
-            _put(ready([whole(each) for each in tensors])[0], out)
+            _put(ready([read_whole(each) for each in tensors])[0], out)
             return [out]
         made = _empty(ready) if out is None else with_classes
         if not ready.in_blocks(tensors, made):
             room = with_classes
             if isinstance(with_classes, Store):
                 room = room_for(with_classes, (slice(None),) * with_classes.ndim)
-            (made,) = ready([whole(each) for each in tensors], room)
+            (made,) = ready([read_whole(each) for each in tensors], room)
             if isinstance(with_classes, Store):
                 _put(room, with_classes)
         if out is not None:
@@ -175,7 +175,7 @@ def plan_infer(
     placement: str = "disk",
     reduce: str | None = None,
     scale: float | None = None,
-) -> BlockPlan:
+) -> TilePlan:
     """Plan `infer`: in how many blocks, how long, how much memory. Nothing is computed or read.
 
     Parameters
@@ -192,7 +192,7 @@ def plan_infer(
 
     Returns
     -------
-    BlockPlan
+    TilePlan
         Its `explain` is for a person to read.
 
     Raises
@@ -212,15 +212,15 @@ def plan_infer(
     """
     with torch.no_grad():
         fakes = fakes_for(model, shapes)
-        captures, call = captured(model, fakes, memory_limit, reduce, "uint8", scale)
+        captures, call = capture_for_inference(model, fakes, memory_limit, reduce, "uint8", scale)
         ready, _ = captures.find(call)
         check_evaluation(model, ready)
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
-        specs = specs_of(ready, placement, where_held(machine))
-        given = {name: Wrapped(None, spec, 0) for name, spec in specs.items()}
+        specs = specs_of(ready, placement, device_to_plan_for(machine))
+        given = {name: ArrayRef(None, spec, 0) for name, spec in specs.items()}
         step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
-        return planned_in_blocks(step, Under(memory_limit, given, machine))
+        return plan_tiles(step, TilingConstraints(memory_limit, given, machine))
 
 
 def _as_target(out: Any) -> Any:
@@ -274,14 +274,14 @@ def check_evaluation(model: torch.nn.Module, ready: ReadyModel) -> None:
     UnsupportedModelError
         With what to call.
     """
-    if ready.training and within_ddp(model).training:
+    if ready.training and unwrap_ddp(model).training:
         raise UnsupportedModelError(
             f"{type(model).__name__} is in training mode: what it makes depends on the other "
             "images or on chance, and its running statistics would change; call model.eval() first"
         )
 
 
-def captured(
+def capture_for_inference(
     model: torch.nn.Module,
     inputs: Sequence[Any],
     memory_limit: Limit,
@@ -299,7 +299,7 @@ def captured(
     check_reduction(reduce)
     check_scale(scale)
     options = Options(memory_limit, scale=scale, labels=labels if reduce else "")
-    kind, call = called(model, own_forward(model), tuple(inputs), {}, options)
+    kind, call = record_call(model, own_forward(model), tuple(inputs), {}, options)
     return calls_of(model).of(("infer", kind), call), call
 
 
@@ -325,7 +325,7 @@ def _check_out(out: Any, ready: ReadyModel, reduce: str | None) -> None:
     if isinstance(out, Store):
         out.check_writable("out")
     elif isinstance(out, np.ndarray):
-        check_writable(Located(out, "", 0), name="out")
+        check_writable(LocatedArray(out, "", 0), name="out")
 
 
 def _empty(ready: ReadyModel) -> Any:
@@ -350,7 +350,9 @@ def output_shape(
     (1, 8, 65534, 65534)
     """
     with torch.no_grad():
-        captures, call = captured(model, fakes_for(model, shapes), None, None, "", None)
+        captures, call = capture_for_inference(
+            model, fakes_for(model, shapes), None, None, "", None
+        )
         ready, _ = captures.find(call)
     found = tuple(each.shape for each in ready.graph.outputs if isinstance(each, Value))
     if not found:

@@ -18,8 +18,8 @@ from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.capture import Call, is_captured_by_us
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.overlaps import overlapping
-from ooc_cudnn.torch.ranks import STATISTICS, within_ddp
+from ooc_cudnn.torch.overlaps import overlapping_pairs
+from ooc_cudnn.torch.ranks import STATISTICS, unwrap_ddp
 from ooc_cudnn.torch.refusals import check_arguments, check_model
 from ooc_cudnn.torch.stand_ins import StandIns, containers_in, is_array, torch_dtype
 from ooc_cudnn.torch.stored import check_scale
@@ -99,7 +99,7 @@ def limit(
     if statistics not in STATISTICS:
         raise ValueError(f"statistics must be rank or global, not {statistics!r}")
     check_scale(scale)
-    inner = within_ddp(model)
+    inner = unwrap_ddp(model)
     check_model(inner)
     if isinstance(_forward_of_class(inner), property):
         raise UnsupportedModelError(
@@ -114,7 +114,7 @@ def limit(
 def release(model: M) -> M:
     """Undo `limit`: the model computes as PyTorch does. What `infer` keeps is dropped, too."""
     forget_calls(model)
-    own = within_ddp(model).__dict__.get("forward")
+    own = unwrap_ddp(model).__dict__.get("forward")
     if isinstance(own, Limited):
         own.undo()
     return model
@@ -188,7 +188,7 @@ class Limited:
 
     @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kind, call = called(self.model, self.own, args, kwargs, self.options)
+        kind, call = record_call(self.model, self.own, args, kwargs, self.options)
 
         def run(ready: ReadyModel, tensors: Sequence[Any]) -> Any:
             self.last = ready
@@ -199,7 +199,7 @@ class Limited:
         return result
 
 
-def called(
+def record_call(
     model: torch.nn.Module,
     forward: Callable[..., Any],
     args: tuple[Any, ...],
@@ -234,7 +234,7 @@ def called(
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         tuple(each for hooks in _HOOKS_OF_ALL for each in hooks.items()),
-        overlapping([leaf for leaf in filled if isinstance(leaf, torch.Tensor)]),
+        overlapping_pairs([leaf for leaf in filled if isinstance(leaf, torch.Tensor)]),
     )
     containers: list[tuple[Any, Any]] = []
     if any(one is not other for one, other in zip(filled, leaves, strict=True)):
@@ -265,7 +265,7 @@ def _seen(stand_in: torch.Tensor, given: Any) -> Hashable:
 
 def own_forward(model: torch.nn.Module) -> Callable[..., Any]:
     """The forward that a model has without a limit."""
-    model = within_ddp(model)
+    model = unwrap_ddp(model)
     held = model.__dict__.get("forward")
     if isinstance(held, Limited):
         held = held.before

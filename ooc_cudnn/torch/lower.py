@@ -20,11 +20,11 @@ from ooc_cudnn.network.network import Network
 from ooc_cudnn.operations.normalization.cross_rank import Ranks
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.fallbacks import FOLLOWS, Fallbacks, draws
-from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
+from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import MOVES, PER_ELEMENT
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.mutations import Functional
-from ooc_cudnn.torch.unbatched import batched
+from ooc_cudnn.torch.unbatched import add_batch_axis
 
 R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., LoweredValue | tuple[LoweredValue | None, ...]]] = {}
@@ -71,7 +71,7 @@ class Unlike(Exception):  # told apart within this room alone
     """A rule has an operation, but not in this form; it says why."""
 
 
-class Given(NamedTuple):
+class GivenInputs(NamedTuple):
     """Inputs that a network is given before each call.
 
     Attributes
@@ -87,7 +87,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
+class LoweredGraph:
     """A network, and how it is called as the model is.
 
     Attributes
@@ -115,9 +115,9 @@ class Lowered:
     network: Network
     outputs: tuple[Tensor, ...]
     results: tuple[Any, ...]
-    inputs: Mapping[str, Given]
-    parameters: Mapping[str, Given]
-    running: Mapping[str, Given]
+    inputs: Mapping[str, GivenInputs]
+    parameters: Mapping[str, GivenInputs]
+    running: Mapping[str, GivenInputs]
     drawn: tuple[str, ...]
     before: tuple[Operation, ...]
     after: tuple[Operation, ...]
@@ -125,19 +125,19 @@ class Lowered:
     handed: Mapping[Value, LoweredValue]
 
     @property
-    def given(self) -> Mapping[str, Given]:
+    def given(self) -> Mapping[str, GivenInputs]:
         """All that the network is given from the model."""
         return {**self.inputs, **self.parameters, **self.running}
 
 
-def lowered(
+def lower_graph(
     graph: Graph,
     differentiable: frozenset[Value],
     *,
     training: bool,
     strict: bool = False,
     over_ranks: Callable[[str], Ranks | None] = one_rank,
-) -> Lowered:
+) -> LoweredGraph:
     """Lower a graph.
 
     Parameters
@@ -157,12 +157,14 @@ def lowered(
         On an operation that there is no rule for, with the user's line, if `strict`; or if layers
         follow it.
     """
-    graph = batched(graph)
-    made = Lowering(graph, differentiable, training=training, strict=strict, over_ranks=over_ranks)
+    graph = add_batch_axis(graph)
+    made = GraphLowering(
+        graph, differentiable, training=training, strict=strict, over_ranks=over_ranks
+    )
     return made.lowered()
 
 
-class Lowering:
+class GraphLowering:
     """A network being built; rules call its methods."""
 
     def __init__(
@@ -181,13 +183,13 @@ class Lowering:
         #: What is to be handed out, and may show an input as it is given.
         self._shown: list[Value] = []
         self.net = Network()
-        self.inputs: dict[str, Given] = {}
-        self.parameters: dict[str, Given] = {}
-        self.running: dict[str, Given] = {}
+        self.inputs: dict[str, GivenInputs] = {}
+        self.parameters: dict[str, GivenInputs] = {}
+        self.running: dict[str, GivenInputs] = {}
         self.drawn: list[str] = []
         self.before: list[Operation] = []
         self._held: dict[Value, LoweredValue] = {}
-        self._given: dict[tuple[Given, str], Tensor] = {}
+        self._given: dict[tuple[GivenInputs, str], Tensor] = {}
         self._module = ""
         operations = graph.operations
         self._makers = {value: each for each in operations for value in each.results if value}
@@ -195,7 +197,7 @@ class Lowering:
         #: What PyTorch will compute within the network.
         self.fallbacks = Fallbacks(self, self._held)
 
-    def lowered(self) -> Lowered:
+    def lowered(self) -> LoweredGraph:
         """Lower everything."""
         for operation in self.graph.operations:
             self._lower(operation)
@@ -234,7 +236,7 @@ class Lowering:
             results.append(found)
         nodes = self.net.graph.nodes_before(outputs.values())
         read = {tensor.name for node in nodes for tensor in node.inputs}
-        return Lowered(
+        return LoweredGraph(
             self.net,
             tuple(outputs.values()),
             tuple(results),
@@ -371,7 +373,7 @@ class Lowering:
     def _by_rule(
         self, lower: Callable[..., Any], operation: Operation, find: Callable[[Value], Any]
     ) -> tuple[LoweredValue | None, ...]:
-        found = lower(self, **replaced(dict(operation.arguments), find))
+        found = lower(self, **replace_values(dict(operation.arguments), find))
         made = (found,) if isinstance(found, LoweredValue) else tuple(found)
         in_place = isinstance(operation.function, Functional)
         for value, held in zip_longest(operation.results, made):
@@ -507,7 +509,7 @@ class Lowering:
             raise Unlike("what should be a parameter depends on the inputs")
         if value.kind == "made" and not self._is_made_before(value):
             raise Unlike(f"{value.name} is made of the inputs by PyTorch")
-        given = Given(value, tuple(value.shape if shape is None else shape))
+        given = GivenInputs(value, tuple(value.shape if shape is None else shape))
         for known in ((given, "parameter"), (given, kind)):
             if known in self._given:
                 return self._given[known]
@@ -535,7 +537,7 @@ class Lowering:
 
         The network holds it in a dtype of its own.
         """
-        given = Given(value, value.shape)
+        given = GivenInputs(value, value.shape)
         if (given, "running") in self._given:
             return self._given[given, "running"]
         self.running[name] = given
@@ -543,12 +545,12 @@ class Lowering:
 
     def now_lasting(self, value: Value, name: str) -> None:
         """Note the tensor that a node made of `statistics`."""
-        key = (Given(value, value.shape), "running")
+        key = (GivenInputs(value, value.shape), "running")
         if key not in self._given:  # else another node updates it before
             self._given[key] = self.net.graph.tensors[name]
 
 
-def _those(read: Collection[str], given: Mapping[str, Given]) -> dict[str, Given]:
+def _those(read: Collection[str], given: Mapping[str, GivenInputs]) -> dict[str, GivenInputs]:
     """What nodes read: a rule that was given up may have asked for more."""
     return {name: each for name, each in given.items() if name in read}
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.image_axes import MOVES
-from ooc_cudnn.torch.normalizing import Update, updated
+from ooc_cudnn.torch.normalizing import Update, update_statistics
 from ooc_cudnn.torch.overlaps import may_overlap_itself
 from ooc_cudnn.torch.recorder import Recorder
 
@@ -63,13 +63,13 @@ class View:
 
 
 @dataclass(eq=False)
-class Seen:
+class SeenTensor:
     """A fake tensor, and what it stands for."""
 
     tensor: torch.Tensor
     value: Value
     memory: Memory
-    base: Seen | None = None
+    base: SeenTensor | None = None
     view: View | None = None
     at: int = 0
     #: Averages that normalizations have gone on since.
@@ -89,9 +89,9 @@ class Memories:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, SeenTensor] = {}
         self._memories: dict[int, Memory] = {}
-        self._last: dict[int, Seen] = {}
+        self._last: dict[int, SeenTensor] = {}
         #: Those that show another one's memory.
         self.views: set[Value] = set()
 
@@ -105,16 +105,16 @@ class Memories:
         """True if a tensor has been seen."""
         return id(tensor) in self._seen
 
-    def seen(self, tensor: torch.Tensor) -> Seen:
+    def seen(self, tensor: torch.Tensor) -> SeenTensor:
         """Return what is known of a tensor."""
         return self._seen[id(tensor)]
 
-    def own(self, tensor: torch.Tensor, value: Value) -> Seen:
+    def own(self, tensor: torch.Tensor, value: Value) -> SeenTensor:
         """Note a tensor with memory of its own."""
         memory = self._memories.setdefault(_place(tensor), Memory())
-        return self._enter(Seen(tensor, value, memory, at=memory.writes))
+        return self._enter(SeenTensor(tensor, value, memory, at=memory.writes))
 
-    def _enter(self, made: Seen) -> Seen:
+    def _enter(self, made: SeenTensor) -> SeenTensor:
         self._seen[id(made.tensor)] = self._last[_place(made.tensor)] = made
         return made
 
@@ -125,18 +125,18 @@ class Memories:
             return self.own(tensor, self._recorder.constant(_real(tensor))).value
         return self._now(seen)
 
-    def _wrapped(self, tensor: torch.Tensor) -> Seen | None:
+    def _wrapped(self, tensor: torch.Tensor) -> SeenTensor | None:
         """What PyTorch has made another object of: factories do, as `detach` does."""
         seen = self._last.get(_place(tensor))
         if seen is None or _lies(seen.tensor) != _lies(tensor):
             return None
         view = View(torch.ops.aten.detach.default, "detach", (_BASE,), {}, None)
-        made = Seen(tensor, seen.value, seen.memory, seen, view, seen.at)
+        made = SeenTensor(tensor, seen.value, seen.memory, seen, view, seen.at)
         if seen.value.requires_grad:
             made.value = self._recorder.detached(self._now(seen))
         return self._enter(made)
 
-    def _now(self, seen: Seen) -> Value:
+    def _now(self, seen: SeenTensor) -> Value:
         if seen.base is not None and seen.at != seen.memory.writes:
             assert seen.view is not None
             shown = self._shown(seen.view, self._now(seen.base), seen)
@@ -146,14 +146,14 @@ class Memories:
             seen.value = shown
             seen.at = seen.memory.writes
         for update in seen.pending:
-            seen.value, seen.written = updated(self._recorder, seen.value, update), True
+            seen.value, seen.written = update_statistics(self._recorder, seen.value, update), True
         if seen.pending:
             seen.pending = []
             seen.memory.writes += 1
             seen.at = seen.memory.writes
         return seen.value
 
-    def _shown(self, view: View, base: Value, seen: Seen) -> Value:
+    def _shown(self, view: View, base: Value, seen: SeenTensor) -> Value:
         recorder = self._recorder
         if view.hands_on and not base.requires_grad:
             return base
@@ -189,7 +189,7 @@ class Memories:
             several = at if len(tensors) > 1 or _is_list(function) else None
             view = _view(function, args, kwargs, base, several)
             seen = self.seen(base)
-            self._enter(Seen(tensor, value, seen.memory, seen, view, seen.memory.writes))
+            self._enter(SeenTensor(tensor, value, seen.memory, seen, view, seen.memory.writes))
             self.views.add(value)
 
     def write(self, tensor: torch.Tensor, value: Value, *, as_data: bool = False) -> None:
@@ -222,14 +222,19 @@ class Memories:
                     both = (recorder.detached(before), recorder.detached(after))
                 follows = any(each.requires_grad for each in both)
                 written = recorder.one(
-                    Through(view), "write", both, before.shape, before.dtype, requires_grad=follows
+                    ViewWrite(view),
+                    "write",
+                    both,
+                    before.shape,
+                    before.dtype,
+                    requires_grad=follows,
                 )
                 base.value = self._kept(before, written, as_data=as_data)
             base.written = True
             base.as_data = base.as_data or as_data or view.name == "detach"
             seen = base
 
-    def _check_not_kept(self, seen: Seen) -> None:
+    def _check_not_kept(self, seen: SeenTensor) -> None:
         """Refuse to write where autograd does not see it to what it keeps for backward.
 
         PyTorch's gradients would be of the numbers that are there afterwards.
@@ -285,7 +290,7 @@ class Memories:
         made = self._recorder.value_like(tensor)
         self._recorder.emit(function, name, values, named, (made,), function._schema)
         view = View(function, name, (_BASE, *values[1:]), dict(named), None)
-        self._enter(Seen(tensor, made, seen.memory, seen, view, seen.at))
+        self._enter(SeenTensor(tensor, made, seen.memory, seen, view, seen.at))
 
 
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
@@ -357,7 +362,7 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Through:
+class ViewWrite:
     """Write to what an operation shows of a tensor: a new one, with it in its place."""
 
     view: View

@@ -83,7 +83,7 @@ class KeptStatistics:
             seen.at = seen.memory.writes
 
 
-def keeping_statistics(func: Any, args: tuple[Any, ...]) -> KeptStatistics | None:
+def kept_statistics_of(func: Any, args: tuple[Any, ...]) -> KeptStatistics | None:
     """Return an operation's update of running statistics; None if it has none."""
     name = func._schema.name
     if name not in STATISTICS:
@@ -94,7 +94,7 @@ def keeping_statistics(func: Any, args: tuple[Any, ...]) -> KeptStatistics | Non
     return KeptStatistics(name, args)
 
 
-def updates(operation: Operation) -> bool:
+def is_statistics_update(operation: Operation) -> bool:
     """True if an operation updates running statistics in the network."""
     told = operation.arguments
     return (
@@ -104,7 +104,7 @@ def updates(operation: Operation) -> bool:
     )
 
 
-def updated(recorder: Recorder, value: Value, update: Update) -> Value:
+def update_statistics(recorder: Recorder, value: Value, update: Update) -> Value:
     """Running statistics a step further, as operations that PyTorch runs."""
     with torch.no_grad():
         x = recorder.detached(update.x)

@@ -7,11 +7,13 @@ from collections.abc import Collection
 
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.image_axes import MOVES
-from ooc_cudnn.torch.lower import Lowered
+from ooc_cudnn.torch.lower import LoweredGraph
 from ooc_cudnn.units import format_bytes
 
 
-def notes(graph: Graph, lowered: Lowered, differentiable: Collection[Value]) -> tuple[str, ...]:
+def notes(
+    graph: Graph, lowered: LoweredGraph, differentiable: Collection[Value]
+) -> tuple[str, ...]:
     """Return the lines.
 
     Parameters

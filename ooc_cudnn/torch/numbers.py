@@ -51,11 +51,11 @@ class Numbers:
             return number
         expression = number.node.expr
         if not expression.free_symbols <= self._places.keys():
-            return known(number)
+            return specialize(number)
         return Number(kind, expression, {s: self._places[s] for s in expression.free_symbols})
 
 
-def known(number: Any) -> int | float | bool:
+def specialize(number: Any) -> int | float | bool:
     """A symbolic number as the constant that it is now: guards compare it from then on."""
     kind = _SYMBOLIC.get(type(number))
     made: int | float | bool = number if kind is None else kind(number)

@@ -15,7 +15,7 @@ from torch._dynamo.variables.misc import get_tnp_to_np_map
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.places import where_of
+from ooc_cudnn.torch.places import source_line
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -130,5 +130,5 @@ def _name(node: Any) -> str:
 
 
 def _line(node: Any) -> str:
-    where = where_of(node)
+    where = source_line(node)
     return f"\n  {where}" if where else ""

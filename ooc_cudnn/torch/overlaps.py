@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph
-from ooc_cudnn.torch.normalizing import updates
+from ooc_cudnn.torch.normalizing import is_statistics_update
 
 
 def _span(tensor: Any) -> tuple[int, int]:
@@ -33,11 +33,11 @@ def memory_of(tensor: Any) -> int:
     return id(tensor)
 
 
-def overlapping(tensors: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+def overlapping_pairs(tensors: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """Pairs of tensors, by number, that are different ones and share bytes.
 
     >>> x = torch.zeros(4)
-    >>> overlapping([x, x, x[:2], x[2:], torch.zeros(4)])
+    >>> overlapping_pairs([x, x, x[:2], x[2:], torch.zeros(4)])
     ((0, 2), (0, 3), (1, 2), (1, 3))
     """
     if len(tensors) < 2:
@@ -70,7 +70,7 @@ class WrittenMemory:
         written |= {
             value
             for operation in graph.operations
-            if updates(operation)
+            if is_statistics_update(operation)
             for value in operation.reads
             if value.kind == "buffer"
         }

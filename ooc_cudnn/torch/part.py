@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn.torch.bits import as_it_was
-from ooc_cudnn.torch.graph import Operation, Value, replaced
+from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import RESHAPES, ImageAxes
 
 #: Layers that PyTorch says draw random numbers: between them, where dropout is asked for.
@@ -64,7 +64,7 @@ class Part:
 
         lines = [f"{said(v)} {order}" for v, order in zip(self.inputs, self.orders, strict=True)]
         for each in self.operations:
-            args = replaced((each.args, dict(each.kwargs)), said)
+            args = replace_values((each.args, dict(each.kwargs)), said)
             made = [None if value is None else said(value) for value in each.results]
             lines.append(f"{made} = {each.said}{args}")
         return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
@@ -100,10 +100,10 @@ class Part:
             assert first is not None
             found[first] = found[operation.reads[0]].to(first.dtype)
             return
-        args = replaced(operation.args, found.__getitem__)
+        args = replace_values(operation.args, found.__getitem__)
         if name in RECURRENT and torch.is_grad_enabled():
             args = _as_in_training(operation, args)
-        kwargs = replaced(dict(operation.kwargs), found.__getitem__)
+        kwargs = replace_values(dict(operation.kwargs), found.__getitem__)
         with _quiet() if name in RECURRENT else contextlib.nullcontext():
             made = operation.function(*args, **kwargs)
         parts = made if isinstance(made, tuple | list) else (made,)

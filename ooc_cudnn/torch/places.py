@@ -28,7 +28,7 @@ def users_frame() -> str:
     return ""
 
 
-def where_of(node: Any) -> str:
+def source_line(node: Any) -> str:
     """The last line of the user's own code before PyTorch's, on the way to a node."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     frames = [at for at, line in enumerate(lines) if line.strip().startswith('File "')]

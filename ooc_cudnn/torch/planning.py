@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.ir.plan import NetworkPlan
@@ -17,9 +17,9 @@ from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.cards import at
-from ooc_cudnn.torch.limit import Limited, called, own_forward
+from ooc_cudnn.torch.limit import Limited, own_forward, record_call
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.ranks import within_ddp
+from ooc_cudnn.torch.ranks import unwrap_ddp
 from ooc_cudnn.torch.stand_ins import fakes_for
 from ooc_cudnn.torch.stored import check_scale
 from perfmodel import MachineModel
@@ -78,7 +78,7 @@ def plan(
     ready = _captured(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
     )
-    specs = specs_of(ready, placement, where_held(machine))
+    specs = specs_of(ready, placement, device_to_plan_for(machine))
     return ready.noted(ready.step.planned_for(specs, machine))
 
 
@@ -93,7 +93,7 @@ def tune(
     every: bool = False,
     seconds: float = 60.0,
     tell: Tell | None = None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Measure cuDNN's engines for the convolutions of a model, and store what was measured.
 
     cuDNN's heuristics choose engines without measuring, and some take many times as long as the
@@ -126,7 +126,7 @@ def tune(
     NothingToTuneError, OSError
         As `Network.training_step`'s `tune`.
     """
-    limited = within_ddp(model).__dict__.get("forward") if _is_module(model) else None
+    limited = unwrap_ddp(model).__dict__.get("forward") if _is_module(model) else None
     said: dict[str, Any] = {}
     if isinstance(limited, Limited):
         memory_limit = limited.memory_limit if memory_limit is None else memory_limit
@@ -168,13 +168,15 @@ def _captured(
     check_scale(scale)
     options = Options(memory_limit, scale=scale, **said)
     with torch.set_grad_enabled(with_gradients):
-        kind, call = called(model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options)
+        kind, call = record_call(
+            model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options
+        )
         ready, _ = calls_of(model).of(("plan", kind), call).find(call)
     found: ReadyModel = ready
     return found
 
 
-def where_held(machine: MachineModel | str | os.PathLike[str] | None) -> str:
+def device_to_plan_for(machine: MachineModel | str | os.PathLike[str] | None) -> str:
     """Return where a model is when it is planned for a machine: on the card, if there is one."""
     return "pinned" if machine == "host" else "device"
 

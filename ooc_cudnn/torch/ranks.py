@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ooc_cudnn.operations.external.calls import Cost, How
+from ooc_cudnn.operations.external.calls import Cost, ExternalRun
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 from ooc_cudnn.torch.errors import RanksError
 from ooc_cudnn.torch.region import on_stream, tensor_on
@@ -58,7 +58,7 @@ def _synchronised(model: torch.nn.Module) -> dict[str, torch.nn.SyncBatchNorm]:
     }
 
 
-def within_ddp(model: torch.nn.Module) -> torch.nn.Module:
+def unwrap_ddp(model: torch.nn.Module) -> torch.nn.Module:
     """The model that DistributedDataParallel is wrapped around; any other one as it is."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         found: torch.nn.Module = model.module
@@ -101,13 +101,13 @@ class Group:
     def __init__(self, group: Any = None) -> None:
         self._group = group
 
-    def moments(self, node: str, channels: int) -> Gathering:
+    def moments(self, node: str, channels: int) -> GatheredState:
         """Those of all images."""
-        return Gathering("moments over ranks", node, channels, self._group)
+        return GatheredState("moments over ranks", node, channels, self._group)
 
-    def sums(self, node: str, channels: int, elements: int) -> Gathering:
+    def sums(self, node: str, channels: int, elements: int) -> GatheredState:
         """Those over all images, scaled."""
-        return Gathering("sums over ranks", node, channels, self._group, elements)
+        return GatheredState("sums over ranks", node, channels, self._group, elements)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Told:
     elements: int
 
 
-class Gathering(_Told):
+class GatheredState(_Told):
     """A state of all ranks, of that of each: gathered, and merged in the order of ranks.
 
     So every rank has the same one, to the last bit. One all-gather of a few numbers a channel.
@@ -139,7 +139,7 @@ class Gathering(_Told):
         state = STATES["moments"] * self.channels * _FLOAT64_BYTES
         return Cost((2 * self.world + 2) * state, 2 * (self.world + 1) * state, 0)
 
-    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
         """Wait for all ranks, and merge.
 
         Raises
@@ -151,7 +151,7 @@ class Gathering(_Told):
         with on_stream(target.device, how.stream), torch.no_grad():
             own, *moments = [tensor_on(each) for each in inputs]
             parts = torch.stack(self._gathered(own))
-            made = self._scaled(parts.sum(0), *moments) if moments else merged(parts)
+            made = self._scaled(parts.sum(0), *moments) if moments else merge_moments(parts)
             target.copy_(made)
 
     def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
@@ -166,13 +166,13 @@ class Gathering(_Told):
         return sums * (self.elements / moments[0])
 
 
-def merged(parts: torch.Tensor) -> torch.Tensor:
+def merge_moments(parts: torch.Tensor) -> torch.Tensor:
     """Moments (count, mean and M2 of each channel) of all parts (ranks, 3, c), by Chan's formula.
 
     >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 8.0])
     >>> def of(x):
     ...     return torch.tensor([[len(x)], [x.mean()], [((x - x.mean()) ** 2).sum()]])
-    >>> bool(torch.allclose(merged(torch.stack([of(a), of(b)])), of(torch.cat([a, b]))))
+    >>> bool(torch.allclose(merge_moments(torch.stack([of(a), of(b)])), of(torch.cat([a, b]))))
     True
     """
     count, mean, m2 = parts.unbind(1)

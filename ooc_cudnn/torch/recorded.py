@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
-from ooc_cudnn.torch.normalizing import updates
+from ooc_cudnn.torch.normalizing import is_statistics_update
 from ooc_cudnn.torch.recorder import Recorder
 
 
@@ -145,7 +145,7 @@ def _keep_statistics(recorder: Recorder, kept: Sequence[Value]) -> None:
     kept = [*kept, *(value for effect in recorder.effects for value in effect.reads)]
     used = set(_used(recorder.operations, kept))
     for operation in list(recorder.operations):
-        if operation in used or not updates(operation):
+        if operation in used or not is_statistics_update(operation):
             continue
         (y, *_) = operation.results
         assert y is not None

@@ -12,7 +12,7 @@ from ooc_cudnn.torch.graph import Operation, Value
 
 
 class Recorder(Protocol):
-    """Notes operations on values; `recording.Recording` is one.
+    """Notes operations on values; `recording.GraphRecording` is one.
 
     Attributes
     ----------

@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
+from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.higher_order import HigherOrder, Span
 from ooc_cudnn.torch.mutations import Functional, Memories
-from ooc_cudnn.torch.normalizing import keeping_statistics
-from ooc_cudnn.torch.numbers import Numbers, known
-from ooc_cudnn.torch.places import module_of, where_of
+from ooc_cudnn.torch.normalizing import kept_statistics_of
+from ooc_cudnn.torch.numbers import Numbers, specialize
+from ooc_cudnn.torch.places import module_of, source_line
 from ooc_cudnn.torch.recorded import graph_of
 from ooc_cudnn.torch.switches import SwitchesSet, check_switch, switches_kept
 
@@ -75,7 +75,7 @@ def record(
         If something in it can be made no operation on values, or it leaves a switch of the process
         in another position.
     """
-    recorder = Recording(given, fakes, names, Numbers(fakes))
+    recorder = GraphRecording(given, fakes, names, Numbers(fakes))
     with switches_kept(switches), recorder.recording():
         first = [stored[at](fake) if at in stored else fake for at, fake in enumerate(fakes)]
         outputs = recorder.run(module, first)
@@ -97,7 +97,7 @@ _DERIVED = (
 )
 
 
-class Recording(ProxyTorchDispatchMode):
+class GraphRecording(ProxyTorchDispatchMode):
     """Notes what functions come to, and what each fake tensor stands for.
 
     It is a mode above autograd: PyTorch takes none there but those of this class.
@@ -161,7 +161,7 @@ class Recording(ProxyTorchDispatchMode):
     @property
     def where(self) -> str:
         """The line of the user's model that is being recorded."""
-        return "" if self._node is None else where_of(self._node)
+        return "" if self._node is None else source_line(self._node)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -234,9 +234,9 @@ class Recording(ProxyTorchDispatchMode):
     def _number(node: Any) -> Any:
         example = node.meta.get("example_value")
         if isinstance(example, torch.SymFloat | torch.SymInt) and example.node.has_hint():
-            return known(example)  # of what is given: guards compare it
+            return specialize(example)  # of what is given: guards compare it
         if node.users:
-            raise UnsupportedModelError(_BY_DATA + where_of(node))
+            raise UnsupportedModelError(_BY_DATA + source_line(node))
         return None
 
     def _attribute(self, module: Any, name: str) -> Any:
@@ -272,7 +272,7 @@ class Recording(ProxyTorchDispatchMode):
                 (value,) = self.__torch_dispatch__(made_anew, types, alone, named)
                 self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (target, value))
             return args[0] if func._schema.returns else None
-        kept = keeping_statistics(func, args)
+        kept = kept_statistics_of(func, args)
         told = args if kept is None else kept.given(args, self)
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
         if _reads_strides(func):
@@ -325,14 +325,18 @@ class Recording(ProxyTorchDispatchMode):
         function: Callable[..., Any] = func
         function, cast = casts.function, casts.inputs
         if cast:  # before histories are left out: casts are known by what is read with them
-            values, named = replaced((values, dict(named)), lambda v: self._cast(v, cast))
+            values, named = replace_values((values, dict(named)), lambda v: self._cast(v, cast))
         values, named = self._stopped(values, named, tensors)
         results = tuple(self._result(each) for each in tensors)
         if name in ALIKE and results[0] is not None:  # it reads no more than a shape
             number = ALIKE[name]
             number = number if number is not None else named.get("fill_value", values[-1])
             if not isinstance(number, Value):
-                function, values, named = Filled(results[0], tensors[0].device, number), (), {}
+                function, values, named = (
+                    FilledTensor(results[0], tensors[0].device, number),
+                    (),
+                    {},
+                )
         if name in JOINS and results[0] is not None:
             values = (self._without_empty(values[0], results[0]), *values[1:])
         own = name + AUTOCAST * (function is not func and name not in ALIKE)
@@ -360,7 +364,11 @@ class Recording(ProxyTorchDispatchMode):
         if own in ALIKE and results[0] is not None and not ends:
             number = ALIKE[own] if ALIKE[own] is not None else values[1]
             if not isinstance(number, Value):
-                function, values, named = Filled(results[0], targets[0].device, number), (), {}
+                function, values, named = (
+                    FilledTensor(results[0], targets[0].device, number),
+                    (),
+                    {},
+                )
         values, named = self._stopped(values, named, targets)
         self.emit(function, own, values, named, results, func._schema)
         for target, value in zip(targets, results, strict=True):
@@ -399,7 +407,7 @@ class Recording(ProxyTorchDispatchMode):
         """Where autograd is off, what is read without its history."""
         if torch.is_grad_enabled() or not any(isinstance(e, torch.Tensor) for e in made):
             return values, named
-        return replaced((values, dict(named)), self.detached)
+        return replace_values((values, dict(named)), self.detached)
 
     def detached(self, value: Value) -> Value:
         """A value that autograd does not follow."""
@@ -426,7 +434,7 @@ class Recording(ProxyTorchDispatchMode):
         reads = [each for each in pytree.tree_leaves((values, named)) if isinstance(each, Value)]
         if not reads or name == "_assert_tensor_metadata":
             return
-        values, named = replaced((values, dict(named)), self.detached)
+        values, named = replace_values((values, dict(named)), self.detached)
         operation = self._operation(func, name, values, named, (), func._schema)
         if self.of_inputs.intersection(operation.reads):
             self.effects.append(operation)
@@ -480,7 +488,7 @@ class Recording(ProxyTorchDispatchMode):
         self, function: Any, name: str, args: Any, kwargs: Any, results: Any, schema: Any
     ) -> Operation:
         bound = _bound(schema, args, kwargs) if schema is not None and (args or kwargs) else {}
-        where = "" if self._node is None else where_of(self._node)
+        where = "" if self._node is None else source_line(self._node)
         module = "" if self._node is None else module_of(self._node, self.names)
         return Operation(function, name, args, dict(kwargs), bound, results, module, where)
 
@@ -495,7 +503,7 @@ class Recording(ProxyTorchDispatchMode):
             what = "" if self._node is None else f"{self._node.name} "
             raise UnsupportedModelError(
                 f"{what}makes a tensor whose shape depends on data: take it out of forward"
-                f"\n  {'' if self._node is None else where_of(self._node)}"
+                f"\n  {'' if self._node is None else source_line(self._node)}"
             )
         name = "made" if self._node is None else self._node.name
         follows = tensor.requires_grad if requires_grad is None else requires_grad
@@ -548,7 +556,7 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-class Filled:
+class FilledTensor:
     """Makes a tensor of one number."""
 
     tags = ()

@@ -23,7 +23,7 @@ from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ooc_cudnn.operations.external.calls import Cost, Drawn, How
+from ooc_cudnn.operations.external.calls import Cost, ExternalRun, RandomSource
 from ooc_cudnn.operations.external.tiles import PartOfComputation, Spans
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autocast import without_autocast
@@ -63,7 +63,7 @@ class Region(_Told):
         object.__setattr__(self, "_part", part)
         object.__setattr__(self, "_costs", {})
 
-    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
         """Compute the result, and write it."""
         tensors = [tensor_on(each) for each in inputs]
         target = tensor_on(y)
@@ -72,7 +72,7 @@ class Region(_Told):
                 part.copy_(self._run(own, self._images(part), _from(how.drawn, first)))
 
     def backward(
-        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: How
+        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: ExternalRun
     ) -> None:
         """Compute it again, and gradients of inputs; those of what images share add up."""
         given = tensor_on(dy)
@@ -84,7 +84,11 @@ class Region(_Told):
             self._backward(inputs, given, gradients, how)
 
     def _backward(
-        self, inputs: Sequence[Any], given: torch.Tensor, gradients: Mapping[int, Any], how: How
+        self,
+        inputs: Sequence[Any],
+        given: torch.Tensor,
+        gradients: Mapping[int, Any],
+        how: ExternalRun,
     ) -> None:
         with on_stream(given.device, how.stream):
             tensors = [tensor_on(each) for each in inputs]
@@ -138,7 +142,7 @@ class Region(_Told):
         return PartOfComputation(Region(made, self.why), inputs)
 
     def _run(
-        self, tensors: Sequence[torch.Tensor], images: int, drawn: Drawn | None
+        self, tensors: Sequence[torch.Tensor], images: int, drawn: RandomSource | None
     ) -> torch.Tensor:
         """Compute images; where random numbers are drawn, each by itself, of a seed of its own."""
         if drawn is None:
@@ -150,7 +154,7 @@ class Region(_Told):
                 tensor if order is None else tensor.tensor_split(images)[image]
                 for tensor, order in zip(tensors, self._part.orders, strict=True)
             ]
-            with seeded((seed, step, drawn.first + image), tensors[0].device):
+            with draw_from_seed((seed, step, drawn.first + image), tensors[0].device):
                 found.append(self._part.run(own, 1, is_drawn=True))
         return torch.cat(found)
 
@@ -163,7 +167,7 @@ class Region(_Told):
         tensors: Sequence[torch.Tensor],
         dy: torch.Tensor,
         wanted: Sequence[int],
-        drawn: Drawn | None = None,
+        drawn: RandomSource | None = None,
     ) -> Sequence[torch.Tensor | None]:
         leaves = [tensor.detach().requires_grad_(at in wanted) for at, tensor in enumerate(tensors)]
         with torch.enable_grad(), kept_as_they_are():
@@ -237,7 +241,7 @@ def _said(part: Part) -> str:
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-def _from(drawn: Drawn | None, first: int) -> Drawn | None:
+def _from(drawn: RandomSource | None, first: int) -> RandomSource | None:
     """The same, for images from a later one on."""
     return None if drawn is None else drawn._replace(first=drawn.first + first)
 
@@ -334,7 +338,7 @@ def takes_up_nodes() -> bool:
 
 
 @contextlib.contextmanager
-def seeded(words: tuple[int, ...], device: torch.device) -> Iterator[None]:
+def draw_from_seed(words: tuple[int, ...], device: torch.device) -> Iterator[None]:
     """Let PyTorch draw from numbers of these words, and go on afterwards where it was."""
     (seed,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
     cards = [device] if device.type == "cuda" else []

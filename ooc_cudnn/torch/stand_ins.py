@@ -31,7 +31,7 @@ class StandIns:
 
     def __init__(self, model: torch.nn.Module, scale: float | None) -> None:
         self.real: dict[int, Any] = {}
-        held = _first_held(model)
+        held = _first_tensor(model)
         self._device = None if held is None else held.device
         self._model, self._scale = model, scale
         self._mode: Any = None
@@ -88,7 +88,7 @@ def give_back(containers: Sequence[tuple[Any, Any]], real: Mapping[int, Any]) ->
                 given.extend(values)
 
 
-def _first_held(model: torch.nn.Module) -> torch.Tensor | None:
+def _first_tensor(model: torch.nn.Module) -> torch.Tensor | None:
     """The first parameter of a model, or else its first buffer."""
     for part in model.modules():  # `parameters()` takes several times as long to the first
         for each in part._parameters.values():
@@ -125,10 +125,10 @@ def fakes_for(
         each if is_array(each) else torch.empty(tuple(each), dtype=dtype, device="meta")
         for each in shapes
     ]
-    return fake_like(asked, device_of(model))
+    return fake_like(asked, parameter_device(model))
 
 
-def device_of(model: torch.nn.Module) -> Any:
+def parameter_device(model: torch.nn.Module) -> Any:
     """Return the device of a model's first parameter; the CPU where it has none."""
     first = next(model.parameters(), None)
     return "cpu" if first is None else first.device

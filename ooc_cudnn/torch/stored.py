@@ -34,12 +34,12 @@ def scaled_dtype(model: torch.nn.Module) -> torch.dtype:
     return next(floating, torch.get_default_dtype())
 
 
-def widening(dtype: torch.dtype, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def widen(dtype: torch.dtype, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function that brings a stored image to a dtype, scaled.
 
     It is scaled in float32 at the least: a uint16 can be more than a float16.
 
-    >>> widening(torch.float32, 0.5)(torch.tensor([3], dtype=torch.uint8))
+    >>> widen(torch.float32, 0.5)(torch.tensor([3], dtype=torch.uint8))
     tensor([1.5000])
     """
     wide = torch.promote_types(dtype, torch.float32)

@@ -10,7 +10,7 @@ import torch
 
 from ooc_cudnn.network.graph.nodes.losses import SoftmaxCrossEntropy
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import Lowered
+from ooc_cudnn.torch.lower import LoweredGraph
 
 
 class Classes(NamedTuple):
@@ -20,7 +20,7 @@ class Classes(NamedTuple):
     ignored: int
 
 
-def targets_of(lowered: Lowered) -> tuple[tuple[Value, Classes], ...]:
+def targets_of(lowered: LoweredGraph) -> tuple[tuple[Value, Classes], ...]:
     """The labels among what a network is given, and what each may be."""
     return tuple(
         (lowered.inputs[node.labels.name].value, Classes(node.x.shape[1], node.ignore_index))

@@ -6,26 +6,26 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, array_ref
 from ooc_cudnn.devices.base import Device
 
 
-class Wrapping:
+class TensorRefs:
     """Wraps parameters and buffers of a model for the engine, call after call.
 
     What it keeps are addresses and specs; it keeps no memory alive.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Any, Wrapped]] = {}
+        self._known: dict[str, tuple[Any, ArrayRef]] = {}
 
-    def __call__(self, name: str, tensor: torch.Tensor, device: Device) -> Wrapped:
+    def __call__(self, name: str, tensor: torch.Tensor, device: Device) -> ArrayRef:
         """A tensor, wrapped.
 
         Raises
         ------
         TypeError, ValueError
-            As `wrap`.
+            As `array_ref`.
         """
         where = (
             tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device,
@@ -37,7 +37,7 @@ class Wrapping:
                 return known[1]
             if tensor.dtype != torch.bfloat16:
                 return known[1]._replace(array=tensor.detach().numpy())
-        found = wrap(tensor, device, name=name)
+        found = array_ref(tensor, device, name=name)
         if tensor.is_neg():  # a copy, which holds what a lazy view stands for
             return found
         kept = found._replace(array=None, restore=None)

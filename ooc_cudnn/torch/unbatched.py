@@ -15,7 +15,7 @@ import torch
 
 from ooc_cudnn.torch.autocast import AUTOCAST
 from ooc_cudnn.torch.fallbacks import draws
-from ooc_cudnn.torch.graph import Graph, Operation, Value, replaced
+from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import PER_ELEMENT, RESHAPES
 
 #: What reads maps of so many spatial axes, with an axis of images or without.
@@ -26,11 +26,11 @@ WINDOWED = re.compile(
 BY_CHANNEL = frozenset({"feature_dropout"})
 
 
-def batched(graph: Graph) -> Graph:
+def add_batch_axis(graph: Graph) -> Graph:
     """The same graph with batches of one in place of maps without images."""
     if not any(is_unbatched(each) for each in graph.operations):
         return graph
-    return _Batching(graph).graph()
+    return _BatchAxisPass(graph).graph()
 
 
 def is_unbatched(operation: Operation) -> bool:
@@ -41,7 +41,7 @@ def is_unbatched(operation: Operation) -> bool:
     return found is not None and len(operation.reads[0].shape) == int(found["axes"]) + 1
 
 
-class _Batching:
+class _BatchAxisPass:
     """A graph being written again."""
 
     def __init__(self, graph: Graph) -> None:
@@ -161,9 +161,9 @@ class _Batching:
 
         return replace(
             operation,
-            args=replaced(operation.args, found),
-            kwargs=replaced(dict(operation.kwargs), found),
-            arguments=replaced(dict(operation.arguments), found),
+            args=replace_values(operation.args, found),
+            kwargs=replace_values(dict(operation.kwargs), found),
+            arguments=replace_values(dict(operation.arguments), found),
             results=tuple(y and _batch_of(y) for y in operation.results),
         )
 

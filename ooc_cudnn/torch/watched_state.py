@@ -231,7 +231,7 @@ def _is_told(value: Any, guard: str, parts: set[int]) -> bool:
     return type(value) in _PLAIN
 
 
-class Held:
+class WatchedState:
     """The tensors that a model holds, as they were when it was captured, and its parts' classes.
 
     Parameters
@@ -246,7 +246,7 @@ class Held:
     Examples
     --------
     >>> model = torch.nn.Linear(2, 2)
-    >>> held = Held(Graph((), (), (), ()), (), model, Names(()))
+    >>> held = WatchedState(Graph((), (), (), ()), (), model, Names(()))
     >>> model.bias.requires_grad_(False) is model.bias
     True
     >>> held.are_as_they_were(())

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.contenders.cases import CASES as ALL
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.runner import SUITE, failed, run_case
+from ooc_cudnn.bench.runner import SUITE, failed_contenders, run_case
 from ooc_cudnn.units import parse_limit
 
 OWN = {"copy_limit", "cudnn", "in_core", "serial", "unfused"}
@@ -23,7 +23,7 @@ OWN = {"copy_limit", "cudnn", "in_core", "serial", "unfused"}
 def test_a_tiny_case_is_right_without_anything_but_the_package(name):
     record = run_case(SUITE.cases[name], quick=True, device="host", machine="host", repeats=1)
     assert record["verified"] is True
-    assert failed(record) == []
+    assert failed_contenders(record) == []
     assert set(record["contenders"]) == {OURS, *SUITE.cases[name].baselines}
 
 

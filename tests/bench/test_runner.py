@@ -10,7 +10,7 @@ import pytest
 from ooc_cudnn.bench import attempt
 from ooc_cudnn.bench.case import Case
 from ooc_cudnn.bench.contender import Contender, Unavailable, Workload
-from ooc_cudnn.bench.runner import failed, run_case
+from ooc_cudnn.bench.runner import failed_contenders, run_case
 from tests.support.clock import Clock
 
 
@@ -163,12 +163,12 @@ def test_without_the_librarys_time_nothing_is_verified():
 
 def test_wrong_contents_of_the_library_fail_and_those_of_a_baseline_are_said():
     record, said = run({"ooc_cudnn": Fake(0), "theirs": Fake(0, ok=False)})
-    assert failed(record) == []
+    assert failed_contenders(record) == []
     assert record["verified"] is True
     assert any("WRONG CONTENTS in theirs: the baseline" in note for note in record["notes"])
     for name, wrong in (("ooc_cudnn", Fake(0, ok=False)), ("serial", Fake(0, ok=False, ours=True))):
         record, said = run({"ooc_cudnn": Fake(0), name: wrong})
-        assert failed(record) == [name]
+        assert failed_contenders(record) == [name]
         assert record["verified"] is False
         assert any("THE LIBRARY'S RESULT" in line for line in said)
 

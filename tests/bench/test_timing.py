@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.bench import timing
 from ooc_cudnn.bench.clock import Clock
 from ooc_cudnn.bench.contents import fill
-from ooc_cudnn.bench.timing import in_a_row, repeated
+from ooc_cudnn.bench.timing import time_in_a_row, time_repeats
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_calls_in_a_row_are_as_many_as_fill_a_row_and_each_counts_alike(clock):
         clock(seconds)
 
     calls = {"quick": lambda: call("quick", 1e-6), "slow": lambda: call("slow", 1.0)}
-    found = in_a_row(calls, nothing, repeats=3)
+    found = time_in_a_row(calls, nothing, repeats=3)
     assert found["quick"].median == pytest.approx(1e-6)
     assert found["slow"].median == pytest.approx(1.0)
     rows = 1 + 3  # the first does not count
@@ -45,7 +45,7 @@ def test_calls_in_a_row_are_as_many_as_fill_a_row_and_each_counts_alike(clock):
 
 @pytest.mark.parametrize(("seconds", "samples"), [(0.1, 10), (4.0, 7), (20.0, 1)])
 def test_a_step_is_repeated_while_there_is_time(clock, seconds, samples):
-    found = repeated(lambda: clock(seconds), nothing)
+    found = time_repeats(lambda: clock(seconds), nothing)
     assert len(found.samples) == samples
     assert found.median == pytest.approx(seconds)
 

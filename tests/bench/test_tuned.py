@@ -3,7 +3,7 @@
 import numpy as np
 
 from ooc_cudnn.bench import tuned as bench_tuned
-from ooc_cudnn.bench.tuned import tuned
+from ooc_cudnn.bench.tuned import tune_call
 from ooc_cudnn.settings import settings
 
 CALL = {
@@ -14,7 +14,7 @@ CALL = {
 
 def test_a_device_without_engines_has_nothing_to_tune():
     with settings(device="host"):
-        found = tuned("convolution_forward", **CALL)
+        found = tune_call("convolution_forward", **CALL)
     assert found == {"reason": found["reason"]}
     assert "engine" in found["reason"]
 
@@ -24,7 +24,7 @@ def test_known_engines_are_not_measured_again_and_time_is_bounded(monkeypatch):
     monkeypatch.setattr(
         bench_tuned, "tune", lambda *given, **more: asked.append((given, more)) or [1]
     )
-    found = tuned("convolution_forward", **CALL)
+    found = tune_call("convolution_forward", **CALL)
     assert found["convolutions"] == 1
     ((function,), more) = asked[0]
     assert function == "convolution_forward"

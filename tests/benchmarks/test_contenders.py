@@ -15,7 +15,7 @@ from benchmarks.contenders.__main__ import main
 from benchmarks.contenders.suite import SUITE, run_case
 from ooc_cudnn.bench import guards
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.runner import failed
+from ooc_cudnn.bench.runner import failed_contenders
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.units import parse_limit
@@ -62,7 +62,7 @@ def test_a_tiny_case_runs_on_the_host_and_its_contents_are_right(name):
     assert (held_bytes(device), device.arena.held_bytes) == (0, 0)  # all is given back
     assert record["status"] == "measured"
     assert record["verified"] is True
-    assert failed(record) == []
+    assert failed_contenders(record) == []
     assert set(record["contenders"]) == {OURS, *case.baselines}
     for contender, found in record["contenders"].items():
         if contender in NEED_A_CARD:

@@ -19,7 +19,7 @@ from benchmarks.contenders.double_buffered import (
 from ooc_cudnn.bench.attempt import reason_of
 from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_contender import Operands
-from ooc_cudnn.bench.placing import pinned
+from ooc_cudnn.bench.placing import allocate_pinned
 from tests.support import numpy_as_cupy
 
 
@@ -38,7 +38,7 @@ def operands(shape, *, channels=5, cuda, pageable=False):
     """x in pinned memory, or in pages, and what else a loop takes."""
     of = Images.of(shape)
     w, b = filters(channels, shape[1])
-    make = (lambda s: np.empty(s, np.float32)) if pageable else pinned
+    make = (lambda s: np.empty(s, np.float32)) if pageable else allocate_pinned
     return Operands(
         images=of, w=w, b=b, x=of.fill(make(shape)), y=make((shape[0], channels, *shape[2:])),
         limit="1MiB", tf32=False, cuda=cuda, pageable=pageable,

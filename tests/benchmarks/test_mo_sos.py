@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import mo_sos, mo_sos_machine
 from benchmarks.mo_sos_replay import UNET, VGG, keep_all, padded_unet
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import load_record
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 
@@ -42,7 +42,7 @@ def test_both_networks_fit_the_card_with_everything_kept():
 
 
 def test_what_is_stored_has_every_step_and_best_is_below():
-    found = stored(mo_sos.NAME)["measurements"]
+    found = load_record(mo_sos.NAME)["measurements"]
     for network in mo_sos.NETWORKS:
         for ratio in mo_sos.RATIOS:
             of = {p: found[f"{network} at {ratio}: {p}"] for p in mo_sos.POLICIES}

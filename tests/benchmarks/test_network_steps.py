@@ -7,7 +7,7 @@ from benchmarks import network_steps
 from benchmarks.network_steps import CASES, Case, course_from, figures, plain, planned
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import load_record
 from ooc_cudnn.network.report.timeline import course_of
 from ooc_cudnn.network.search.plan_step import NAMES
 
@@ -35,7 +35,7 @@ def test_what_holds_more_than_it_promised_is_not_ok(made):
 
 
 def test_the_record_has_every_case_and_its_pictures():
-    record = stored(network_steps.NAME)
+    record = load_record(network_steps.NAME)
     assert record["verified"]
     assert {name.rsplit(": ", 1)[0] for name in record["checks"]} == set(map(str, CASES))
     assert set(network_steps.DRAWN) < set(record["measurements"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import planning_networks
 from benchmarks.planning_networks import CASES, PLENTY, RATIOS, planned, with_bound
 from ooc_cudnn import networks
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import load_record
 
 
 def test_a_plan_and_its_bound():
@@ -18,7 +18,7 @@ def test_a_plan_and_its_bound():
 
 def test_the_record_has_whole_cases():
     """Those that it has: a later run may add more of them."""
-    record = stored(planning_networks.NAME)
+    record = load_record(planning_networks.NAME)
     assert record["verified"]
     cases = {name.rsplit(": ", 1)[0] for name in record["checks"]}
     assert set(map(str, CASES[:5])) <= cases <= set(map(str, CASES))
@@ -27,7 +27,7 @@ def test_the_record_has_whole_cases():
 
 
 def test_the_table_has_a_row_for_each():
-    record = stored(planning_networks.NAME)
+    record = load_record(planning_networks.NAME)
     rows = planning_networks.table().splitlines()[2:]
     assert len(rows) == len(record["checks"])
     assert all(row.count("%") == 3 for row in rows)

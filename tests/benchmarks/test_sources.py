@@ -34,7 +34,7 @@ def test_records_that_are_older_than_what_they_measure_are_marked():
     assert set(rows) == set(RECORDS)
     for name, record in RECORDS.items():
         last = rows[name].rstrip("| ").rpartition("| ")[2]
-        older = sources.changed(record["files"])
+        older = sources.changed_sources(record["files"])
         if sources.is_closed(name):
             assert last == "[closed](closed-studies.md)", name
         elif older:
@@ -54,20 +54,20 @@ def tree(tmp_path):
 def test_a_change_of_a_file_or_within_a_folder_is_found(tree):
     of = ("room", "kernel.cu")
     files = sources.digests(of, tree)
-    assert sources.changed(files, tree) == []
+    assert sources.changed_sources(files, tree) == []
     (tree / "room" / "notes.txt").write_text("no source")
-    assert sources.changed(files, tree) == []
+    assert sources.changed_sources(files, tree) == []
     (tree / "room" / "two.py").write_text("")
-    assert sources.changed(files, tree) == ["room"]
+    assert sources.changed_sources(files, tree) == ["room"]
     (tree / "kernel.cu").write_text("// what it reaches\n2")
-    assert sources.changed(files, tree) == ["room"]
+    assert sources.changed_sources(files, tree) == ["room"]
     (tree / "kernel.cu").unlink()
-    assert sources.changed(files, tree) == list(of)
+    assert sources.changed_sources(files, tree) == list(of)
 
 
 def test_what_nobody_knows_is_taken_to_have_changed(tree):
     assert sources.digests(("gone.py",), tree) == {"gone.py": None}
-    assert sources.changed({"kernel.cu": None}, tree) == ["kernel.cu"]
+    assert sources.changed_sources({"kernel.cu": None}, tree) == ["kernel.cu"]
 
 
 def test_the_first_pattern_counts_and_a_package_without_a_table_names_nothing(tmp_path):

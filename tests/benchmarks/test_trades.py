@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import trades
-from ooc_cudnn.bench.record import stored
+from ooc_cudnn.bench.record import load_record
 from ooc_cudnn.network.tradeoff.curve import QUICK, SHARES, Figures, Point, Trade
 
 
@@ -27,7 +27,7 @@ def test_the_best_is_the_fastest_and_more_memory_no_slower():
 
 @pytest.mark.parametrize("case", trades.CASES, ids=str)
 def test_the_record_has_every_policy_under_every_limit(case):
-    record = stored(trades.NAME)
+    record = load_record(trades.NAME)
     found = Trade.from_json(record["measurements"][str(case)])
     assert record["verified"]
     assert trades.best_is_fastest(found)

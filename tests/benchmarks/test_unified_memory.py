@@ -21,7 +21,7 @@ from ooc_cudnn.bench import guards
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.contents import Images, filters
 from ooc_cudnn.bench.convolution_contender import Operands
-from ooc_cudnn.bench.placing import pinned
+from ooc_cudnn.bench.placing import allocate_pinned
 
 GIB = 2**30
 CARD = 0
@@ -236,7 +236,7 @@ def no_card(monkeypatch):
 def prepared(kind, shape, limit):
     images = Images.of(shape)
     w, b = filters(5, shape[1])
-    x, y = images.fill(pinned(shape)), pinned((shape[0], 5, *shape[2:]))
+    x, y = images.fill(allocate_pinned(shape)), allocate_pinned((shape[0], 5, *shape[2:]))
     operands = Operands(images, w, b, x, y, limit, tf32=False, cuda=False)
     operands.cuda = True  # its filters are where the plan may see them
     contender = kind(operands)

@@ -77,7 +77,7 @@ def test_what_others_delay_is_told_by_the_ring_that_binds(binding, monkeypatch):
         return Timing(pieces * max(piece.values()), 0.1), slots
 
     monkeypatch.setattr(calls, "staged_call", staged_call)
-    monkeypatch.setattr(calls, "crossing", lambda session, way, nbytes: crossing)
+    monkeypatch.setattr(calls, "copy_seconds", lambda session, way, nbytes: crossing)
     assert calls.others(session) == (pytest.approx(each, rel=1e-3), 0.1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.calibration import compute
-from ooc_cudnn.calibration.compute import Computing, arithmetic, losses, with_stand_ins
+from ooc_cudnn.calibration.compute import TimedLaunches, add_stand_ins, arithmetic, losses
 from ooc_cudnn.calibration.copies import host_memory
 from ooc_cudnn.calibration.session import Session
 from ooc_cudnn.calibration.shapes import GPU_POOL, HOST_POOL, convolutions, passes
@@ -23,7 +23,7 @@ LAYOUTS = ("channels_first", "channels_last")
 def collected(device, *, quick=True):
     """Measure; for each line a list of (work, features, seconds)."""
     found, session = {}, Session(device, 2**31, quick=quick)
-    for group in Computing(session).groups():
+    for group in TimedLaunches(session).groups():
         for key, held in session.taken_by(group).items():
             samples = [(work, features, timing.seconds) for work, timing, features in held]
             found.setdefault(key, []).extend(samples)
@@ -100,14 +100,14 @@ def test_the_host_knows_no_tf32_and_its_lines_stand_in():
     device = get_device("host")
     assert all(not tf32 for dtype, tf32 in arithmetic(device) if dtype == "float32")
     line = Line(1.0, 2.0)
-    lines = with_stand_ins(device, {"convolution/float32/channels_last": line})
+    lines = add_stand_ins(device, {"convolution/float32/channels_last": line})
     assert lines["convolution/tf32/channels_last"] == line
 
 
 def test_what_a_launch_takes_is_filled_with_numbers_of_its_own_types(monkeypatch):
     """Bits of half numbers, read as float32, are denormal or huge, and slow on a host."""
     device = get_device("host")
-    measurements = Computing(Session(device, 2**30, quick=True))
+    measurements = TimedLaunches(Session(device, 2**30, quick=True))
     launch, buffers = next(
         (launch, buffers)
         for launch, buffers in measurements.passes("float16")
@@ -145,7 +145,7 @@ def test_device_memory_is_filled_with_random_numbers_to_the_last_byte(host_devic
 
 def test_threads_run_every_pass_once_to_have_its_kernel_compiled(monkeypatch):
     device, launched = get_device("host"), []
-    made = Computing(Session(device, 2**31, quick=True))
+    made = TimedLaunches(Session(device, 2**31, quick=True))
     passes_ = [launch for dtype in made.pass_types for launch, _ in made.passes(dtype)]
     assert sorted(made.pass_types) == ["float16", "float32"]
     monkeypatch.setattr(device, "run", lambda launch, *rest: launched.append(launch))

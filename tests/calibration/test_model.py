@@ -3,7 +3,7 @@
 import pytest
 
 from ooc_cudnn.calibration.model import latencies
-from ooc_cudnn.calibration.session import Measured, Sample
+from ooc_cudnn.calibration.session import Measurement, Sample
 from ooc_cudnn.devices.measuring import Timing
 from perfmodel import Line
 from perfmodel.staging import STAGED_BYTES
@@ -13,7 +13,7 @@ MIB = 2**20
 
 def measured(seconds):
     """Samples: bytes and seconds."""
-    return Measured(Sample(work, Timing(spent, 0.0)) for work, spent in seconds)
+    return Measurement(Sample(work, Timing(spent, 0.0)) for work, spent in seconds)
 
 
 def test_a_single_copy_of_a_file_is_late_by_what_its_line_does_not_say():

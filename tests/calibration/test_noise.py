@@ -13,7 +13,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import TensorSpec
 from ooc_cudnn.calibration import compute
-from ooc_cudnn.calibration.report import how_sure, report, spoilt
+from ooc_cudnn.calibration.report import explain_confidence, report, spoilt
 from ooc_cudnn.calibration.run import calibrate
 from ooc_cudnn.devices.machines import machine_for, machine_path
 from perfmodel import MachineModel, shipped
@@ -160,7 +160,9 @@ def test_what_was_spoilt_before_is_measured_anew():
         warnings.simplefilter("error")
         found = calibrate(SimulatedDevice(H200), quick=True)
     assert not any(spoilt(found).values())
-    assert how_sure(found)[-1] == "nothing was disturbed: plans are as sure as these lines"
+    assert (
+        explain_confidence(found)[-1] == "nothing was disturbed: plans are as sure as these lines"
+    )
 
 
 def test_a_disturbance_that_passes_leaves_no_trace():
@@ -188,7 +190,9 @@ def test_the_report_says_how_sure_it_is():
 
 def test_what_says_nothing_of_its_fit_is_not_known():
     bare = dataclasses.replace(shipped("host"), quality={})
-    assert how_sure(bare) == ["how sure: not known; this model does not say how well it was fitted"]
+    assert explain_confidence(bare) == [
+        "how sure: not known; this model does not say how well it was fitted"
+    ]
 
 
 def test_a_single_sample_says_nothing_of_its_error():
@@ -201,7 +205,7 @@ def test_a_single_sample_says_nothing_of_its_error():
             "samples": 1.0,
         },
     }
-    found = how_sure(dataclasses.replace(shipped("host"), quality=quality))
+    found = explain_confidence(dataclasses.replace(shipped("host"), quality=quality))
     assert found == [
         "how sure: half of the lines are right within 10%; least sure are copy_in/pinned (10%)",
         "known lines, scaled to one measurement each: 1",

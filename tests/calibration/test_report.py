@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ooc_cudnn.calibration.report import Usual, how_sure, report
+from ooc_cudnn.calibration.report import Usual, explain_confidence, report
 from perfmodel import ComputeModel, Line, Slowdown, TransferModel, shipped
 from perfmodel.lines import KEPT, SCALED
 
@@ -116,9 +116,11 @@ def test_everything_else_is_told(model):
 
 
 def test_clocks_that_drifted_are_not_said_to_be_undisturbed(model):
-    assert how_sure(model)[-1] == "nothing was disturbed: plans are as sure as these lines"
+    assert (
+        explain_confidence(model)[-1] == "nothing was disturbed: plans are as sure as these lines"
+    )
     drifted = dataclasses.replace(model, facts={"drift_of_copy_in_share": 0.31})
-    _, told, meaning = how_sure(drifted)
+    _, told, meaning = explain_confidence(drifted)
     assert told == "clocks drifted while it measured: copy in by +31%"
     assert "off by 31% and more" in meaning
     assert "nothing was disturbed" not in report(drifted)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ooc_cudnn.calibration.session import Measured, Session
+from ooc_cudnn.calibration.session import Measurement, Session
 from ooc_cudnn.devices.measuring import HostMemory, Timing
 
 
@@ -29,7 +29,7 @@ def test_samples_are_kept_by_group_and_key(host_device):
     samples = found.samples()
     assert (samples.work, samples.seconds) == ((2.0, 1.0, 1.0), (1.0, 0.5, 0.7))
     assert samples.features == {"taps": (3.0, 0.0, 0.0)}
-    joined = Measured()
+    joined = Measurement()
     joined += found
     joined += found
     assert joined.seconds == 2 * found.seconds

@@ -2,12 +2,12 @@
 
 import os
 
-from ooc_cudnn.cli.stdout import STDOUT, kept_clean
+from ooc_cudnn.cli.stdout import STDOUT, keep_stdout_clean
 
 
 def test_what_a_library_prints_goes_to_standard_error(capfd):
     print("before")
-    with kept_clean():
+    with keep_stdout_clean():
         os.write(STDOUT, b"a line of HiGHS\n")
     print("after")
     out, err = capfd.readouterr()

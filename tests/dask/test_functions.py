@@ -10,7 +10,7 @@ da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 import dask  # noqa: E402
 
 import ooc_cudnn.dask as ooc  # noqa: E402
-from ooc_cudnn.dask.chunks import joined  # noqa: E402
+from ooc_cudnn.dask.chunks import join  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +185,6 @@ def test_chunks_that_do_not_fit_each_other_are_refused():
 def test_a_blocks_input_need_not_be_pinned():
     """Where the limit of pinned memory has no room, it is gathered elsewhere."""
     with ooc_cudnn.settings(device="host", host_memory_limit=1):
-        found = joined([[[[X[:, :1]]], [[X[:, 1:]]]]])
+        found = join([[[[X[:, :1]]], [[X[:, 1:]]]]])
         assert ooc_cudnn.placement(found) == "pageable"
     np.testing.assert_array_equal(found, X)

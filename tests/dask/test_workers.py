@@ -12,7 +12,7 @@ da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 pytest.importorskip("distributed", reason="the extra dask is not installed")
 
 import ooc_cudnn.dask as ooc  # noqa: E402
-from ooc_cudnn.dask.chunks import joined  # noqa: E402
+from ooc_cudnn.dask.chunks import join  # noqa: E402
 from ooc_cudnn.dask.versions import check_version, version  # noqa: E402
 
 HERE = version()
@@ -55,9 +55,9 @@ def test_different_versions_are_refused():
 
 def test_chunks_of_different_frameworks_are_named():
     torch = pytest.importorskip("torch")
-    assert joined([[np.zeros((1, 2))], [np.ones((1, 2))]]).tolist() == [[0, 0], [1, 1]]
+    assert join([[np.zeros((1, 2))], [np.ones((1, 2))]]).tolist() == [[0, 0], [1, 1]]
     with pytest.raises(TypeError, match="arrays of numpy and of torch: make them alike"):
-        joined([[np.zeros((1, 2))], [torch.zeros(1, 2)]])
+        join([[np.zeros((1, 2))], [torch.zeros(1, 2)]])
 
 
 def test_a_cluster_is_of_processes_on_a_known_device():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ooc_cudnn.devices.binding import bind, declared
+from ooc_cudnn.devices.binding import bind, declare_buffers
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import InternalError
 from ooc_cudnn.operations.convolution.forward import Convolution
@@ -42,7 +42,7 @@ def views(**changes):
 
 
 def bound(device, views):
-    return bind(device, (LAUNCH,), declared((LAUNCH,), BUFFERS), views, (0, 0))
+    return bind(device, (LAUNCH,), declare_buffers((LAUNCH,), BUFFERS), views, (0, 0))
 
 
 def test_what_fits_runs_on_the_stream():
@@ -82,7 +82,7 @@ def rows(start, of, shape=(2, 3, 6, 5)):
 def test_rows_of_a_taller_tensor_start_where_the_tensor_is_aligned():
     made = {"from": rows(3, 9), "to": BUFFERS["x"]}
     launch = Launch(Relayout((2, 3, 6, 5), "float32"), ("from",), "to")
-    built_for = declared((launch,), made)
+    built_for = declare_buffers((launch,), made)
     given = {
         "from": DeviceView(
             4096 + made["from"].offset_bytes, "float32", (2, 3, 6, 5), (135, 45, 5, 1)
@@ -108,10 +108,10 @@ def test_rows_of_a_taller_tensor_start_where_the_tensor_is_aligned():
 )
 def test_a_graph_is_of_packed_tensors(x):
     with pytest.raises(InternalError, match="convolution_forward is built for a packed"):
-        declared((LAUNCH,), {**BUFFERS, "x": x})
+        declare_buffers((LAUNCH,), {**BUFFERS, "x": x})
 
 
 def test_the_result_of_a_gradient_is_checked_too():
     launch = Launch(ConvolutionBackwardData(CONVOLUTION, "float64"), ("w", "y"), "x")
     with pytest.raises(InternalError, match="float64 tensor"):
-        declared((launch,), BUFFERS)
+        declare_buffers((launch,), BUFFERS)

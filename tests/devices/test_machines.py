@@ -12,7 +12,7 @@ import pytest
 from ooc_cudnn.devices import machines
 from ooc_cudnn.devices.machines import (
     cache_directory,
-    calibrated_before,
+    load_calibrated,
     machine_for,
     machine_key,
     machine_path,
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_said_and_not_used(device):
     with pytest.warns(UserWarning, match=f"{re.escape(str(path))} cannot be read") as told:
         assert machine_for(device, None) == H200
     assert str(told[0].message).count("calibrate'") == 1
-    assert calibrated_before(device) is None
+    assert load_calibrated(device) is None
 
 
 NO_FILES = {

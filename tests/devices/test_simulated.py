@@ -12,7 +12,7 @@ from ooc_cudnn.memory.arena import Arena
 from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.schedule import plan_schedule
-from ooc_cudnn.pipeline.simulate import Replayed, simulate
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule, simulate
 from ooc_cudnn.pipeline.virtual_steps import StepCost
 from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import DTYPES, TensorSpec
@@ -371,7 +371,7 @@ class TestReplayed:
         request = request_of(model, n=n, placement=placement)
         with rings(depth=depth):
             found = make_plan(request, split=Split(n=1, c_y=32, c_x=32, h_y=64))
-        return Replayed(plan_schedule(request, found))
+        return ReplayedSchedule(plan_schedule(request, found))
 
     def test_a_call_is_set_up_before_its_first_step(self):
         plain = self.replayed(machine()).seconds
@@ -384,7 +384,7 @@ class TestReplayed:
         model = dataclasses.replace(machine(compute_alpha=1e-12), call_seconds=1.0)
         request = request_of(model, placement="device")
         found = make_plan(request)
-        replayed = Replayed(plan_schedule(request, found))
+        replayed = ReplayedSchedule(plan_schedule(request, found))
         assert replayed.seconds == pytest.approx(0.3, rel=0.01)
 
     @pytest.mark.parametrize(("depth", "others"), [(1, 1), (2, 3), (3, 5)])
@@ -413,7 +413,7 @@ class TestReplayed:
         )  # fmt: skip
         with rings(depth=2):
             found = make_plan(request, split=Split(n=1, c_y=32, c_x=1, h_y=64))
-        replayed = Replayed(plan_schedule(request, found))
+        replayed = ReplayedSchedule(plan_schedule(request, found))
         assert replayed.seconds == pytest.approx(0.5 + 32 * 0.4, rel=0.01)
 
 

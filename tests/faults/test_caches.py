@@ -13,9 +13,9 @@ import ooc_cudnn
 from ooc_cudnn.arrays import pinning
 from ooc_cudnn.devices import engine_files
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
-from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
+from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables
 from ooc_cudnn.functions.call import call_cache
-from ooc_cudnn.functions.call.call_cache import forget_calls, remembered
+from ooc_cudnn.functions.call.call_cache import forget_calls, recall_call
 from ooc_cudnn.memory import limit
 from ooc_cudnn.memory.limit import forget_limits, limit_bytes
 from ooc_cudnn.operations.convolution.forward import Convolution
@@ -79,7 +79,7 @@ def test_calls_are_remembered_while_others_forget_them(device):
                 call_cache._prepared.popitem(last=False)
 
     def look(at):
-        assert remembered(at % 3, device, settings) in (made, None)
+        assert recall_call(at % 3, device, settings) in (made, None)
 
     at_once(look, look, remember, lambda at: forget_calls() if at % 7 == 0 else None)
 
@@ -101,8 +101,8 @@ def test_what_is_read_is_read_under_the_lock(device, monkeypatch):
 
     monkeypatch.setattr(call_cache, "_prepared", Watched(key=made))
     with ooc_cudnn.settings(memory_limit=2**20):
-        assert remembered("key", device, current()) is made
-        assert remembered("other", device, current()) is None
+        assert recall_call("key", device, current()) is made
+        assert recall_call("other", device, current()) is None
     assert held == [True, True, True]
 
 
@@ -133,7 +133,7 @@ def test_tables_are_read_while_others_measure():
 
     def measure(at):
         operation, seconds = operations[at % 200], 1e-6 * (1 + at)
-        tables.add(Measured(works[at % 200], (Option(seconds, 0, Engine(1), "e"),), operation))
+        tables.add(Measurement(works[at % 200], (Option(seconds, 0, Engine(1), "e"),), operation))
 
     def read(at):
         tables.options(operations[at % 200])
@@ -154,7 +154,7 @@ def test_what_was_corrected_before_another_measured_is_not_kept(monkeypatch):
     work = operation.work()
 
     def measured(seconds):
-        return Measured(work, (Option(seconds, 0, Engine(1), "e"),), operation)
+        return Measurement(work, (Option(seconds, 0, Engine(1), "e"),), operation)
 
     tables.add(measured(1.0))
     correct = Tables._with_factors

@@ -198,16 +198,16 @@ def test_signals_are_noted_and_heard_in_order():
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
     try:
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             signal.raise_signal(signal.SIGUSR1)
             assert heard == []
-            with interrupts.deferred():
+            with interrupts.defer_signals():
                 interrupts.hear()
             assert heard == [signal.SIGUSR1]
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGUSR1)
         assert heard == [signal.SIGUSR1] * 3
-        block = interrupts.deferred()
+        block = interrupts.defer_signals()
         block.__enter__()
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -223,7 +223,7 @@ def test_a_handler_that_raises_at_once_leaves_no_block_open():
     """A signal that comes while handlers are replaced or put back finds one of the two."""
 
     def use():
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             pass
 
     with Pressed() as none:
@@ -240,7 +240,7 @@ def test_other_threads_are_left_alone():
     opened = []
 
     def work():
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             opened.append(interrupts._active)
 
     thread = threading.Thread(target=work)

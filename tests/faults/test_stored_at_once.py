@@ -11,7 +11,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import machines
 from ooc_cudnn.devices.engine_files import forget_tables, save_tables, tables_of
-from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.devices.machines import cache_directory, machine_path
 from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.network.runtime.plan_cache import plans_folder
@@ -51,7 +51,7 @@ def _stores(folder, number, barrier):
             forget_tables()
             operation = Convolution.of((1 + number, 2, 16 + at, 16), (4, 2, 3, 3))
             option = Option(1e-6, 0, Engine(100), "eng100", 1e-7)
-            tables_of(device).add(Measured(operation.work(), (option,), operation))
+            tables_of(device).add(Measurement(operation.work(), (option,), operation))
             save_tables(device)
             planned(2**20 + at)
 

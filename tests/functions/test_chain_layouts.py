@@ -15,8 +15,8 @@ from ooc_cudnn.functions.call.explain import describe_call
 from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from ooc_cudnn.pricing.chain_layouts import (
     WORTH_DIFFERING,
-    by_layout,
     layouts_to_plan,
+    seconds_by_layout,
     steps_of,
 )
 from ooc_cudnn.pricing.layouts import seconds_of
@@ -133,7 +133,7 @@ def test_both_kinds_of_choice_are_met():
 def test_lines_alone_mix_layouts_only_where_they_say_much():
     """What was not measured may be off by half."""
     request = drawn(chain_on_card().request(), 3)
-    found = by_layout(request)
+    found = seconds_by_layout(request)
     assert layouts_to_plan(request, found)[2:] == (found[0][0],)
     lines = replace(request.machine, compute=replace(request.machine.compute, corrections={}))
     unmeasured = replace(request, machine=lines)

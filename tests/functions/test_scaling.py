@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions.call.explain import splittable_of
+from ooc_cudnn.functions.call.explain import tiled_call_of
 from tests.support.bounded import Bounded
 from tests.support.calls import DTYPES
 from tests.support.forced import legal_splits
@@ -74,5 +74,5 @@ def test_a_scaled_chain_is_not_cut_where_its_result_is_still_wide():
     steps = [convolution(w), bias(b), convolution(w), bias(b)]
     x = np.ones((1, 4, 8, 8), np.float16)
     for alpha, seams in ((1.0, (1, 2, 3)), (0.5, (1, 2))):
-        call = splittable_of("chain_forward", x=x, operations=steps, alpha=alpha)
+        call = tiled_call_of("chain_forward", x=x, operations=steps, alpha=alpha)
         assert call.seams == seams

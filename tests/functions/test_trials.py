@@ -9,7 +9,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.engine_files import tables_of
-from ooc_cudnn.devices.engines import Measured, Option, Tables
+from ooc_cudnn.devices.engines import Measurement, Option, Tables
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.devices.measuring import Bench, Timing
 from ooc_cudnn.engines import launch_timing, trials
@@ -106,7 +106,7 @@ def rival_of(seconds, binding_stage, of_the_other, layouts=LAYOUTS, *, by_lines=
     asked, machine = [], shipped("host")
     known = Tables()
     if by_lines:
-        known.add(Measured(Work("convolution/float32", 1e9, 1e6), (Option(1.0),)))
+        known.add(Measurement(Work("convolution/float32", 1e9, 1e6), (Option(1.0),)))
 
     def make(model, others, *, ask=True):
         asked.append(ask)

@@ -125,7 +125,7 @@ def kinds(arguments: Any, folder: str) -> Iterator[Kind]:
 
     yield Kind("a first call", first, (x, w, b), small)
 
-    x_pinned, y_pinned = script.pinned(shape), script.pinned(shape)
+    x_pinned, y_pinned = script.allocate_pinned(shape), script.allocate_pinned(shape)
     x_pinned[...] = x
     yield Kind("pinned", lambda: fused(x_pinned, out=y_pinned), (x_pinned, w, b), small)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from ooc_cudnn.bench.environment import environment
-from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.record import dump_record
 from ooc_cudnn.bench.sources import digests, sources_of
 
 
@@ -84,4 +84,4 @@ class Record:
             "files": digests(sources_of(f"fuzz_{self.device}")),
             "environment": environment(self.device),
         }  # fmt: skip
-        Path(path).write_text(written(record) + "\n", encoding="utf-8")
+        Path(path).write_text(dump_record(record) + "\n", encoding="utf-8")

@@ -14,13 +14,13 @@ import numpy as np
 
 import ooc_cudnn
 from ooc_cudnn.network.passes.batch_slices import slice_batch
-from ooc_cudnn.network.passes.fuse_chains import fused
-from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
+from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
-from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.rematerialize import rematerializable, rematerialize
+from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
@@ -51,24 +51,26 @@ class Rewritten:
         policy = "best" if self.random.integers(5) else "vdnn_all"
         said, step = [policy], canonicalize(self.net.training_phases(self.loss), policy)
         if self.random.integers(2):
-            said, step = [*said, "apart"], apart(step)
+            said, step = [*said, "apart"], split_concatenations(step)
         bands = int(self.random.integers(1, 12)) if self.random.integers(3) else 1
         if bands > 1:
-            whole = whole_maps(step) if self.random.integers(2) else self.some(can_be_remade(step))
+            whole = (
+                whole_maps(step) if self.random.integers(2) else self.some(rematerializable(step))
+            )
             said, step = (
                 [*said, f"{bands} bands, {sorted(whole)} whole"],
-                banded(step, whole, bands),
+                tile_rows(step, whole, bands),
             )
         else:
-            step = in_place(summed(step))
-            again = self.some(can_be_remade(step))
+            step = share_gradient_memory(fuse_gradient_sums(step))
+            again = self.some(rematerializable(step))
             anew = self.some(again)
             said, step = (
                 [*said, f"{sorted(again)} remade, {sorted(anew)} anew"],
-                remade(step, again, anew),
+                rematerialize(step, again, anew),
             )
             if self.random.integers(2):
-                said, step = [*said, "fused"], fused(step)
+                said, step = [*said, "fused"], fuse_chains(step)
             elif self.random.integers(2):
                 slabs = int(self.random.integers(2, 5))
                 try:

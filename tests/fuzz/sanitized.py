@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ooc_cudnn.bench.environment import ROOT, environment
-from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.record import dump_record
 from ooc_cudnn.bench.sources import digests, sources_of
 
 #: How many times as long a case may take under the tool.
@@ -60,7 +60,7 @@ def main(argv):
             "files": digests(sources_of("sanitizer_")),
             "environment": environment("cuda"),
         }  # fmt: skip
-        Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
+        Path(chosen.record).write_text(dump_record(kept) + "\n", encoding="utf-8")
     print(f"{chosen.tool}: {errors} errors in {drawn['calls']} calls")
     return 1 if errors or drawn["findings"] else 0
 

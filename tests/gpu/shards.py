@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ooc_cudnn.bench.environment import environment
-from ooc_cudnn.bench.record import written
+from ooc_cudnn.bench.record import dump_record
 from ooc_cudnn.bench.sources import digests, sources_of
 from tests.fuzz.sanitized import SUMMARY, TOOLS, sanitizer
 
@@ -74,7 +74,7 @@ def main(argv):
             "failed_shards": len(failed), "files": digests(sources_of("sanitizer_kernels_")),
             "environment": environment("cuda"),
         }  # fmt: skip
-        Path(chosen.record).write_text(written(kept) + "\n", encoding="utf-8")
+        Path(chosen.record).write_text(dump_record(kept) + "\n", encoding="utf-8")
     return 1 if failed or errors or not passed else 0
 
 

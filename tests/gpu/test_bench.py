@@ -12,7 +12,7 @@ from benchmarks.contenders.suite import run_case
 from ooc_cudnn.bench import guards
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.contender import Unavailable
-from ooc_cudnn.bench.runner import failed
+from ooc_cudnn.bench.runner import failed_contenders
 
 cupy = pytest.importorskip("cupy")
 #: One of each kind; precisions differ on the card.
@@ -54,7 +54,7 @@ def test_a_tiny_case_runs_on_the_card(name):
     record = run_case(CASES[name], quick=True, device="cuda")
     assert record["status"] == "measured"
     assert record["verified"] is True
-    assert failed(record) == []
+    assert failed_contenders(record) == []
     for contender, found in record["contenders"].items():
         if found["status"] == "unavailable":
             assert "torch is not installed" in found["reason"], (contender, found)

@@ -10,7 +10,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.engine_files import engines_path, forget_tables, tables_of
-from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
@@ -67,7 +67,7 @@ def test_an_engine_that_cannot_is_passed_over(cuda_device, random):
     """No engine has that number: cuDNN's heuristics choose."""
     operation = Convolution.of(X, W, padding=1, allow_tf32=False)
     option = Option(1e-6, 0, Engine(9999), "eng9999", 1e-7)
-    tables_of(cuda_device).add(Measured(operation.work(), (option,), operation))
+    tables_of(cuda_device).add(Measurement(operation.work(), (option,), operation))
     with ooc_cudnn.settings(allow_tf32=False), ooc_cudnn.profile() as seen:
         x, w = random.standard_normal(X, "f4"), random.standard_normal(W, "f4")
         y = ooc_cudnn.convolution_forward(x, w, padding=1)

@@ -9,7 +9,7 @@ import pytest
 
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution, is_faster_fused
-from ooc_cudnn.pipeline.exactness import Expected
+from ooc_cudnn.pipeline.exactness import ExpectedResult
 from tests.support.device_operand import Operand
 
 cupy = pytest.importorskip("cupy")
@@ -60,7 +60,7 @@ def run(device, operation, inputs):
 def test_one_launch_is_right(cuda_device, name, dtype):
     for mode in ("relu", "identity"):
         operation = fused(name, dtype, mode)
-        expected = Expected.of(operation)
+        expected = ExpectedResult.of(operation)
         result, found = run(cuda_device, operation, expected.inputs)
         assert expected.compared(result).relative <= ERRORS[dtype], (mode, found)
         if name == "3x3":
@@ -72,7 +72,7 @@ def test_one_launch_is_right(cuda_device, name, dtype):
 @pytest.mark.parametrize("name", ["3x3", "three channels", "stride"])
 def test_nan_goes_through_relu(cuda_device, name, dtype):
     operation = fused(name, dtype)
-    x, w, b = (each.copy() for each in Expected.of(operation).inputs)
+    x, w, b = (each.copy() for each in ExpectedResult.of(operation).inputs)
     b[0] = np.nan
     result, found = run(cuda_device, operation, (x, w, b))
     assert np.isnan(result[:, 0]).all(), found

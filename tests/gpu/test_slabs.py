@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.runtime.two_part import PausingStep
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
+from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from tests.network.runtime.test_two_part import LARGE, arrays, network, run
@@ -21,7 +21,7 @@ LIMITS = (1_000_000, 1_500_000, 2_000_000, 3_000_000)
 def slice_batch(step):
     """A plan of `step` in slabs, some of them made again: under the first limit that has one."""
     for limit in LIMITS:
-        terms = terms_for(limit, None, step, {})
+        terms = constraints_for(limit, None, step, {})
         try:
             for made in plans_by(RematerializeSlices(), step, terms):
                 if made.plan.slabs > 1 and made.plan.again:
@@ -36,7 +36,7 @@ def test_a_step_that_pauses_in_slabs_makes_what_one_piece_makes():
     x, seeds = arrays(net, [y])
     _, (expected,), gradients, running = run(LARGE)
     plan, limit = slice_batch(canonicalize(net.pausing_phases(y), "best"))
-    step = PausingStep(net, partial(net.pausing_phases, y), limit, {}, plan)
+    step = TwoPartStep(net, partial(net.pausing_phases, y), limit, {}, plan)
     for _ in range(4):  # recorded from the third time on
         for name, array in network()[0].running.items():
             net.running[name][...] = array

@@ -13,7 +13,7 @@ import pytest
 from ooc_cudnn.devices.kernels import arguments, gather
 from ooc_cudnn.devices.kernels import resampling as resampling_module
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.resampling.arguments import cropped, interpolation, padded
+from ooc_cudnn.operations.resampling.arguments import describe_crop, describe_padding, interpolation
 from ooc_cudnn.operations.resampling.axis_windows import Windows
 from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward
 from tests.support.device_operand import DTYPES, NUMPY, Operand
@@ -30,15 +30,15 @@ def every(step, shape, start=0):
 
 #: Of few elements a thread has some, and of many a row has several tiles.
 CASES = {
-    "crop": cropped((2, 8, 9, 12), (2, 4), (5, 8)),
-    "crop, odd channels": cropped((2, 7, 6, 9), (1, 3), (4, 5)),
-    "crop, 1d": cropped((3, 3, 40), 7, 22),
-    "crop, 3d": cropped((1, 16, 4, 5, 6), (1, 0, 2), (2, 5, 3)),
-    "crop, long rows": cropped((1, 72, 2, 80), (0, 5), (2, 71)),
-    "crop, one channel, long rows": cropped((1, 1, 2, 9000), (1, 5), (1, 8900)),
-    "pad": padded((2, 8, 5, 6), 1, value=-1.5),
-    "pad, three channels": padded((2, 3, 7, 5), ((1, 2), (3, 0)), value=2.0),
-    "pad and crop": padded((2, 6, 7, 5), ((-2, 3), (1, -2)), value=0.5),
+    "crop": describe_crop((2, 8, 9, 12), (2, 4), (5, 8)),
+    "crop, odd channels": describe_crop((2, 7, 6, 9), (1, 3), (4, 5)),
+    "crop, 1d": describe_crop((3, 3, 40), 7, 22),
+    "crop, 3d": describe_crop((1, 16, 4, 5, 6), (1, 0, 2), (2, 5, 3)),
+    "crop, long rows": describe_crop((1, 72, 2, 80), (0, 5), (2, 71)),
+    "crop, one channel, long rows": describe_crop((1, 1, 2, 9000), (1, 5), (1, 8900)),
+    "pad": describe_padding((2, 8, 5, 6), 1, value=-1.5),
+    "pad, three channels": describe_padding((2, 3, 7, 5), ((1, 2), (3, 0)), value=2.0),
+    "pad and crop": describe_padding((2, 6, 7, 5), ((-2, 3), (1, -2)), value=0.5),
     "upsampling": interpolation((2, 8, 4, 5), scale_factor=2),
     "upsampling, odd": interpolation((2, 5, 3, 4), size=(9, 20)),
     "upsampling by a fraction": interpolation((1, 4, 6, 4), size=(9, 7)),
@@ -46,7 +46,7 @@ CASES = {
     "downsampling": interpolation((2, 8, 9, 8), size=(3, 4)),
     "one in three": every(3, (2, 5, 7, 8)),
     "one in two, from the second on": every(2, (1, 8, 5, 12), start=1),
-    "one site": cropped((3, 8, 3, 3), 1, 1),
+    "one site": describe_crop((3, 8, 3, 3), 1, 1),
 }
 LAYOUTS = ["first first", "last last", "first last", "last first", "images images",
            "first_rows first_rows", "last_rows last_rows"]  # fmt: skip
@@ -203,16 +203,16 @@ def planned(operation, layout, *, backward=False, channels=None, pointer=4096):
 
 
 def test_kernels_that_are_chosen():
-    crop = cropped((4, 64, 568, 568), 88, 392)
+    crop = describe_crop((4, 64, 568, 568), 88, 392)
     assert (
         planned(crop, "last", backward=True, channels=128) == "gather_nhwc<int, float, true, 4, 4>"
     )
     assert planned(crop, "last") == "gather_nhwc<int, float, true, 4, 4>"
     assert planned(crop, "first") == planned(crop, "first", backward=True)
     assert planned(crop, "first") == "gather_nchw<int, float, true, 4, 4>"
-    large = cropped((40, 64, 1136, 1136), 88, 392, dtype="float16")
+    large = describe_crop((40, 64, 1136, 1136), 88, 392, dtype="float16")
     assert planned(large, "last") == "gather_nhwc<long long, __half, true, 8, 4>"
-    odd = padded((8, 3, 224, 224), 1, dtype="bfloat16")
+    odd = describe_padding((8, 3, 224, 224), 1, dtype="bfloat16")
     assert planned(odd, "last") == "gather_nchw<int, __nv_bfloat16, true, 8, 4>"
     double = interpolation((4, 64, 128, 128), scale_factor=2, dtype="float64")
     assert planned(double, "last") == "gather_nhwc<int, double, true, 2, 4>"
@@ -220,12 +220,12 @@ def test_kernels_that_are_chosen():
     # source on a narrow boundary, or channels that leave gaps
     assert planned(crop, "last", pointer=4104) == "gather_nhwc<int, float, true, 2, 4>"
     assert planned(crop, "last", pointer=4100) == "gather_nchw<int, float, true, 4, 4>"
-    three = cropped((2, 3, 30, 30), 2, 20)
+    three = describe_crop((2, 3, 30, 30), 2, 20)
     assert planned(three, "last", channels=7) == "gather_nhwc<int, float, true, 1, 4>"
 
 
 def test_what_is_not_taken():
-    taken = [cropped((1, 1, 9), 2, 3), interpolation((1, 1, 9), scale_factor=2)]
+    taken = [describe_crop((1, 1, 9), 2, 3), interpolation((1, 1, 9), scale_factor=2)]
     others = [
         interpolation((1, 1, 9), scale_factor=2, mode="linear"),
         interpolation((1, 1, 2), size=82),  # places that only float32 rounds

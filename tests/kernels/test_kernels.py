@@ -18,7 +18,7 @@ from ooc_cudnn.devices.kernels.convolution_direct import run as run_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
-from ooc_cudnn.devices.kernels.spin import hold
+from ooc_cudnn.devices.kernels.spin import spin
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.core.activation_modes import MODES
@@ -449,10 +449,10 @@ def test_relayout_beyond_two_to_the_31(first_to_last):
 @pytest.mark.parametrize("seconds", [5e-4, 4e-3])
 def test_a_stream_is_held_for_so_long(seconds):
     stream = cupy.cuda.Stream(non_blocking=True)
-    hold(1e-6, stream)  # compiles
+    spin(1e-6, stream)  # compiles
     began, ended = cupy.cuda.Event(), cupy.cuda.Event()
     began.record(stream)
-    hold(seconds, stream)
+    spin(seconds, stream)
     ended.record(stream)
     ended.synchronize()
     assert seconds <= cupy.cuda.get_elapsed_time(began, ended) / 1e3 < seconds + 2e-3

@@ -16,8 +16,8 @@ from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.resampling.arguments import (
     adaptive_pooling,
     any_pooling,
+    describe_padding,
     interpolation,
-    padded,
 )
 from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward
 from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
@@ -53,9 +53,9 @@ CASES = {
     "ceil mode": any_pooling(
         (2, 3, 7, 8), window=3, stride=2, padding=1, mode=MEAN, ceil_mode=True
     ),
-    "pad": padded((2, 3, 6, 5), ((2, 1), (0, 3)), value=-1.5),
-    "pad and crop": padded((1, 4, 7, 5), ((-2, 3), (1, -2))),
-    "crop, 3d": padded((1, 2, 5, 4, 6), ((-1, -2), (0, -1), (-3, 0))),
+    "pad": describe_padding((2, 3, 6, 5), ((2, 1), (0, 3)), value=-1.5),
+    "pad and crop": describe_padding((1, 4, 7, 5), ((-2, 3), (1, -2))),
+    "crop, 3d": describe_padding((1, 2, 5, 4, 6), ((-1, -2), (0, -1), (-3, 0))),
 }
 LAYOUTS = ["first first first first", "last last last last", "first_rows last last_rows first",
            "last first last first", "last_rows last_rows last last_rows",

@@ -11,7 +11,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.memory.arena import Arena
-from ooc_cudnn.memory.loans import Loans
+from ooc_cudnn.memory.loans import Leases
 from tests.support.memory_driver import Driver
 
 PLENTY = 10**6
@@ -158,7 +158,7 @@ def test_the_peak_counts_what_is_used_not_what_lies_ready(device):
     assert held.nbytes == 100
 
 
-class Noticed(Loans):
+class Noticed(Leases):
     """Lets go of an array in the middle of whatever is done with loans."""
 
     def __init__(self):

@@ -11,7 +11,7 @@ import ooc_cudnn
 from ooc_cudnn import cli
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError, SolverError
 from ooc_cudnn.network.ir.plan import NetworkPlan
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.mo_sos import plan as mo_sos
 from ooc_cudnn.network.search.plan_step import plan_again
 from ooc_cudnn.warnings_once import forget_warnings
@@ -182,7 +182,7 @@ def test_a_search_that_is_ended_says_how_far_from_its_bound_it_is(monkeypatch):
     assert dataclasses.replace(made, gap=0.0) == whole
     assert NetworkPlan.from_json(made.to_json()) == made
     step = net.training_phases(loss)
-    assert plan_again(step, made, terms_for(limit, "h200", step, {})).plan.gap == made.gap
+    assert plan_again(step, made, constraints_for(limit, "h200", step, {})).plan.gap == made.gap
 
 
 # Host memory ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import ooc_cudnn
-from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from tests.support.network_checks import check_network, values
 
 SHAPE = (2, 3, 4, 5)
@@ -152,7 +152,9 @@ def test_images(stored):
 
     check_network(net, y, twin, inputs={"x": given})
     # inference makes no map of floats
-    assert [len(phase.call.operations) for phase in fused(net.forward_phases(y)).phases] == [3]
+    assert [len(phase.call.operations) for phase in fuse_chains(net.forward_phases(y)).phases] == [
+        3
+    ]
     with pytest.raises(TypeError, match="image_2: x must be one of uint8, int8, uint16, int16"):
         net.image(h)
     with pytest.raises(ValueError, match="one per channel"):

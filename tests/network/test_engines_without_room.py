@@ -6,11 +6,11 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.engine_files import tables_of
-from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.call_plans import plan_request
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
@@ -35,7 +35,7 @@ def make(monkeypatch, tmp_path):
 
 def measured(layout, *options):
     operation = ConvolutionBackwardFilter(replace(FORWARD, layout=layout), "float32")
-    return Measured(operation.work(), options, operation)
+    return Measurement(operation.work(), options, operation)
 
 
 def planned(device, *tables, limit=2**20):
@@ -54,7 +54,7 @@ def planned(device, *tables, limit=2**20):
     }
     net, loss = network()
     with ooc_cudnn.settings(memory_limit=limit):
-        target = terms_for(None, None, net.training_step(loss)._step, {}).target
+        target = constraints_for(None, None, net.training_step(loss)._step, {}).target
     request = make_request(
         "dw", call, specs, target.machine, limit, target.layouts, overlap=True,
         aligned=dict.fromkeys(specs, True),

@@ -9,7 +9,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.batch_slices import slice_batch
-from ooc_cudnn.network.passes.rematerialize_events import repeated
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.tensor import ORDERS
@@ -50,7 +50,7 @@ def test_of_a_map_in_slices_each_slice_has_its_fate():
     loss = net.mean_squared_error(h, net.input("target", h.shape))
     slices = slice_batch(net.training_phases(loss), 2)
     again = (RematEvent(slices.turn, "a [1]"),)
-    step = repeated(slices, again)
+    step = insert_remat_events(slices, again)
     target = Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True)
     candidate = Candidate(
         step, POLICIES["keep"].residing(step), PlanConstraints(target, {}), "keep",

@@ -11,7 +11,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from tests.support.on_device import on_the_device
 
@@ -70,7 +70,7 @@ def places(step):
 
 def bytes_of(gradients):
     """Of the block in which they lie."""
-    return sum(aligned(gradient.nbytes) for gradient in gradients.values())
+    return sum(align(gradient.nbytes) for gradient in gradients.values())
 
 
 def array_bytes():
@@ -297,6 +297,6 @@ def test_a_step_is_planned_without_data():
     x = ooc_cudnn.TensorSpec(case.inputs["x"].shape, "float64", "device")
     plan = case.step().planned_for({"x": x}, machine="host")
     everything = case.step().planned_for({}, machine="host")
-    assert plan.gradient_bytes == 2 * aligned(x.nbytes)
+    assert plan.gradient_bytes == 2 * align(x.nbytes)
     assert everything.gradient_bytes == 0
     assert plan.bytes_in == everything.bytes_in - x.nbytes

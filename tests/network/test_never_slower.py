@@ -9,7 +9,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.cost.compute_bound import LeastComputing
+from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search import incumbent
@@ -49,7 +49,7 @@ def planned(step, machine, limit, policy):
     made = plan_step("step", step, terms, policy=policy)
     # plans are left out by these
     step, plan, stays = made.step, made.plan, made.placed.residency
-    seconds = LeastComputing(terms).of_phases(step, plan.order)
+    seconds = ComputeBound(terms).of_phases(step, plan.order)
     assert sum(seconds) <= plan.compute_seconds * (1 + 1e-9)
     least = least_seconds(step, stays, machine, seconds)
     assert least.unwaited <= least.seconds <= plan.seconds * (1 + 1e-9)

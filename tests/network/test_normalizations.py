@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
+from ooc_cudnn.network.passes.rematerialize import rematerializable, rematerialize
 from ooc_cudnn.operations.normalization.batch_two_phase import ChannelMomentsCall
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
@@ -141,9 +141,11 @@ def test_what_knows_no_other_image_goes_some_images_at_a_time(parts):
         return group_norm(4)(t, h).tanh()
 
     def run(step, *given):
-        return run_step(split_into_microbatches(remade(step, {"norm", "site"}), parts), *given)
+        return run_step(
+            split_into_microbatches(rematerialize(step, {"norm", "site"}), parts), *given
+        )
 
-    assert {"norm", "site"} <= can_be_remade(net.gradient_phases(y))
+    assert {"norm", "site"} <= rematerializable(net.gradient_phases(y))
     check_network(net, y, twin, run=run, inference=False)
 
 

@@ -12,12 +12,12 @@ import ooc_cudnn
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.lowering.lower import _Placing
-from ooc_cudnn.network.passes.rematerialize import can_be_remade
+from ooc_cudnn.network.lowering.lower import _Lowering
+from ooc_cudnn.network.passes.rematerialize import rematerializable
 from ooc_cudnn.network.policies.policy import mixed
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.pipeline.hazards import Hazards
-from ooc_cudnn.pipeline.program import Home
+from ooc_cudnn.pipeline.program import Binding
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.trace import link_bytes
 from ooc_cudnn.pipeline.views import packed_image
@@ -42,7 +42,7 @@ def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
     loss = net.mean_squared_error(y, net.input("target", y.shape))
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, memory_limit="150MiB", machine="h200")
-        monkeypatch.setattr(_Placing, "_offset", lambda placing, plan, at, gaps: largest(gaps)[0])
+        monkeypatch.setattr(_Lowering, "_offset", lambda placing, plan, at, gaps: largest(gaps)[0])
         same_place = net.plan(loss, memory_limit="150MiB", machine="h200")
     assert plan.bands == same_place.bands > 1
     assert plan.fate["x"] == "given"  # its rows come with each band
@@ -50,7 +50,7 @@ def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
 
 
 def test_a_smaller_gap_that_nobody_used_is_better_than_a_larger_one():
-    placing = _Placing.__new__(_Placing)
+    placing = _Lowering.__new__(_Lowering)
     placing._held = (np.array([0]), np.array([9]), np.array([[4096, 8192]]))  # held all the time
     placing._worked = [(8192, 16384, 8)]
     gaps = [(0, 4096), (8192, 16384)]
@@ -63,7 +63,7 @@ def test_a_smaller_gap_that_nobody_used_is_better_than_a_larger_one():
 def test_a_share_is_remade_and_of_the_rest_all_may_leave():
     deep = Deep()
     step, machine = deep.net.training_phases(deep.loss), shipped("h200")
-    can = can_be_remade(step)
+    can = rematerializable(step)
     total = sum(step.tensors[name].nbytes for name in can)
     for share in (0.25, 0.5, 1):
         *_, last = mixed(step, machine, share)
@@ -132,7 +132,7 @@ def test_copies_inside_the_card_are_in_turn_with_computing():
 
 def test_bytes_between_rows_are_those_of_the_last_step_that_wrote_there():
     """Two results of a call lie between each other: one leaves its slot after the other is made."""
-    homes = {"block": Home(TensorSpec((64,), "uint8", "device"), 0)}
+    homes = {"block": Binding(TensorSpec((64,), "uint8", "device"), 0)}
     hazards = Hazards(homes)
     hazards.note("block", ((0, 48),), {"compute": 7}, writes=True)
     hazards.note("block", ((16, 64),), {"compute": 5}, writes=True)

@@ -13,7 +13,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from perfmodel import shipped
 from tests.support.network_checks import assert_close, twin_step, values
 
@@ -90,7 +90,7 @@ def test_normalizations_and_poolings_copy_no_map_inside_the_card(order):
 def test_what_is_copied_inside_the_card_takes_its_time():
     made = planned("channels_last")
     schedule, machine = make_schedule(made.placed.program), shipped("h200")
-    replayed = Replayed(schedule)
+    replayed = ReplayedSchedule(schedule)
     inside = [
         (step, cost)
         for step, cost in zip(schedule.steps, replayed.costs, strict=True)

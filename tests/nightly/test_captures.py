@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.limit import called
+from ooc_cudnn.torch.limit import record_call
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.stand_ins import fakes_for
 from tests.support.torchvision_models import made, models
@@ -68,7 +68,9 @@ MONAI = {
 def check(model, shape):
     """Capture and lower a step of training; its gradients are those of the parameters."""
     model = model.train()
-    kind, call = called(model, model.forward, (fakes_for(model, [shape])[0],), {}, Options("64GiB"))
+    kind, call = record_call(
+        model, model.forward, (fakes_for(model, [shape])[0],), {}, Options("64GiB")
+    )
     ready, _ = calls_of(model).of(kind, call).find(call)
     assert ready.pausing is not None
     named = {given.value.source for given in ready.lowered.parameters.values()}

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.calibration.calls import in_images
+from ooc_cudnn.calibration.calls import plan_in_images
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.measuring import Bench, Watched
+from ooc_cudnn.devices.measuring import Bench, WatchedDevice
 from ooc_cudnn.pipeline import bound_steps, execute
 from ooc_cudnn.tensor import TensorSpec
 
@@ -122,9 +122,9 @@ def test_another_device_sees_what_is_launched():
     """Calibration runs steps on a device, then on one that watches it: it saw no launch."""
     device = get_device("host")
     bench = Bench(device, 2**20, batches=1, batch_seconds=0.01)
-    plan, run = in_images(bench, TensorSpec((4, 8, 2, 8), "float32", "pinned"))
+    plan, run = plan_in_images(bench, TensorSpec((4, 8, 2, 8), "float32", "pinned"))
     arrays = {name: np.ones(spec.shape, spec.dtype) for name, spec in plan.operands}
     run(device, arrays)
-    watched = Watched(device)
+    watched = WatchedDevice(device)
     run(watched, arrays)
     assert len(watched.seconds) == plan.pieces

@@ -9,17 +9,17 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.engines.target import make_request
-from ooc_cudnn.network.lowering.host_arena import in_pinned_block
+from ooc_cudnn.network.lowering.host_arena import assign_pinned_offsets
 from ooc_cudnn.network.lowering.lower import lower_step
 from ooc_cudnn.network.policies.policy import POLICIES
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.pipeline import hazards as tracked
 from ooc_cudnn.pipeline import program
-from ooc_cudnn.pipeline.program import Home, Move, Program, Task
+from ooc_cudnn.pipeline.program import Binding, Move, Program, Task
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pricing.planner import Planner
 from ooc_cudnn.tensor import TensorSpec, packed_strides
@@ -33,7 +33,7 @@ def schedule_of(seed, share, policy, micro_batches=None):
     full = net.plan(loss, memory_limit="1GiB", policy="keep").device_bytes
     limit = int(full * share)
     step = net.training_phases(loss)
-    terms = terms_for(limit, None, step, {})
+    terms = constraints_for(limit, None, step, {})
     made = plan_step("step", step, terms, policy=policy, micro_batches=micro_batches)
     return make_schedule(made.placed.program)
 
@@ -78,7 +78,7 @@ def images(rows=24):
 def test_bands_of_rows(parts):
     net, loss = images()
     step = net.training_phases(loss)
-    terms = terms_for("64KiB", None, step, {})
+    terms = constraints_for("64KiB", None, step, {})
     rewritten = apply_passes(canonicalize(step, "best"), frozenset(), parts, 3)
     placed = lower_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
     schedule = make_schedule(placed.program)
@@ -122,14 +122,19 @@ def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
     strides = packed_strides(shape, "channels_last")
     host, there = (TensorSpec(shape, "float32", at, strides) for at in ("pinned", "device"))
     call = Chain((Activation(shape),), "float32")
-    target = terms_for("1MiB", "h200", None, {}).target
+    target = constraints_for("1MiB", "h200", None, {}).target
     request = make_request(
         "relu", call, {"x": there, "y": there}, target.machine, 2**20, ("channels_last",),
         overlap=True, aligned={},
     )  # fmt: skip
     split = replace(call.extents, **{"n" if shape[0] > 1 else "h_y": 1})
     plan = Planner(request, None).plan(split)
-    homes = {"X": Home(host), "Y": Home(host), "x": Home(there, 0), "y": Home(there, host.nbytes)}
+    homes = {
+        "X": Binding(host),
+        "Y": Binding(host),
+        "x": Binding(there, 0),
+        "y": Binding(there, host.nbytes),
+    }
     items = (
         Move("fetch", "copy_in", "X", "x"),
         Task("relu", request, plan, {"x": "x", "y": "y"}, 2 * host.nbytes),
@@ -147,14 +152,14 @@ def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
 def test_what_leaves_for_the_same_place_waits_for_what_left_before():
     """Though it is of one stream: threads may write the first one to the host after the second."""
     spec = TensorSpec((8, 8), placement="pinned")
-    homes = {name: Home(spec) for name in "AB"}
+    homes = {name: Binding(spec) for name in "AB"}
     homes |= {
-        name: Home(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
+        name: Binding(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
     }
     items = tuple(Move("offload", "copy_out", name.lower(), name) for name in "AB")
     moves = Program("moves", items, homes, 512, dict.fromkeys("AB", spec))
     assert [step.waits for step in make_schedule(moves).steps] == [(), ()]
-    made = in_pinned_block(moves, apart=())
+    made = assign_pinned_offsets(moves, apart=())
     schedule = make_schedule(made)
     assert [step.waits for step in schedule.steps] == [(), (0,)]
     assert hazards(schedule) == []
@@ -164,14 +169,14 @@ def test_what_leaves_for_the_same_place_waits_for_what_left_before():
 def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
     """B leaves for where A is still fetched from: by another stream, and of other memory."""
     spec = TensorSpec((8, 8), placement="pinned")
-    homes = {name: Home(spec) for name in "AB"}
+    homes = {name: Binding(spec) for name in "AB"}
     homes |= {
-        name: Home(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
+        name: Binding(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
     }
     items = (Move("fetch", "copy_in", "A", "a"), Move("offload", "copy_out", "b", "B"))
     moves = Program("moves", items, homes, 512, dict.fromkeys("AB", spec))
-    assert in_pinned_block(moves, apart="B").pinned == {"A": 0}
-    made = in_pinned_block(moves, apart=())
+    assert assign_pinned_offsets(moves, apart="B").pinned == {"A": 0}
+    made = assign_pinned_offsets(moves, apart=())
     assert made.pinned == {"A": 0, "B": 0}
     assert made.host_bytes == 256 < moves.host_bytes
     assert hazards(make_schedule(made)) == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.core.call import AXES
@@ -244,9 +244,9 @@ def test_the_planner_knows_every_launch_and_the_size_of_every_buffer(made):
     planned = {launch for launch, _ in distinct_launches(request, plan)}
     assert planned == {launch for step in schedule.steps for launch in step.launches}
     memory = sum(
-        aligned(size) * dict(plan.rings).get(name, 1) for name, size in schedule.sizes[0].items()
+        align(size) * dict(plan.rings).get(name, 1) for name, size in schedule.sizes[0].items()
     )
-    assert memory + aligned(plan.workspace_bytes) == plan.device_bytes
+    assert memory + align(plan.workspace_bytes) == plan.device_bytes
 
 
 def test_steps_are_readable():

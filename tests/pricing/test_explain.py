@@ -15,7 +15,7 @@ import ooc_cudnn
 from ooc_cudnn import cli
 from ooc_cudnn.cli.plan import example
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from perfmodel import Split
@@ -123,6 +123,6 @@ def test_of_every_function_on_large_shapes(name, capsys):
 
 
 def test_a_table():
-    lines = in_columns([("a", "1"), ("long name", "12345678")], ("<4", ">4"))
+    lines = align_columns([("a", "1"), ("long name", "12345678")], ("<4", ">4"))
     assert lines == ["  a                   1", "  long name    12345678"]
-    assert in_columns([("a", "b", "c"), ("d",)], ("<2", ">2", "<0")) == ["  a    bc", "  d"]
+    assert align_columns([("a", "b", "c"), ("d",)], ("<2", ">2", "<0")) == ["  a    bc", "  d"]

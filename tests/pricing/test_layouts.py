@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.pricing.layouts import (
-    Profiled,
+    LayoutProfile,
     Rule,
     Step,
-    calibrated,
     cheapest,
+    fit_rule,
     seconds_of,
-    throughout,
+    uniform_seconds,
 )
 
 LAYOUTS = ("NCHW", "NHWC", "CHWN")
@@ -68,7 +68,7 @@ def test_no_sequence_is_cheaper(seed):
     assert found.seconds == pytest.approx(best, rel=1e-12)
     assert every[found.layouts] == pytest.approx(best, rel=1e-12)
     assert seconds_of(steps, found.layouts, arrives) == pytest.approx(best, rel=1e-12)
-    for layout, seconds in throughout(steps, arrives).items():
+    for layout, seconds in uniform_seconds(steps, arrives).items():
         assert seconds >= found.seconds * (1 - 1e-12), layout
 
 
@@ -84,12 +84,12 @@ def test_a_result_is_left_where_it_must_lie():
         Step("y", {"NCHW": 0.0}, entering),
     ]
     assert cheapest(steps, "NCHW").layouts == ("NCHW", "NCHW")
-    assert throughout(steps, "NCHW") == {"NCHW": 3.0, "NHWC": 4.5}
+    assert uniform_seconds(steps, "NCHW") == {"NCHW": 3.0, "NHWC": 4.5}
 
 
 def test_a_chain_of_nothing_takes_no_time():
     assert cheapest([], "NHWC").seconds == 0.0
-    assert throughout([], "NHWC") == {}
+    assert uniform_seconds([], "NHWC") == {}
 
 
 @pytest.mark.parametrize("rule", [Rule(32, 128), Rule(128, 64), Rule(0, math.inf)])
@@ -98,14 +98,14 @@ def test_the_papers_thresholds_are_found_again(rule):
     points = []
     for images, channels in itertools.product((16, 32, 64, 128, 256), (1, 3, 16, 32, 64, 128, 256)):
         chwn = rule.layout(images=images, channels=channels) == "CHWN"
-        points.append(Profiled(images, channels, 1.0 if chwn else 2.0, 2.0 if chwn else 1.0))
-    assert calibrated(points) == rule
+        points.append(LayoutProfile(images, channels, 1.0 if chwn else 2.0, 2.0 if chwn else 1.0))
+    assert fit_rule(points) == rule
 
 
 def test_the_rule_loses_least():
     random = np.random.default_rng(5)
     points = [
-        Profiled(int(n), int(c), *random.uniform(1, 3, 2))
+        LayoutProfile(int(n), int(c), *random.uniform(1, 3, 2))
         for n in (32, 64, 128) for c in (3, 64, 256)
     ]  # fmt: skip
 
@@ -116,6 +116,6 @@ def test_the_rule_loses_least():
             product *= (point.chwn if chwn else point.nchw) / min(point.chwn, point.nchw)
         return product
 
-    found = calibrated(points)
+    found = fit_rule(points)
     every = [lost(c, n) for c in range(300) for n in (*range(1, 130), 10**9)]
     assert lost(*found) == pytest.approx(min(every))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.explain import plan_request
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
@@ -161,7 +161,7 @@ def test_no_limit_above_the_least_is_too_small():
         """The engine of most workspace within a budget; None if that is none in whole blocks."""
         within = [size for size in (0, 300, 700, 5_000) if budget is None or size <= budget]
         best = max(within)
-        fits = budget is None or aligned(best) <= budget
+        fits = budget is None or align(best) <= budget
         return (best, (str(best),)) if fits else None
 
     made = forced((1, 1, 3, 3), (1, 1, 3, 3), limit=256, padding=1)
@@ -235,7 +235,7 @@ def test_rows_without_end_are_priced_quickly():
     assert len(classes) == 61
     search = Search(made.request(), "channels_first")
     (priced,) = search.prices([Split(n=1, c_y=1, c_x=1, h_y=1)], 2**30)
-    assert dict(priced.memory)["x: 3 slots"] == 3 * aligned(61 * 4 * 4)
+    assert dict(priced.memory)["x: 3 slots"] == 3 * align(61 * 4 * 4)
 
 
 @pytest.mark.parametrize("order", ["channels_first", "channels_last"])

@@ -120,14 +120,14 @@ def test_lines_tell_what_counting_tells(function):
 def test_a_price_is_that_of_the_schedule_in_bytes(request_):
     """Every split of a coarse grid: what crosses the link is what the steps copy."""
     from ooc_cudnn.pipeline.schedule import plan_schedule
-    from ooc_cudnn.pipeline.simulate import Replayed
+    from ooc_cudnn.pipeline.simulate import ReplayedSchedule
     from ooc_cudnn.pricing.planner import make_plan
 
     request = dataclasses.replace(request_, memory_limit=2**30)
     for split, _ in sample(Search(request, request.layouts[0]), 25, 5):
         plan = make_plan(request, split=split)
         schedule, moved = plan_schedule(request, plan), {"copy_in": 0, "copy_out": 0}
-        replayed = Replayed(schedule)
+        replayed = ReplayedSchedule(schedule)
         for step, cost in zip(schedule.steps, replayed.costs, strict=True):
             if step.stream in moved:
                 moved[step.stream] += cost.host_bytes

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from examples import ddp_resnet50
-from ooc_cudnn.network.runtime.two_part import Paused
+from ooc_cudnn.network.runtime.two_part import PausedStep
 from ooc_cudnn.torch import ranks
 from tests.support import searches
 from tests.support.few_plans import compare_few
@@ -132,7 +132,7 @@ def in_order(rank):
 
     Buckets are as small as they can be, too.
     """
-    events, go_on = [], Paused.go_on
+    events, go_on = [], PausedStep.go_on
 
     def told(paused):
         found = go_on(paused)
@@ -144,7 +144,7 @@ def in_order(rank):
         of_all = distributed.all_reduce(bucket.buffer() / RANKS, async_op=True).get_future()
         return of_all.then(lambda made: made.value()[0])
 
-    Paused.go_on = told
+    PausedStep.go_on = told
     try:
         found = []
         for own in (model(), ooc.limit(model(), LIMIT)):
@@ -154,7 +154,7 @@ def in_order(rank):
             found.insert(0, trained(wrapped, rank, EVEN))
         return found, events
     finally:
-        Paused.go_on = go_on
+        PausedStep.go_on = go_on
 
 
 def over_all(rank):

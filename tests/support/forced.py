@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 import perfmodel
-from ooc_cudnn.arrays.operands import wrap
+from ooc_cudnn.arrays.operands import array_ref
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call.plan import make_request
 from ooc_cudnn.pipeline.execute import make_executor
@@ -47,7 +47,7 @@ def legal_splits(chain):
 @contextmanager
 def rings(depth=None, whole=None):
     """Make the planner choose rings of `depth` slots, parameters whole or in a ring."""
-    worth_trying = pricing_rings.worth_trying
+    worth_trying = pricing_rings.candidate_rings
 
     def forced(pieces, order, limit_bytes):
         depths = []
@@ -56,12 +56,12 @@ def rings(depth=None, whole=None):
                 yield found
             elif not any(np.array_equal(found.depth, depth) for depth in depths):
                 depths.append(found.depth)
-                yield pricing_rings.rings(pieces, found.depth, whole)
+                yield pricing_rings.fill_rings(pieces, found.depth, whole)
 
     depths = pricing_rings.DEPTHS if depth is None else (depth,)
     with (
         mock.patch.object(pricing_rings, "DEPTHS", depths),
-        mock.patch.object(search, "worth_trying", forced),
+        mock.patch.object(search, "candidate_rings", forced),
     ):
         yield
 
@@ -76,7 +76,9 @@ class Forced:
         self.device = get_device(device)
         self.chain, self.arrays, self.limit = chain, arrays, limit
         self.wrapped = {
-            name: None if isinstance(array, TensorSpec) else wrap(array, self.device, name=name)
+            name: None
+            if isinstance(array, TensorSpec)
+            else array_ref(array, self.device, name=name)
             for name, array in arrays.items()
         }
 

@@ -29,7 +29,7 @@ def left_behind(held: dict[str, tuple[int, int]] | None = None) -> list[str]:
     found = [f"the thread {name!r}" for name in names if name in _STREAMS]
     if interrupts._active is not None:
         found.append("an open block of deferred signals")
-    if isinstance(signal.getsignal(signal.SIGINT), interrupts._Noting):
+    if isinstance(signal.getsignal(signal.SIGINT), interrupts._SignalRecorder):
         found.append("a handler of ours")
     if blas._users:
         found.append(f"{blas._users} users of one thread for products")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 import ooc_cudnn
-from ooc_cudnn.network.lowering.lower import PlannedStep, lower_step
-from ooc_cudnn.network.lowering.summarize import RewriteSpec, predicted
+from ooc_cudnn.network.lowering.lower import LoweredStep, lower_step
+from ooc_cudnn.network.lowering.summarize import RewriteSpec, summarize
 from ooc_cudnn.network.policies.policy import POLICIES
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies.spill import Spill
@@ -27,13 +27,13 @@ def banded_plan(net, loss, limit, bands, micro_batches=1):
 def banded(net, loss, limit, bands, micro_batches=1):
     """The same, with its program."""
     step = canonicalize(net.training_phases(loss), "best")
-    terms = terms_for(limit, None, step, {})
+    terms = constraints_for(limit, None, step, {})
     rewritten = apply_passes(step, frozenset(), micro_batches, bands)
     residing = POLICIES["keep"].residing(rewritten)
     placed = lower_step("training_step", rewritten, residing, terms)
     how = RewriteSpec(micro_batches, bands)
-    plan = predicted("training_step", "best", rewritten, placed, how, terms)
-    return PlannedStep(plan, rewritten, placed)
+    plan = summarize("training_step", "best", rewritten, placed, how, terms)
+    return LoweredStep(plan, rewritten, placed)
 
 
 class Recorder(Incumbent):
@@ -60,7 +60,7 @@ def plans_by(strategy, step, constraints, recorder=None):
 def spilling_plans(net, loss, limit, strategy=None):
     """The plans of a step in which tensors are on the host for a while."""
     step = canonicalize(net.training_phases(loss), "best")
-    plans = plans_by(strategy or Spill(), step, terms_for(limit, None, step, {}))
+    plans = plans_by(strategy or Spill(), step, constraints_for(limit, None, step, {}))
     return [planned._replace(plan=replace(planned.plan, policy="best")) for planned in plans]
 
 

@@ -29,7 +29,7 @@ def shared():
             plan_cache._key(name, step, terms, policy, micro_batches),
             plan_cache._host_bytes(step, terms),
             *(best.BEST_OF, best.VDNN, best.STRATEGIES, best.WAITING_A_LITTLE),
-            best.searched.__qualname__,
+            best.propose_remat.__qualname__,
             by_policy.SHARES_HELD,
         )
         if key not in known:

@@ -10,7 +10,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch import backend
-from ooc_cudnn.torch.backend import job_of, ooc_cudnn_backend, working_on
+from ooc_cudnn.torch.backend import handle_call, job_of, ooc_cudnn_backend
 from ooc_cudnn.torch.call import ReadyModel
 from tests.support.torch_checks import close, modes
 from tests.support.torch_models import residual
@@ -189,8 +189,8 @@ def test_what_the_library_has_not_is_refused_where_it_is_strict():
 
 def test_a_thread_works_on_one_call_at_a_time():
     assert job_of() == (None, None)
-    with working_on("one", print):
-        with working_on("two", None):
+    with handle_call("one", print):
+        with handle_call("two", None):
             assert job_of() == ("two", None)
         assert job_of() == ("one", print)
     assert job_of() == (None, None)

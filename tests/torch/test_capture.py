@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.capture import Captures, being_captured, is_captured_by_us
-from ooc_cudnn.torch.limit import called, own_forward
+from ooc_cudnn.torch.capture import Captures, is_captured_by_us, nest_capture
+from ooc_cudnn.torch.limit import own_forward, record_call
 from ooc_cudnn.torch.stand_ins import fakes_for
 from tests.support.torch_checks import close, modes
 
@@ -166,7 +166,7 @@ def test_arguments_make_ways_to_call(pair):
 def test_what_would_run_is_found_without_running(pair):
     model, _ = pair
     before = copy.deepcopy(model.state_dict())
-    kind, call = called(
+    kind, call = record_call(
         model,
         own_forward(model),
         tuple(fakes_for(model, [(2, 3, 4, 4)])),
@@ -200,7 +200,7 @@ def test_nothing_is_in_force_afterwards(pair):
     alike(pair, drawn())
     assert modes() == in_force
     assert not is_captured_by_us()
-    with being_captured():
+    with nest_capture():
         assert is_captured_by_us()
         seen = []
         thread = threading.Thread(target=lambda: seen.append(is_captured_by_us()))

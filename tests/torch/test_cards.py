@@ -11,12 +11,12 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.network.lowering.device_gradients import Block
+from ooc_cudnn.network.lowering.device_gradients import GradientBlock
 from ooc_cudnn.network.runtime import prepared
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
-from ooc_cudnn.torch.tensor_refs import Wrapping
+from ooc_cudnn.torch.tensor_refs import TensorRefs
 
 HERE = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def test_several_results_lie_in_one_tensor():
         "a": TensorSpec((5,), "float32", "device"),
         "b": TensorSpec((2, 3, 4, 5), "float64", "device", (60, 1, 15, 3)),
     }
-    gradients = Block(specs)
+    gradients = GradientBlock(specs)
     block = memory.block(gradients.nbytes)
     made = gradients.arrays(block, memory.in_block)
     views = gradients.views(block.pointer)
@@ -76,7 +76,7 @@ def test_gradients_that_lie_in_one_tensor_are_copied():
 
 
 def test_a_tensor_is_looked_at_again_where_it_has_moved():
-    device, wrapping = get_device("host"), Wrapping()
+    device, wrapping = get_device("host"), TensorRefs()
     weight = nn.Parameter(torch.randn(4, 3, 3, 3))
     first = wrapping("w", weight, device)
     again = wrapping("w", weight, device)
@@ -103,9 +103,9 @@ def test_phases_are_made_once(monkeypatch):
     for module in (call, function):
         monkeypatch.setattr(module, "at", at)
     made = []
-    make = prepared.Prepared._step.fget
+    make = prepared.PreparedStep._step.fget
     monkeypatch.setattr(
-        prepared.Prepared, "_step", property(lambda self: made.append(make(self)) or made[-1])
+        prepared.PreparedStep, "_step", property(lambda self: made.append(make(self)) or made[-1])
     )
     model = ooc.limit(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "1MiB")
     with ooc_cudnn.settings(device="host", machine="host", plan_cache=True):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.tiled.infer import BlockPlan
+from ooc_cudnn.network.tiled.infer import TilePlan
 from tests.support.torch_checks import Of, close
 
 
@@ -160,11 +160,11 @@ def infer_in(monkeypatch, fewest_plans):
                 (0, *(at for at in own if at < extent), extent)
                 for own, extent in zip(cuts, shape[2:], strict=True)
             )
-            plan = BlockPlan((tuple(range(shape[0] + 1)), (0, shape[1]), *places), None, 1.0)
+            plan = TilePlan((tuple(range(shape[0] + 1)), (0, shape[1]), *places), None, 1.0)
             counts.append(plan.count)
             return plan
 
-        monkeypatch.setattr(calls, "planned_in_blocks", planned)
+        monkeypatch.setattr(calls, "plan_tiles", planned)
         found = ooc.infer(model, x, memory_limit=limit)
         assert min(counts) > 1
         return found

@@ -68,9 +68,9 @@ def cut_in_two(monkeypatch):
 
 def test_labels_go_from_file_to_file_in_blocks(model, tmp_path, monkeypatch, cut_in_two):
     made = []
-    run = infer.InBlocks.run
+    run = infer.TiledInference.run
     monkeypatch.setattr(
-        infer.InBlocks, "run", lambda self, *args: (made.append(self), run(self, *args))[1]
+        infer.TiledInference, "run", lambda self, *args: (made.append(self), run(self, *args))[1]
     )
     image = np.lib.format.open_memmap(tmp_path / "image.npy", "w+", "uint8", (1, 2, 112, 144))
     image[...] = stored(image.shape)

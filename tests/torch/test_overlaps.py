@@ -10,7 +10,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.overlaps import overlapping
+from ooc_cudnn.torch.overlaps import overlapping_pairs
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -190,8 +190,8 @@ def test_a_write_to_what_may_overlap_is_refused():
 
 def test_pairs_that_overlap():
     x = torch.zeros(8)
-    assert overlapping([x[:2], x[1:3], x[4:]]) == ((0, 1),)
-    assert overlapping([x, torch.empty(0), torch.zeros(8, device="meta"), 3]) == ()
+    assert overlapping_pairs([x[:2], x[1:3], x[4:]]) == ((0, 1),)
+    assert overlapping_pairs([x, torch.empty(0), torch.zeros(8, device="meta"), 3]) == ()
 
 
 @pytest.mark.parametrize("before", [True, False])

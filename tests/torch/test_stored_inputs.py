@@ -8,7 +8,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.bits import stored
+from ooc_cudnn.torch.bits import store_bits
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -78,7 +78,7 @@ def test_a_numpy_array_of_a_dtype_is_read_as_a_tensor(dtype):
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOAT8], ids=str)
 def test_what_is_held_has_as_many_bytes_and_the_same_bits(dtype):
     tensor = drawn(dtype)
-    held = stored(tensor)
+    held = store_bits(tensor)
     assert held.dtype.itemsize == dtype.itemsize
     assert held.data_ptr() == tensor.data_ptr()
     assert torch.equal(held.view(torch.uint8), tensor.view(torch.uint8))

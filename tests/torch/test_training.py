@@ -13,7 +13,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.network.runtime.two_part import Paused, PausingStep
+from ooc_cudnn.network.runtime.two_part import PausedStep, TwoPartStep
 from tests.support.points import Pressed
 from tests.support.torch_checks import close
 from tests.support.torch_models import residual
@@ -203,8 +203,8 @@ def test_a_thousand_steps_do_not_grow():
 def test_gradients_are_handed_out_while_others_are_made(pair, monkeypatch):
     monkeypatch.setattr("ooc_cudnn.torch.call.bucket_bytes", lambda *_: 1)
     x, target = batch(dtype=torch.float64)
-    parts, go_on = [], Paused.go_on
-    monkeypatch.setattr(Paused, "go_on", lambda self: parts.append(len(handed)) or go_on(self))
+    parts, go_on = [], PausedStep.go_on
+    monkeypatch.setattr(PausedStep, "go_on", lambda self: parts.append(len(handed)) or go_on(self))
     for model in pair:
         handed = []
         first = nn.functional.cross_entropy(model.double().eval()(x), target)
@@ -319,8 +319,8 @@ def test_what_a_loss_does_not_take_has_no_gradient_not_zeros(use):
 def test_outputs_that_no_loss_takes_cost_a_forward_once():
     x = torch.randn(2, 2, 5, 4)
     limited, runs = ooc.limit(Logged(), "1MiB"), []
-    run = PausingStep.run
-    with mock.patch.object(PausingStep, "run", lambda *args: runs.append(1) or run(*args)):
+    run = TwoPartStep.run
+    with mock.patch.object(TwoPartStep, "run", lambda *args: runs.append(1) or run(*args)):
         for _ in range(4):
             limited(x)[0].sum().backward()
     assert len(runs) == 5

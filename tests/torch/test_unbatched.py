@@ -12,7 +12,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.graph.nodes.external import Outside
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.unbatched import batched
+from ooc_cudnn.torch.unbatched import add_batch_axis
 from tests.support.torch_checks import check, close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
@@ -128,7 +128,7 @@ def test_a_graph_of_batches_stays_as_it_is():
     model = ooc.limit(nn.Sequential(conv(), nn.ReLU()), "1MiB")
     model(torch.randn(1, *SHAPE))
     graph = model.forward.last.graph
-    assert batched(graph) is graph
+    assert add_batch_axis(graph) is graph
     assert all(isinstance(each, Value) for each in graph.outputs)
 
 

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
-from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, errors_collected
+from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, collect_errors
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
-from ooc_cudnn.devices.cuda.judged import Judged, built_for, every
+from ooc_cudnn.devices.cuda.judged import Judged, build_for, every
 from ooc_cudnn.devices.engine_kinds import CheckedKind
-from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict, Verdicts, said
+from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict, Verdicts, describe_verdict
 from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
@@ -186,7 +186,7 @@ class Convolutions:
                     for form in forms(operation)
                     if (form.name == "widened") == widened and not self._judged.bars(form, engine)
                 )
-                with errors_collected():
+                with collect_errors():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
                     self._of_engines[key] = next(filter(None, built), None)
         return self._of_engines[key]
@@ -207,7 +207,7 @@ class Convolutions:
             return None
         kind = Kind.of(operation)
         failed = {name for of, name in self._failed if of == kind and isinstance(name, str)}
-        with errors_collected():
+        with collect_errors():
             for form in forms(operation):
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
@@ -225,7 +225,7 @@ class Convolutions:
         version = self._judged.version
         return None if version is None else (version, self._tables().version)
 
-    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> Unchecked | None:
+    def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> UncheckedEngine | None:
         """Return what would run it, if it is to be checked first: `devices.engines.Engines`."""
         if 0 in (*operation.output_shape, *itertools.chain(*input_shapes(operation))):
             return None
@@ -239,15 +239,15 @@ class Convolutions:
 
     @contextmanager
     def trying(
-        self, unchecked: Unchecked, problem: AnyConvolution
+        self, unchecked: UncheckedEngine, problem: AnyConvolution
     ) -> Iterator[tuple[int, str] | None]:
         """Have a small problem computed by an unchecked engine: `devices.engines.Engines`."""
-        with self._lock, errors_collected():
-            found = built_for(self._plans, unchecked, problem)
+        with self._lock, collect_errors():
+            found = build_for(self._plans, unchecked, problem)
         with self._running(found) as built:
             yield built
 
-    def judge(self, unchecked: Unchecked, verdict: Verdict) -> None:
+    def judge(self, unchecked: UncheckedEngine, verdict: Verdict) -> None:
         """Take a verdict: `devices.engines.Engines`."""
         with self._lock:
             self._judged.take(unchecked, verdict)
@@ -260,12 +260,12 @@ class Convolutions:
             version = cudnn_version(self._cudnn.backend_version())
             warn_once(
                 f"engine {unchecked.engine} of cuDNN {version} computes wrong results, so for such "
-                f"problems the next one is taken: {unchecked.kind} ({said(verdict)})"
+                f"problems the next one is taken: {unchecked.kind} ({describe_verdict(verdict)})"
             )
 
-    def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[Unchecked]:
+    def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[UncheckedEngine]:
         """Every engine that may compute a small problem: `devices.engines.Engines`."""
-        with self._lock, errors_collected():
+        with self._lock, collect_errors():
             return every(self._plans, kind, problem)
 
     def keep_verdicts(self) -> None:

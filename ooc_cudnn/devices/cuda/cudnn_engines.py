@@ -16,8 +16,8 @@ from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
-    alone,
     forward_of,
+    without_epilogue,
 )
 from ooc_cudnn.tensor import DTYPES
 
@@ -64,7 +64,7 @@ def is_faulty(engine: str, operation: AnyConvolution) -> bool:
     >>> is_faulty("eng2_k2=1_k3=0", ConvolutionBackwardData(half, "float16"))
     True
     """
-    number, direction = engine.split("_")[0], type(alone(operation))
+    number, direction = engine.split("_")[0], type(without_epilogue(operation))
     forward = forward_of(operation)
     before, after = forward.padding[-1]
     if before != after and number in _SYMMETRIC_LAST_AXIS_ONLY[direction]:
@@ -103,7 +103,7 @@ def forbidden_notes(cudnn: Any, operation: AnyConvolution, *, measured: bool = F
         ]
         if not measured:
             forbidden.append(notes.FFT)
-    elif not isinstance(alone(operation), Convolution):
+    elif not isinstance(without_epilogue(operation), Convolution):
         # Sums by atomics in half types: several times the error of rounding once, never fastest.
         forbidden.append(notes.REDUCED_PRECISION_REDUCTION)
     if forward_of(operation).deterministic:

@@ -31,13 +31,13 @@ from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
-    alone,
     forward_of,
     input_shapes,
+    replace_forward,
     result_dtype,
-    with_forward,
+    without_epilogue,
 )
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_padding, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_padding, replace_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
 _ALIGNMENT = 256
@@ -108,13 +108,13 @@ class Form(NamedTuple):
 def forms(operation: AnyConvolution) -> Iterator[Form]:
     """Yield the forms of an operation, the best first."""
     if _wants_symmetric_rows(operation):
-        yield with_symmetric_rows(operation)
+        yield pad_symmetrically(operation)
     if result_dtype(operation) == forward_of(operation).dtype:
         yield Form(operation)
     elif _leaves_the_card_idle(operation):
-        yield from (widened(operation), Form(operation))
+        yield from (widen_inputs(operation), Form(operation))
     else:
-        yield from (Form(operation), widened(operation))
+        yield from (Form(operation), widen_inputs(operation))
 
 
 def _leaves_the_card_idle(operation: AnyConvolution) -> bool:
@@ -129,7 +129,7 @@ def _wants_symmetric_rows(operation: AnyConvolution) -> bool:
     if uneven != 1 or depthwise:
         return False
     several, strided = forward.w_shape[1] >= _SEVERAL_CHANNELS, max(forward.stride) > 1
-    if isinstance(alone(operation), Convolution):
+    if isinstance(without_epilogue(operation), Convolution):
         return forward.dtype == "float64"
     if isinstance(operation, ConvolutionBackwardData):
         if forward.dtype == "float64":
@@ -138,7 +138,7 @@ def _wants_symmetric_rows(operation: AnyConvolution) -> bool:
     return is_strict(operation) or (forward.dtype == "float64" and several)
 
 
-def with_symmetric_rows(operation: AnyConvolution) -> Form:
+def pad_symmetrically(operation: AnyConvolution) -> Form:
     """Add to x or dx the rows that make up for padding on one side, and take as much on the other.
 
     Their values are zeros in x and of no meaning in dx.
@@ -148,23 +148,23 @@ def with_symmetric_rows(operation: AnyConvolution) -> Form:
     at = next(uneven, 0)
     row_axis, (before, after) = ROW_AXIS + at, forward.padding[at]
     both = min(before, after)
-    shape = with_rows(
+    shape = replace_rows(
         forward.x_shape, forward.x_shape[row_axis] + before + after - 2 * both, row_axis
     )
     copy = Copy(0, forward.dtype, shape, forward.layout, before - both, after - both, row_axis)
-    padding = with_padding(forward.padding, (both, both), row_axis)
-    padded = with_forward(operation, replace(forward, x_shape=shape, padding=padding))
+    padding = replace_padding(forward.padding, (both, both), row_axis)
+    padded = replace_forward(operation, replace(forward, x_shape=shape, padding=padding))
     if isinstance(operation, ConvolutionBackwardData):
         copy = copy._replace(dtype=operation.result_dtype)
         return Form(padded, result=copy, name="symmetric rows")
     return Form(padded, (copy, None), name="symmetric rows")
 
 
-def widened(operation: AnyConvolution) -> Form:
+def widen_inputs(operation: AnyConvolution) -> Form:
     """Convert the inputs to float32, and let tensor cores take them as TF32."""
     forward = forward_of(operation)
-    shapes = input_shapes(alone(operation))
+    shapes = input_shapes(without_epilogue(operation))
     first, second = (Copy(0, "float32", shape, forward.layout) for shape in shapes)
     second = second._replace(offset=first.nbytes)
     wide = replace(forward, dtype="float32", y_dtype="float32", allow_tf32=True)
-    return Form(with_forward(operation, wide), (first, second), name="widened")
+    return Form(replace_forward(operation, wide), (first, second), name="widened")

@@ -12,10 +12,10 @@ from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
-    alone,
     forward_of,
     input_shapes,
     result_dtype,
+    without_epilogue,
 )
 from ooc_cudnn.tensor import packed_strides
 
@@ -69,10 +69,10 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     first, second = (
         tensor(shape, name, uid)
         for shape, name, uid in zip(
-            input_shapes(alone(operation)), ("a", "b"), INPUTS[:2], strict=True
+            input_shapes(without_epilogue(operation)), ("a", "b"), INPUTS[:2], strict=True
         )
     )
-    if isinstance(alone(operation), Convolution):
+    if isinstance(without_epilogue(operation), Convolution):
         result = graph.conv_fprop(image=first, weight=second, **windows)
     elif isinstance(operation, ConvolutionBackwardData):
         result = graph.conv_dgrad(filter=first, loss=second, **windows)
@@ -109,7 +109,7 @@ def forget_frames(graph: Any) -> None:
 
 
 @contextmanager
-def errors_collected() -> Iterator[None]:
+def collect_errors() -> Iterator[None]:
     """Collect the errors that the frontend keeps in cycles with its frames.
 
     These keep ours, and the arrays of the call with them, until the cycles are collected.

@@ -31,7 +31,7 @@ from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
-from ooc_cudnn.devices.kernels.spin import hold
+from ooc_cudnn.devices.kernels.spin import spin
 from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
@@ -151,7 +151,7 @@ class CudaDevice:
         array = np.frombuffer(memory, np.uint8, nbytes)
         _touch(array)
         pointer = array.__array_interface__["data"][0]
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             try:
                 self.pin(pointer, nbytes)
             except OSError as error:
@@ -302,7 +302,7 @@ class CudaDevice:
 
     def spin(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy."""
-        hold(seconds, stream)
+        spin(seconds, stream)
 
     def compute(self, actions: Sequence[Callable[[Any], None]]) -> None:
         """Issue them; the next run follows."""

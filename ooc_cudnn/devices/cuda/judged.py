@@ -9,7 +9,7 @@ from ooc_cudnn.devices.cuda.cudnn_forms import Form
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.cuda.frontend import engine_of
 from ooc_cudnn.devices.engine_kinds import CheckedKind
-from ooc_cudnn.devices.engine_verdicts import Unchecked, Verdict, Verdicts
+from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict, Verdicts
 from ooc_cudnn.devices.engines import Engine
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
@@ -62,7 +62,7 @@ class Judged:
         verdict = verdicts.of(CheckedKind.of(form.operation), f"eng{engine.number}")
         return verdict is not None and verdict.is_right is False
 
-    def unchecked(self, found: Executable, plans: Plans) -> Unchecked | None:
+    def unchecked(self, found: Executable, plans: Plans) -> UncheckedEngine | None:
         """Return what is to be checked of a plan before it is used; None if nothing is.
 
         After a search, that is only what is compiled at run time: the search leaves it out.
@@ -76,25 +76,27 @@ class Judged:
             return None
         if verdicts.is_searched and not plans.is_compiled(found):
             return None
-        return Unchecked(kind, engine, operation, plans.engine_of(found))
+        return UncheckedEngine(kind, engine, operation, plans.engine_of(found))
 
-    def take(self, unchecked: Unchecked, verdict: Verdict) -> None:
+    def take(self, unchecked: UncheckedEngine, verdict: Verdict) -> None:
         """Take a verdict."""
         verdicts = self._verdicts()
         assert verdicts is not None
         verdicts.add(unchecked.kind, unchecked.engine, verdict)
 
 
-def every(plans: Plans, kind: CheckedKind, problem: AnyConvolution) -> list[Unchecked]:
+def every(plans: Plans, kind: CheckedKind, problem: AnyConvolution) -> list[UncheckedEngine]:
     """Return every engine that may compute a problem as it is: `devices.engines.Engines`."""
     return [
-        Unchecked(kind, f"eng{number}", problem, Engine(number))
+        UncheckedEngine(kind, f"eng{number}", problem, Engine(number))
         for number in plans.not_compiled(Form(problem))
         if not is_faulty(f"eng{number}", problem)
     ]
 
 
-def built_for(plans: Plans, unchecked: Unchecked, problem: AnyConvolution) -> Executable | None:
+def build_for(
+    plans: Plans, unchecked: UncheckedEngine, problem: AnyConvolution
+) -> Executable | None:
     """Return the plan of an engine for a small problem; None where it computes no such one.
 
     Set as it is to be used, or by its own defaults; or as the heuristics rank it, unless its
@@ -113,7 +115,7 @@ def built_for(plans: Plans, unchecked: Unchecked, problem: AnyConvolution) -> Ex
         return None
 
 
-def _as_asked(unchecked: Unchecked) -> Iterator[Engine]:
+def _as_asked(unchecked: UncheckedEngine) -> Iterator[Engine]:
     """The engine as it is to be used, where that can be said: as it is, not widened."""
     asked = unchecked.asked
     if asked is not None:

@@ -64,7 +64,7 @@ def _forget_users() -> None:
     _users = 0
 
 
-fork_safety.in_child(_forget_users)
+fork_safety.run_in_child(_forget_users)
 
 
 @cache

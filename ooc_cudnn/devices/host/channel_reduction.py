@@ -59,11 +59,11 @@ def moments(operation: Moments, inputs: Inputs, output: Array, workspace: Array)
         values -= of_channels(mean, (box[0], slice(None), *box[2:]))
         values *= values
         part = np.stack([np.full_like(mean, count), mean, _over_channels(values)])
-        state[:, box[1]] = merged_moments(state[:, box[1]], part)
+        state[:, box[1]] = merge_moments(state[:, box[1]], part)
     output[...] = state
 
 
-def merged_moments(state: Array, part: Array) -> Array:
+def merge_moments(state: Array, part: Array) -> Array:
     """Chan's formula; a part of no elements changes nothing.
 
     Infinite means are not subtracted: those of one sign together are infinite, not NaN.
@@ -210,7 +210,7 @@ def _over_images(values: Array) -> Array:
 RUNNERS: dict[type, Runner] = {
     BroadcastSum: broadcast_sum,
     Moments: moments,
-    MergeMoments: _on_states(merged_moments),
+    MergeMoments: _on_states(merge_moments),
     MomentsResult: moments_result,
     NormaliseSums: normalise_sums,
     GradientSums: gradient_sums,

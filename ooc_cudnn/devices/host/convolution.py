@@ -19,7 +19,7 @@ from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
 from ooc_cudnn.devices.host.stable_matmul import product, spare_elements
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.operations.core.ranges import met
+from ooc_cudnn.operations.core.ranges import valid_positions
 
 #: Columns of one block: about a second-level cache.
 BLOCK_BYTES = 2097152
@@ -197,7 +197,7 @@ def _gather(
         stride, dilation = operation.stride[-1], operation.dilation[-1]
         for tap in range(window[-1]):
             begin = first[-1] + tap * dilation  # of the first output of the row
-            sites, source = met(begin, stride, x.shape[-1], shape[-1])
+            sites, source = valid_positions(begin, stride, x.shape[-1], shape[-1])
             part = np.moveaxis(grid, len(window), 0)[tap][..., None, :]
             part[..., : sites.start] = 0
             part[..., sites.stop :] = 0
@@ -228,7 +228,9 @@ def _taps(
         for axis, (start, stop) in enumerate(box):
             stride = operation.stride[axis]
             offset = taps[axis] * operation.dilation[axis] - operation.padding[axis][0]
-            sites, places = met(start * stride + offset, stride, x.shape[axis + 1], stop - start)
+            sites, places = valid_positions(
+                start * stride + offset, stride, x.shape[axis + 1], stop - start
+            )
             inside.append(sites)
             source.append(places)
         yield at, tuple(inside), tuple(source)

@@ -28,7 +28,7 @@ from ooc_cudnn.devices.host.convolution_backward_filter import (
     backward_filter_workspace_bytes,
     convolution_backward_filter,
 )
-from ooc_cudnn.devices.host.linear import joining, sizing
+from ooc_cudnn.devices.host.linear import run_joined, sizing
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
@@ -174,9 +174,9 @@ def _convolution(operation: Convolution, inputs: Inputs, output: Array, workspac
 
 #: All three directions.
 RUNNERS: dict[type, Runner] = {
-    Convolution: joining(_convolution, filters=1),
-    ConvolutionBackwardData: joining(convolution_backward_data, filters=0),
-    ConvolutionBackwardFilter: joining(convolution_backward_filter, filters=2),
+    Convolution: run_joined(_convolution, filters=1),
+    ConvolutionBackwardData: run_joined(convolution_backward_data, filters=0),
+    ConvolutionBackwardFilter: run_joined(convolution_backward_filter, filters=2),
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     Convolution: sizing(host_convolution.workspace_bytes),

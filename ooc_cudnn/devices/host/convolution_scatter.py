@@ -19,7 +19,7 @@ from ooc_cudnn.devices.host import convolution as host_convolution
 from ooc_cudnn.devices.host.chunks import Array, arithmetic_dtype
 from ooc_cudnn.devices.host.stable_matmul import product, spare_elements
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.operations.core.ranges import Range, met, ranges
+from ooc_cudnn.operations.core.ranges import Range, ranges, valid_positions
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 
 Box = tuple[Range, ...]
@@ -190,7 +190,7 @@ def _add(forward: Convolution, rows: Array, windows: Box, box: Box, part: Array)
     ]
     for at, taps in enumerate(itertools.product(*(range(k) for k in forward.w_shape[2:]))):
         pairs = [
-            met(begin + tap * dilation, stride, extent, count)
+            valid_positions(begin + tap * dilation, stride, extent, count)
             for begin, tap, dilation, stride, extent, count in zip(
                 first, taps, forward.dilation, forward.stride, part.shape[1:], rows.shape[2:],
                 strict=True,

@@ -21,8 +21,8 @@ from ooc_cudnn.devices.host.chunks import (
 from ooc_cudnn.operations.core.activation_modes import MODES, needs_x
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
 from ooc_cudnn.operations.elementwise.activation_gradient import (
-    Activated,
     ActivationBackward,
+    HasActivation,
     PreluBackward,
 )
 from ooc_cudnn.operations.elementwise.binary import COMBINED, OpTensor, wide_shape
@@ -101,7 +101,7 @@ def activation_backward(
         np.copyto(output[box], result, casting="unsafe")
 
 
-def times_slope(operation: Activated, y: Array, x: Array, dy: Array) -> Array:
+def times_slope(operation: HasActivation, y: Array, x: Array, dy: Array) -> Array:
     """Dy times the slope of an activation; `x` is y itself where that tells the slope."""
     slope = MODES[operation.mode].slope(y, x, operation.coef)
     result = slope * dy
@@ -111,7 +111,7 @@ def times_slope(operation: Activated, y: Array, x: Array, dy: Array) -> Array:
 
 
 def before_activation(
-    operation: Activated, difference: Array, vectors: tuple[Array, Array], dy: Array, box: Box
+    operation: HasActivation, difference: Array, vectors: tuple[Array, Array], dy: Array, box: Box
 ) -> Array:
     """Dy times the slope of an activation after a normalisation, whose result is made again.
 

@@ -17,10 +17,10 @@ from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
 from ooc_cudnn.operations.convolution.forward import Convolution
 
 
-def joined(forward: Convolution) -> Convolution:
+def join_sites(forward: Convolution) -> Convolution:
     """The same on the sites of one image, where each image has one site; else as it is.
 
-    >>> joined(Convolution.of((8, 3, 1, 1), (5, 3, 1, 1))).x_shape
+    >>> join_sites(Convolution.of((8, 3, 1, 1), (5, 3, 1, 1))).x_shape
     (1, 3, 8)
     """
     shapes = (forward.x_shape, forward.w_shape, forward.output_shape)
@@ -45,11 +45,11 @@ def joined(forward: Convolution) -> Convolution:
 def of_forward(operation: Any) -> Any:
     """A convolution joined, or a gradient of one that is."""
     if isinstance(operation, Convolution):
-        return joined(operation)
-    return replace(operation, forward=joined(operation.forward))
+        return join_sites(operation)
+    return replace(operation, forward=join_sites(operation.forward))
 
 
-def joining(run: Runner, filters: int) -> Runner:
+def run_joined(run: Runner, filters: int) -> Runner:
     """A runner that takes images of one site together.
 
     Of its inputs and its output, the one at `filters` is the filters, or their gradient.

@@ -15,9 +15,9 @@ import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
-from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
+from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen_range
 from ooc_cudnn.devices.host.pooling_gradient import pooling_backward
-from ooc_cudnn.operations.core.ranges import Range, met, met_along
+from ooc_cudnn.operations.core.ranges import Range, valid_indices, valid_positions
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
 from ooc_cudnn.operations.pooling.indices import NOWHERE, PoolingIndices
@@ -35,7 +35,7 @@ def pooling(operation: Pooling, inputs: Inputs, output: Array, workspace: Array)
         part = x[box[:2]]
         starts = [0] * len(order)  # where `part` begins, along each axis of x
         for axis in range(len(order)):
-            low, high = seen(operation, axis, (box[2 + axis].start, box[2 + axis].stop))
+            low, high = seen_range(operation, axis, (box[2 + axis].start, box[2 + axis].stop))
             part = part[(slice(None),) * (2 + axis) + (slice(low, high),)]
             starts[axis] = low
         for axis in order:
@@ -76,7 +76,7 @@ def _pool_axis(
                     into[...] = np.maximum.reduce(part[(*lead, slice(low, high))], axis=2 + axis)
         return result
     for tap in range(k):
-        targets, sources = met(first + tap, stride, extent, count)
+        targets, sources = valid_positions(first + tap, stride, extent, count)
         into = result[(*lead, targets)]
         if into.size:
             ufunc(into, part[(*lead, sources)], out=into)
@@ -90,7 +90,9 @@ def pooling_indices(
     (x, y), forward = inputs, operation.forward
     axes = range(len(forward.window))
     for box in chunks(output, _box_elements(forward)):
-        ranges = [seen(forward, axis, (box[2 + axis].start, box[2 + axis].stop)) for axis in axes]
+        ranges = [
+            seen_range(forward, axis, (box[2 + axis].start, box[2 + axis].stop)) for axis in axes
+        ]
         part = x[(*box[:2], *(slice(*range_) for range_ in ranges))]
         firsts = [
             box[2 + a].start * forward.stride[a] - forward.padding[a][0] - ranges[a][0]
@@ -101,7 +103,7 @@ def pooling_indices(
         known = np.zeros_like(best, dtype=bool)
         found = np.zeros_like(best, dtype=np.uint8)
         for number, taps in enumerate(itertools.product(*(range(k) for k in forward.window))):
-            outputs, places = met_along(
+            outputs, places = valid_indices(
                 map(add, firsts, taps), forward.stride, part.shape[2:], shape[2:]
             )
             value, old = part[places], best[outputs]

@@ -12,7 +12,7 @@ from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.pooling.forward import Pooling
 
 
-def seen(operation: Pooling, axis: int, outputs: Range) -> Range:
+def seen_range(operation: Pooling, axis: int, outputs: Range) -> Range:
     """The range of x, clipped, that windows `outputs` see along a spatial axis."""
     low = outputs[0] * operation.stride[axis] - operation.padding[axis][0]
     high = (outputs[1] - 1) * operation.stride[axis] - operation.padding[axis][0]

@@ -23,8 +23,8 @@ from ooc_cudnn.devices.host.chunks import (
     chunks,
     kept_where,
 )
-from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen
-from ooc_cudnn.operations.core.ranges import Range, met, met_along
+from ooc_cudnn.devices.host.pooling_geometry import divisors, filled_like, seen_range
+from ooc_cudnn.operations.core.ranges import Range, valid_indices, valid_positions
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.operations.pooling.forward import Pooling
 from ooc_cudnn.operations.pooling.gradient import PoolingBackward
@@ -84,7 +84,7 @@ def _scatter_means(
                 ]
         else:
             for tap in reversed(range(k)):  # window by window, as above
-                sources, targets = met(first + tap, forward.stride[axis], extent, count)
+                sources, targets = valid_positions(first + tap, forward.stride[axis], extent, count)
                 spread[(*lead, targets)] += gradient[(*lead, sources)]
         gradient = spread
     part[...] = gradient
@@ -100,7 +100,7 @@ def _scatter_maxima(
 ) -> None:
     """Add dy to the first element of each window that equals y, where it lies in the box."""
     axes = range(len(forward.window))
-    ranges = [seen(forward, a, (windows[2 + a].start, windows[2 + a].stop)) for a in axes]
+    ranges = [seen_range(forward, a, (windows[2 + a].start, windows[2 + a].stop)) for a in axes]
     x = x[(*windows[:2], *(slice(*range_) for range_ in ranges))].astype(part.dtype, copy=False)
     y, dy = y.astype(part.dtype, copy=False), dy.astype(part.dtype, copy=False)
     in_x = [_first(forward, axis, windows, ranges[axis][0]) for axis in axes]
@@ -109,7 +109,7 @@ def _scatter_maxima(
     holds_nan = bool(np.isnan(y).any())
     for taps in itertools.product(*(range(k) for k in forward.window)):
         offsets = map(add, in_x, taps)
-        outputs, inputs = met_along(offsets, forward.stride, x.shape[2:], y.shape[2:])
+        outputs, inputs = valid_indices(offsets, forward.stride, x.shape[2:], y.shape[2:])
         value, largest = x[inputs], y[outputs]
         fresh = np.zeros_like(taken)
         same = value == largest
@@ -119,7 +119,7 @@ def _scatter_maxima(
         fresh &= ~taken
         taken |= fresh
         offsets = map(add, in_part, taps)
-        outputs, inputs = met_along(offsets, forward.stride, part.shape[2:], y.shape[2:])
+        outputs, inputs = valid_indices(offsets, forward.stride, part.shape[2:], y.shape[2:])
         into = part[inputs]
         into += kept_where(fresh[outputs], dy[outputs])
 
@@ -133,7 +133,7 @@ def _scatter_indexed(
     in_part = [_first(forward, axis, windows, place[2 + axis].start) for axis in axes]
     for number, taps in enumerate(itertools.product(*(range(k) for k in forward.window))):
         offsets = map(add, in_part, taps)
-        outputs, inputs = met_along(offsets, forward.stride, part.shape[2:], dy.shape[2:])
+        outputs, inputs = valid_indices(offsets, forward.stride, part.shape[2:], dy.shape[2:])
         into = part[inputs]
         into += kept_where(index[outputs] == number, dy[outputs])
 
@@ -179,7 +179,7 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
 
 def _first_equal(forward: Pooling, x: Array, largest: Array, site: tuple[int, ...]) -> Array:
     """Where in x (channels, spatial...) the window at `site` first equals its maximum, or -1."""
-    box = [seen(forward, axis, (at, at + 1)) for axis, at in enumerate(site)]
+    box = [seen_range(forward, axis, (at, at + 1)) for axis, at in enumerate(site)]
     found = np.full(len(x), -1)
     largest = largest.reshape(-1, *[1] * len(box))
     for rows in _row_ranges(box, len(x)):

@@ -10,7 +10,13 @@ import numpy as np
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype, chunks
 from ooc_cudnn.operations.core.ranges import Range
-from ooc_cudnn.operations.resampling.axis_windows import AxisWindows, moved, reaching, runs, seen
+from ooc_cudnn.operations.resampling.axis_windows import (
+    AxisWindows,
+    outputs_reaching,
+    runs,
+    seen_range,
+    shift_range,
+)
 from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward, scatter_maxima
 
 
@@ -23,7 +29,7 @@ def resampling(operation: Resampling, inputs: Inputs, output: Array, workspace: 
         for axis, (windows, made, read) in enumerate(
             zip(operation.windows, operation.makes, operation.reads, strict=True)
         ):
-            places = moved((box[2 + axis].start, box[2 + axis].stop), made[0])
+            places = shift_range((box[2 + axis].start, box[2 + axis].stop), made[0])
             starts, stops = windows.bounds(np.arange(*places))
             empty = empty[..., None] | (stops <= starts)
             part = _along(windows, part, axis, places, read[0], dtype, is_max=operation.is_max)
@@ -48,7 +54,7 @@ def resampling_backward(
         for axis, (windows, made, read) in enumerate(
             zip(forward.windows, operation.makes, forward.makes, strict=True)
         ):
-            places = moved((box[2 + axis].start, box[2 + axis].stop), made[0])
+            places = shift_range((box[2 + axis].start, box[2 + axis].stop), made[0])
             part = _along(windows, part, axis, places, read[0], dtype, gradient=True)
         np.copyto(output[box], part, casting="unsafe")
 
@@ -70,7 +76,7 @@ def _along(
     is_max: bool = False,
 ) -> Array:
     """Take the runs of what is `made` along one axis; `part` begins at `first`."""
-    low, high = (reaching if gradient else seen)(windows, made)
+    low, high = (outputs_reaching if gradient else seen_range)(windows, made)
     part = part[(slice(None),) * (2 + axis) + (slice(low - first, high - first),)]
     found = runs(windows, made, gradient=gradient)
     taken = part.take(found.elements - low, axis=2 + axis).astype(dtype, copy=False)

@@ -12,7 +12,7 @@ from functools import reduce
 import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
-from ooc_cudnn.devices.host.channel_reduction import merged_moments, moments_result
+from ooc_cudnn.devices.host.channel_reduction import merge_moments, moments_result
 from ooc_cudnn.devices.host.chunks import (
     Array,
     Box,
@@ -51,7 +51,7 @@ def set_moments(operation: SetMoments, inputs: Inputs, output: Array, workspace:
         count = np.full_like(mean, values.shape[2])
         return np.stack([count, mean, values.sum(axis=2)])
 
-    _by_units(operation, moments, merged_moments, state, output)
+    _by_units(operation, moments, merge_moments, state, output)
 
 
 def set_sums(operation: SetSums, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -108,7 +108,7 @@ def _ranges(extent: int, size: int) -> Iterator[slice]:
 def fold_images(operation: FoldImages, inputs: Inputs, output: Array, workspace: Array) -> None:
     """The states of all images together, one after the other."""
     images, state = inputs
-    merge = merged_moments if operation.rows == 3 else np.add
+    merge = merge_moments if operation.rows == 3 else np.add
     before = [] if state is None else [state.copy()]
     images = images.reshape(operation.rows, operation.images, operation.sets)
     output[...] = reduce(merge, images.swapaxes(0, 1), *before)
@@ -118,7 +118,7 @@ def merge_groups(operation: MergeGroups, inputs: Inputs, output: Array, workspac
     """The moments of each group of channels, for each of its channels."""
     (state,) = inputs
     groups = state.reshape(3, operation.images, operation.groups, -1)
-    merged = reduce(merged_moments, np.moveaxis(groups, 3, 0))
+    merged = reduce(merge_moments, np.moveaxis(groups, 3, 0))
     output[...] = np.repeat(merged, operation.channels // operation.groups, axis=2)
 
 

@@ -26,7 +26,7 @@ from ooc_cudnn.devices.kernels.group_walk import (
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.core.row_axis import cut_axes
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
 from ooc_cudnn.operations.normalization.batch_launches import Moments, NormaliseSums
@@ -190,7 +190,7 @@ def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
         return
     # One sum in all: of the sums of the channels.
     channels, (pointer, available) = operation.shape[1], call.workspace
-    room = aligned(8 * channels)
+    room = align(8 * channels)
     row = DeviceView(pointer, "float64", (channels,), (1,))
     rest = (pointer + room, max(available - room, 0))
     _reduce(operation, kind, dy, x, None, call._replace(output=row, workspace=rest))
@@ -215,7 +215,7 @@ def _sum_bytes(operation: BroadcastSum) -> int:
     found = workspace_bytes((n, c, s), 1)
     if per_channel:
         return found
-    return aligned(8 * c) + max(found, workspace_bytes((1, 1, c), 1))
+    return align(8 * c) + max(found, workspace_bytes((1, 1, c), 1))
 
 
 def moments(operation: Moments, call: Call) -> None:

@@ -10,7 +10,7 @@ from ooc_cudnn.operations.external.calls import ExternalLaunch
 from ooc_cudnn.tensor import numpy_dtype
 
 
-class Exposed:
+class DeviceArrayView:
     """A view of device memory, as other libraries take it: by ``__cuda_array_interface__``.
 
     bfloat16, which that does not know, is two bytes of an integer.
@@ -30,8 +30,8 @@ class Exposed:
 
 def outside(operation: ExternalLaunch, call: Call) -> None:
     """Hand the memory over, and the stream."""
-    inputs = [Exposed(view) for view in call.inputs if view is not None]
-    operation.run(inputs, Exposed(call.output), call.stream)
+    inputs = [DeviceArrayView(view) for view in call.inputs if view is not None]
+    operation.run(inputs, DeviceArrayView(call.output), call.stream)
 
 
 RUNNERS: dict[type, Runner] = {ExternalLaunch: outside}

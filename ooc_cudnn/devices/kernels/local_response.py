@@ -132,18 +132,20 @@ def _plan_walk(taps: Taps, rows: Rows, views: list[DeviceView], *, in_place: boo
     outer, channels, sites = rows.sizes
     row_packs = -(-sites // count)
     packs = outer * row_packs
-    segments, length = (1, channels) if in_place else segmented(channels, packs, taps.window)
+    segments, length = (1, channels) if in_place else segment_channels(channels, packs, taps.window)
     blocks = -(-packs // BLOCK_THREADS) * segments
     fields = {"packs": packs, "segments": segments, "length": length, "blocks": blocks}
     kind = ("local_response_walk", "Columns")
     return _launch(kind, taps, views, [count], blocks, 1, rows, row_packs, fields)
 
 
-def segmented(channels: int, packs: int, window: int) -> tuple[int, int]:
+def segment_channels(channels: int, packs: int, window: int) -> tuple[int, int]:
     """Into how many segments channels are cut, and how long each is, but for the last.
 
-    >>> segmented(192, 100_000, 5), segmented(192, 10**6, 5), segmented(64, 100, 5)
-    ((3, 64), (1, 192), (2, 32))
+    >>> segment_channels(192, 100_000, 5), segment_channels(192, 10**6, 5)
+    ((3, 64), (1, 192))
+    >>> segment_channels(64, 100, 5)
+    (2, 32)
     """
     shortest = max(SHORTEST_SEGMENT, SEGMENT_WINDOWS * (window - 1))
     wanted = -(-WALKING_THREADS // packs)

@@ -11,7 +11,7 @@ from ooc_cudnn.functions.call.decorator import public
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.chain_forms.windows_and_norms import Applied, Incoming
-from ooc_cudnn.operations.core.operation import Operation, numbered
+from ooc_cudnn.operations.core.operation import Operation, number_names
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.types import Array
 
@@ -84,7 +84,7 @@ def chain_forward(
                 f"operations[{at}] must be one of ooc_cudnn.operations "
                 f"({', '.join(applicable.__all__)}), not {operation!r:.60}"
             )
-    names = numbered([operation.names for operation in applied])
+    names = number_names([operation.names for operation in applied])
     arrays: dict[str, Any] = {"x": x}
     for operation, own in zip(applied, names, strict=True):
         found = [_flat(operation, array, len(shape_of(x))) for array in operation.arrays]

@@ -6,19 +6,19 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from ooc_cudnn.arrays.making import array_on
-from ooc_cudnn.arrays.operands import Wrapped, check_apart, check_writable
+from ooc_cudnn.arrays.operands import ArrayRef, check_apart, check_writable
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
-from ooc_cudnn.functions.call.plan import Planned, Target, plan_call
+from ooc_cudnn.functions.call.plan import PlannedCall, Target, plan_call
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.files import reserve_file
-from ooc_cudnn.memory.loans import Lent
+from ooc_cudnn.memory.loans import Lease
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import dtype_name
 
-#: Makes a `Wrapped` of an array, on a device; its `name` and whether it is `written` are told.
-Take = Callable[..., Wrapped]
+#: Makes an `ArrayRef` of an array, on a device; its `name` and whether it is `written` are told.
+Take = Callable[..., ArrayRef]
 
 
 class Bound(NamedTuple):
@@ -29,10 +29,10 @@ class Bound(NamedTuple):
 
     function: str
     description: Description
-    operands: Mapping[str, Wrapped]
+    operands: Mapping[str, ArrayRef]
     given: Mapping[str, Any]
-    results: dict[str, Wrapped]
-    beside: Mapping[str, Wrapped]
+    results: dict[str, ArrayRef]
+    beside: Mapping[str, ArrayRef]
 
     def key(self, settings: Settings) -> Hashable:
         """Key of the plan; by their text, 1, 1.0 and True, which are equal, differ."""
@@ -53,7 +53,7 @@ class Bound(NamedTuple):
         arrays = {**self.operands, **self.beside, **updated}
         return self.description.build({n: each.spec for n, each in arrays.items()}, settings)
 
-    def plan(self, splittable: TiledCall, target: Target, share: float = 1.0) -> Planned:
+    def plan(self, splittable: TiledCall, target: Target, share: float = 1.0) -> PlannedCall:
         """Plan it, with a `share` of the memory that is available."""
         known = {**self.operands, **self.results}
         return plan_call(
@@ -83,13 +83,13 @@ class Bound(NamedTuple):
                 returned.append(self.given[name])
             else:
                 array, spec, *_ = self.results[name]
-                if isinstance(array, Lent):
+                if isinstance(array, Lease):
                     array = array_on(device, array, spec)
                 returned.append(restore(array) if restore else array)
         return tuple(returned) if len(returned) > 1 else returned[0]
 
 
-def check_results(operands: Mapping[str, Wrapped], results: Mapping[str, Wrapped]) -> None:
+def check_results(operands: Mapping[str, ArrayRef], results: Mapping[str, ArrayRef]) -> None:
     """Raise if a result cannot be written, or shares memory with an operand or another result."""
     for name, result in results.items():
         check_writable(result, name=name)

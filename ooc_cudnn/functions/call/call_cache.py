@@ -34,7 +34,7 @@ ROOM_WORTH_REPLANNING = 1.25
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCall:
     """A call, ready to run on any operands of the same specs.
 
     `result_bytes` is the device memory that its results are still to be given, `available_bytes`
@@ -49,11 +49,11 @@ class Prepared:
     result_bytes: int
 
 
-_prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+_prepared: OrderedDict[Hashable, PreparedCall] = OrderedDict()
 _lock = fork_safety.lock()
 
 
-def remembered(key: Hashable, device: Device, settings: Settings) -> Prepared | None:
+def recall_call(key: Hashable, device: Device, settings: Settings) -> PreparedCall | None:
     """Return a call that was prepared before, if its plan still suits the memory there is."""
     with _lock:
         prepared = _prepared.get(key)
@@ -71,14 +71,14 @@ def remembered(key: Hashable, device: Device, settings: Settings) -> Prepared | 
 
 def prepare(
     key: Hashable, bound: Bound, device: Device, settings: Settings, *, share: float = 1.0
-) -> Prepared:
+) -> PreparedCall:
     """Build what is to be cut, plan it, make its schedule, and remember it all."""
     chain = bound.build(settings)
     limit = limit_bytes(device, settings.memory_limit)
     target = Target.here(device, limit, chain.dtype, settings)
     planned = bound.plan(chain, target, share)
     _warn_of_many_pieces(planned.plan)
-    prepared = Prepared(
+    prepared = PreparedCall(
         chain,
         planned.plan,
         Executor(planned.program),

@@ -11,12 +11,12 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.arrays.operands import wrap
+from ooc_cudnn.arrays.operands import array_ref
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.call.arguments import check_scaling
 from ooc_cudnn.functions.call.bind import bind
-from ooc_cudnn.functions.call.call_cache import prepare, remembered
+from ooc_cudnn.functions.call.call_cache import prepare, recall_call
 from ooc_cudnn.functions.call.run import run
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.keywords import explaining
@@ -70,12 +70,12 @@ def call(function: str, description: Description) -> Any:
     """Run a function on its operands and return its results, written to `out` if that is given."""
     settings = current()
     device = get_device(settings.device)
-    bound = bind(function, description, wrap, device)
+    bound = bind(function, description, array_ref, device)
     key = bound.key(settings)
     with device.arena.lock:
-        prepared = remembered(key, device, settings) or prepare(key, bound, device, settings)
+        prepared = recall_call(key, device, settings) or prepare(key, bound, device, settings)
         # From here on Ctrl-C is heard between two pieces, and where the run waits.
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             try:
                 run(prepared, bound, device, settings)
             except DeviceOutOfMemoryError:

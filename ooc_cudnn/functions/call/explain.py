@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, array_ref
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call.arguments import check_scaling
 from ooc_cudnn.functions.call.bind import Bound, bind
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.plan import Planned, Target
+from ooc_cudnn.functions.call.plan import PlannedCall, Target
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.core.call import TiledCall
@@ -92,7 +92,7 @@ def plan_request(function: str, **asked: Any) -> Request:
     return part.request
 
 
-def splittable_of(function: str, **arguments: Any) -> TiledCall:
+def tiled_call_of(function: str, **arguments: Any) -> TiledCall:
     """Return a call of a public function as what it may be cut into.
 
     Parameters
@@ -110,7 +110,7 @@ def planned_call(
     machine: MachineModel | str | os.PathLike[str] | None = None,
     memory_limit: int | float | str | None = None,
     **arguments: Any,
-) -> Planned:
+) -> PlannedCall:
     """Return what `plan` returns, with the requests and the runs that make up the call."""
     settings = current()
     limit: int | float | None = settings.memory_limit
@@ -155,12 +155,12 @@ def _bound(function: str, arguments: Mapping[str, Any]) -> Bound:
     return bind(function, describe_call(function, arguments), _spec_or_array, None)
 
 
-def _spec_or_array(operand: Any, device: None, *, name: str, written: bool = False) -> Wrapped:
+def _spec_or_array(operand: Any, device: None, *, name: str, written: bool = False) -> ArrayRef:
     """Take an operand; of a spec, what an array that starts on a 16-byte boundary would give."""
     if isinstance(operand, TensorSpec):
-        return Wrapped(None, operand, 0)
+        return ArrayRef(None, operand, 0)
     try:
-        return wrap(operand, get_device(current().device), name=name, written=written)
+        return array_ref(operand, get_device(current().device), name=name, written=written)
     except TypeError as error:
         if hasattr(operand, "dtype"):
             raise

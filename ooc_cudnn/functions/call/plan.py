@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ooc_cudnn.engines.target import Planned, Target, make_request
-from ooc_cudnn.engines.trials import planned_after_trials
+from ooc_cudnn.engines.target import PlannedCall, Target, make_request
+from ooc_cudnn.engines.trials import plan_after_trials
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.call.plan_chain import plan_in_runs
+from ooc_cudnn.functions.call.plan_chain import plan_segments
 from ooc_cudnn.operations.core.call import Operand, TiledCall
 from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 from perfmodel import MachineModel
 
 __all__ = [
-    "Planned",
+    "PlannedCall",
     "Target",
     "make_request",
     "place_results",
@@ -36,7 +36,7 @@ def plan_call(
     *,
     aligned: Mapping[str, bool],
     share: float = 1.0,
-) -> Planned:
+) -> PlannedCall:
     """Plan a call, its results where `outs` says or where the functions' rule puts them.
 
     Parameters
@@ -57,7 +57,7 @@ def plan_call(
     """
     available = target.room_bytes
 
-    def planned(*, on_device: bool) -> Planned:
+    def planned(*, on_device: bool) -> PlannedCall:
         nonlocal available
         placed, available = place_results(
             chain, operands, outs, target.room_bytes, on_device=on_device
@@ -75,13 +75,13 @@ def plan_call(
 
         def make(
             machine: MachineModel, layouts: tuple[str, ...], *, ask: bool = True, sparing: int = 0
-        ) -> Planned:
+        ) -> PlannedCall:
             made = replace(request, machine=machine, layouts=layouts)
-            return plan_in_runs(made, target.asking(ask=ask, sparing=sparing), available, aligned)
+            return plan_segments(made, target.asking(ask=ask, sparing=sparing), available, aligned)
 
         if target.trial_device is None:
             return make(target.machine, request.layouts)
-        return planned_after_trials(
+        return plan_after_trials(
             make, request.layouts, target.machine, target.trial_device, target.limit_bytes
         )
 

@@ -11,16 +11,16 @@ from itertools import pairwise
 from typing import cast
 
 from ooc_cudnn import fork_safety
-from ooc_cudnn.engines.target import Planned, PlannedPart, Target, make_request
+from ooc_cudnn.engines.target import PlannedCall, PlannedPart, Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.pricing.cutting import (
     SHARE_OF_SMALLEST,
     WORTH_CUTTING,
     Part,
-    between,
     choose_cuts,
-    joined,
+    intermediate_placement,
+    join_plans,
     large_piece,
     part_between,
     parts_of,
@@ -32,13 +32,13 @@ from ooc_cudnn.pricing.request import Request
 #: Plans that are remembered.
 REMEMBERED_PLANS = 64
 
-_remembered: OrderedDict[Hashable, Planned] = OrderedDict()
+_remembered: OrderedDict[Hashable, PlannedCall] = OrderedDict()
 _lock = fork_safety.lock()
 
 
-def plan_in_runs(
+def plan_segments(
     request: Request, target: Target, available: int, aligned: Mapping[str, bool]
-) -> Planned:
+) -> PlannedCall:
     """Plan a call as one run; a chain that memory is short for as shorter chains, if better.
 
     Plans are remembered: what is asked for again costs nothing.
@@ -63,7 +63,7 @@ def forget_plans() -> None:
 
 def _planned(
     request: Request, target: Target, available: int, aligned: Mapping[str, bool]
-) -> Planned:
+) -> PlannedCall:
     chain = request.chain
     may_be_cut = isinstance(chain, Chain) and bool(chain.seams)
     try:
@@ -87,7 +87,7 @@ def _planned(
         shorter = _plan_in_parts(request, target, available, aligned, why, most)
         if shorter is not None:
             return shorter
-    return Planned((PlannedPart(request.along(whole.row_axis), whole, {}),), whole, available)
+    return PlannedCall((PlannedPart(request.along(whole.row_axis), whole, {}),), whole, available)
 
 
 def _larger_pieces_help(request: Request, whole: Plan) -> bool:
@@ -109,7 +109,7 @@ def _part_request(request: Request, part: Part, aligned: Mapping[str, bool]) -> 
     chain, x = request.chain, request.specs["x"]
     assert isinstance(chain, Chain)
     specs = {
-        own: between(chain, int(name.split()[1]), x)
+        own: intermediate_placement(chain, int(name.split()[1]), x)
         if name.startswith("between")
         else request.specs[name]
         for own, name in part.names.items()
@@ -150,7 +150,7 @@ def _plan_in_parts(
     aligned: Mapping[str, bool],
     why: str,
     most: float = math.inf,
-) -> Planned | None:
+) -> PlannedCall | None:
     """Plan a chain as shorter ones; None if it cannot be cut so that they fit and take less."""
     chain, x = cast("Chain", request.chain), request.specs["x"]
 
@@ -169,7 +169,7 @@ def _plan_in_parts(
     def plan_of(start: int, stop: int) -> Plan:
         return make_plan(part(start, stop)[0], target.ask_workspace)
 
-    def in_parts(cuts: tuple[int, ...]) -> Planned | None:
+    def in_parts(cuts: tuple[int, ...]) -> PlannedCall | None:
         """The chain cut there, unless that takes `most` seconds or more."""
         ends = list(pairwise((0, *cuts, len(chain.operations))))
         seconds = [large_piece(part(*each)[0]).seconds for each in ends]
@@ -183,8 +183,8 @@ def _plan_in_parts(
             PlannedPart(made.along(plan.row_axis), plan, names)
             for (made, names), plan in zip((part(*each) for each in ends), plans, strict=True)
         ]
-        handed_on = {f"between {cut}": between(chain, cut, x) for cut in cuts}
-        return Planned(tuple(runs), joined(request, plans, cuts, why), available, handed_on)
+        handed_on = {f"between {cut}": intermediate_placement(chain, cut, x) for cut in cuts}
+        return PlannedCall(tuple(runs), join_plans(request, plans, cuts, why), available, handed_on)
 
     def fits(share: float, start: int, stop: int) -> bool:
         return smallest(start, stop) <= share * request.memory_limit
@@ -192,7 +192,7 @@ def _plan_in_parts(
     everywhere = chain.seams
     shares = (SHARE_OF_SMALLEST, 1.0) if len(everywhere) > 1 else ()
     candidates = [choose_cuts(chain, partial(fits, share)) for share in shares]
-    found: list[Planned] = []
+    found: list[PlannedCall] = []
     for cuts in dict.fromkeys((*candidates, everywhere)):
         if cuts and not (cuts == everywhere and found):
             with suppress(PlanInfeasibleError):

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import Wrapped, address_of
+from ooc_cudnn.arrays.operands import ArrayRef, address_of
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.call.bind import Bound
-from ooc_cudnn.functions.call.call_cache import Prepared
+from ooc_cudnn.functions.call.call_cache import PreparedCall
 from ooc_cudnn.functions.call.observe import run_observed
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.verify import Verification
@@ -22,7 +22,7 @@ from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
 
 
-def run(prepared: Prepared, bound: Bound, device: Device, settings: Settings) -> None:
+def run(prepared: PreparedCall, bound: Bound, device: Device, settings: Settings) -> None:
     """Make the results that are not there yet, and run.
 
     Raises
@@ -81,22 +81,22 @@ def _vectors_kept(bound: Bound) -> Iterator[None]:
         raise
 
 
-def _allocate(spec: TensorSpec, device: Device, limit: int) -> Wrapped:
+def _allocate(spec: TensorSpec, device: Device, limit: int) -> ArrayRef:
     """Memory for a tensor: on the device as it is, and an array of it when the user gets it."""
     if spec.placement == "device":
         memory = device.arena.allocate_array(spec.nbytes, limit)
-        return Wrapped(memory, spec, memory.pointer)
+        return ArrayRef(memory, spec, memory.pointer)
     order = spec.order or "channels_first"
     array = empty_in(device, spec.placement, spec.shape, spec.dtype, order)
-    return Wrapped(array, spec, address_of(array))
+    return ArrayRef(array, spec, address_of(array))
 
 
-def _source(operand: Wrapped) -> Source:
+def _source(operand: ArrayRef) -> Source:
     return operand.view() if operand.spec.placement == "device" else operand.array
 
 
 def _run_verified(
-    prepared: Prepared,
+    prepared: PreparedCall,
     device: Device,
     settings: Settings,
     sources: Mapping[str, Source],

@@ -12,22 +12,22 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import save_tables, tables_of
-from ooc_cudnn.devices.engines import Engine, Measured
+from ooc_cudnn.devices.engines import Engine, Measurement
 from ooc_cudnn.devices.measuring import Bench
-from ooc_cudnn.engines.measure import Deadline, Tuning, launched_of
+from ooc_cudnn.engines.measure import Deadline, EngineTuner, launch_of
 from ooc_cudnn.engines.workload import (
     Effort,
-    Planned,
-    Wanted,
+    PlannedWork,
+    WantedConvolution,
+    engine_launches,
     family_of,
     has_borders,
     known_options,
-    launched_by,
+    launches_to_measure,
     of_own_size,
     scouts_of,
     serves,
     well_known,
-    what_to_measure,
 )
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.functions.call.call_cache import forget_calls
@@ -43,7 +43,7 @@ BATCHES, BATCH_SECONDS = 5, 0.01
 #: of the mean.
 LEAST_SHARE = 0.25
 
-Tell = Callable[[Measured], object]
+Tell = Callable[[Measurement], object]
 
 
 class NothingToTuneError(OocError, ValueError):
@@ -51,8 +51,8 @@ class NothingToTuneError(OocError, ValueError):
 
 
 def measure_what_is_launched(
-    device: Device, plan: Callable[[], Planned], effort: Effort, tell: Tell | None
-) -> list[Measured]:
+    device: Device, plan: Callable[[], PlannedWork], effort: Effort, tell: Tell | None
+) -> list[Measurement]:
     """Measure the engines of the convolutions of a plan, and of those that follow from it.
 
     In every memory order that the device computes in, that of the plan first.
@@ -76,7 +76,7 @@ def measure_what_is_launched(
         If the tables cannot be stored.
     """
     check_engines(device)
-    found: dict[AnyConvolution, Measured] = {}
+    found: dict[AnyConvolution, Measurement] = {}
     known_before = tables_of(device, tells_of_others=False)  # what it tells is: tune
     before = [] if effort.again else list(known_before)
     tried, scouted = list[AnyConvolution](), set[Hashable]()
@@ -84,8 +84,8 @@ def measure_what_is_launched(
     began = time.perf_counter()
     for _ in range(MOST_ROUNDS):
         planned = plan()
-        launched = list(launched_by(device, planned))
-        wanted = what_to_measure(device, launched, planned.limit_bytes, effort)
+        launched = list(engine_launches(device, planned))
+        wanted = launches_to_measure(device, launched, planned.limit_bytes, effort)
         if not wanted:
             raise NothingToTuneError(f"{planned.name} launches no convolution that has engines")
         if not effort.borders and has_borders(planned):
@@ -152,17 +152,17 @@ def keep(device: Device) -> None:
 
 def measure(
     device: Device,
-    operations: Mapping[AnyConvolution, Wanted],
+    operations: Mapping[AnyConvolution, WantedConvolution],
     scouts: Collection[AnyConvolution],
     limit_bytes: int,
     effort: Effort,
     tell: Tell | None,
-) -> tuple[dict[AnyConvolution, Measured], int]:
+) -> tuple[dict[AnyConvolution, Measurement], int]:
     """Measure the engines of convolutions; return what was found, and how many there was time for.
 
     There may be no room for some. Each is stored at once. Of `scouts` every engine is tried.
     """
-    found: dict[AnyConvolution, Measured] = {}
+    found: dict[AnyConvolution, Measurement] = {}
     best: dict[Hashable, tuple[Engine, ...]] = {}
     costs = [said.cost for said in operations.values()]
     least = LEAST_SHARE * sum(costs) / max(len(costs), 1)
@@ -178,8 +178,8 @@ def measure(
             # what one does not need of its share, the others have
             deadline = Deadline(left * shares[ended] / sum(shares[ended:]))
             try:
-                measured = Tuning(device, bench, deadline).measured(
-                    launched_of(operation),
+                measured = EngineTuner(device, bench, deadline).measured(
+                    launch_of(operation),
                     every=effort.every or operation in scouts,
                     compiled=effort.every and effort.compiled,
                     borders=effort.borders,
@@ -204,12 +204,12 @@ def measure_sizes(
     limit_bytes: int,
     seconds: float,
     tell: Tell | None,
-) -> dict[AnyConvolution, Measured]:
+) -> dict[AnyConvolution, Measurement]:
     """Time convolutions by the engines that are known of their kinds, while there is time.
 
     There may be no room for some.
     """
-    found: dict[AnyConvolution, Measured] = {}
+    found: dict[AnyConvolution, Measurement] = {}
     tables, deadline = tables_of(device), Deadline(seconds)
     assert device.engines is not None
     with device.arena.lock:
@@ -222,8 +222,8 @@ def measure_sizes(
                 continue
             options, further = known_options(tables, operation, known)
             try:
-                measured = Tuning(device, bench, deadline).measured_again(
-                    launched_of(operation),
+                measured = EngineTuner(device, bench, deadline).measured_again(
+                    launch_of(operation),
                     options,
                     further=further,
                     is_complete=known.is_complete and known.operation == operation,
@@ -237,7 +237,7 @@ def measure_sizes(
     return found
 
 
-def _take(device: Device, measured: Measured, tell: Tell | None) -> None:
+def _take(device: Device, measured: Measurement, tell: Tell | None) -> None:
     """Store what was measured at once, so that it stays whatever happens next, and tell of it.
 
     `keep` stores again: then engines that failed are gone, too.

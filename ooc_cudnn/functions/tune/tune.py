@@ -7,9 +7,9 @@ from typing import Any
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
-from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.engines.measure import launched_of
-from ooc_cudnn.engines.workload import Effort, Planned, Wanted
+from ooc_cudnn.devices.engines import Measurement
+from ooc_cudnn.engines.measure import launch_of
+from ooc_cudnn.engines.workload import Effort, PlannedWork, WantedConvolution
 from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.tune.rounds import (
     NothingToTuneError,
@@ -22,7 +22,7 @@ from ooc_cudnn.functions.tune.rounds import (
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current
 
-__all__ = ["NothingToTuneError", "finish_tuning", "launched_of", "tune"]
+__all__ = ["NothingToTuneError", "finish_tuning", "launch_of", "tune"]
 
 
 def tune(
@@ -33,7 +33,7 @@ def tune(
     tell: Tell | None = None,
     effort: Effort | None = None,
     **arguments: Any,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Measure the engines of the convolutions of a call, in every memory order, and store them.
 
     Parameters
@@ -60,20 +60,22 @@ def tune(
         If the tables cannot be stored.
     """
 
-    def plan() -> Planned:
+    def plan() -> PlannedWork:
         planned = planned_call(function, memory_limit=memory_limit, out=out, **arguments)
         tasks = [(part.request, part.plan) for part in planned.parts]
-        return Planned(function, tasks, planned.plan.memory_limit)
+        return PlannedWork(function, tasks, planned.plan.memory_limit)
 
     return measure_what_is_launched(get_device(current().device), plan, effort or Effort(), tell)
 
 
-def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measured]:
+def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measurement]:
     """Measure every engine where only those that the heuristics rank were, and store it."""
     check_engines(device)
     known = tables_of(device, tells_of_others=False)
     begun = [each.operation for each in known if not each.is_complete]
-    operations = {operation: Wanted(operation, 1.0) for operation in begun if operation is not None}
+    operations = {
+        operation: WantedConvolution(operation, 1.0) for operation in begun if operation is not None
+    }
     limit = limit_bytes(device, current().memory_limit)
     found, _ = measure(device, operations, (), limit, Effort(), tell)
     if found:

@@ -98,7 +98,7 @@ class Outline:
         return [at for at, group in enumerate(self.groups) for _ in range(group.first, group.stop)]
 
 
-def outlined(
+def outline_step(
     step: Step,
     seconds_of: Callable[[Phase], float],
     *,
@@ -117,7 +117,7 @@ def outlined(
     most_groups : int
         Of phases of each direction: shorter ones are merged with their neighbours.
     """
-    things, of_phase = _things(step, small_bytes, on_device)
+    things, of_phase = _tensor_summaries(step, small_bytes, on_device)
     seconds = tuple(seconds_of(phase) for phase in step.phases)
     forward = next(
         (at for at, phase in enumerate(step.phases) if phase.is_backward), len(step.phases)
@@ -136,7 +136,7 @@ def outlined(
     return Outline(seconds, tuple(groups), count, tuple(things), parents)
 
 
-def _things(
+def _tensor_summaries(
     step: Step, small_bytes: int, on_device: frozenset[str]
 ) -> tuple[list[TensorSummary], list[list[int]]]:
     """The things of a step; and for each phase the maps and inputs that it reads, by number."""

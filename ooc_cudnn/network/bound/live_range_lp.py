@@ -40,10 +40,10 @@ class LiveRangeProgram(LinearProgram):
         self.m = {at: {s: self.variable(1.0) for s in found} for at, found in self.again.items()}
         for index, thing in enumerate(outline.things):
             if thing.uses:
-                _Life(self, index, thing)
+                _TensorVariables(self, index, thing)
 
 
-class _Life:
+class _TensorVariables:
     """The variables of one thing: use, gap, use, ..."""
 
     def __init__(self, program: LiveRangeProgram, index: int, thing: TensorSummary) -> None:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from ooc_cudnn.network.bound.abstract_step import Outline, outlined
-from ooc_cudnn.network.bound.relaxation import Link, solved
-from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.bound.abstract_step import Outline, outline_step
+from ooc_cudnn.network.bound.relaxation import Link, solve
+from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, parts_of
@@ -51,7 +51,7 @@ def bound_of(step: Step, terms: PlanConstraints, counts: Iterable[int]) -> Bound
         Numbers of micro-batches.
     """
     machine, best = terms.target.machine, None
-    seconds_of = priced(machine)
+    seconds_of = phase_seconds(machine)
     for count in counts:
         most = float("inf") if best is None else best.seconds
         try:
@@ -68,9 +68,9 @@ def outline_of(step: Step, terms: PlanConstraints, seconds_of: Callable[[Phase],
     on_device = terms.on_device
     together = sum(each.nbytes for each in step.tensors.values() if not each.of)
     small = max(int(SMALL * min(terms.target.room_bytes, together)), 1)
-    fine = outlined(step, seconds_of, small_bytes=small, on_device=on_device)
+    fine = outline_step(step, seconds_of, small_bytes=small, on_device=on_device)
     most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)
-    return outlined(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
+    return outline_step(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
 
 
 def _bound(
@@ -87,7 +87,7 @@ def _bound(
         if sum(map(seconds_of, step.phases)) >= most:
             return None
         issued = _issued(step.phases, machine)
-        found = solved(outline_of(step, terms, seconds_of), link, room, issued=issued)
+        found = solve(outline_of(step, terms, seconds_of), link, room, issued=issued)
         return None if found is None else max(found.seconds, issued[-1])
     parts = parts_of(step, count)
     once = sum(map(seconds_of, (*parts.once, *parts.rest)))
@@ -106,7 +106,7 @@ def _bound(
         else each
         for each in outline.things
     )
-    found = solved(replace(outline, things=things), link, room, repeated=parts.equal)
+    found = solve(replace(outline, things=things), link, room, repeated=parts.equal)
     return None if found is None else once + parts.equal * found.seconds
 
 

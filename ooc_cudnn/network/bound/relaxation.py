@@ -69,7 +69,7 @@ class Optimum:
     offloaded: Mapping[int, float]
 
 
-def solved(
+def solve(
     outline: Outline,
     link: Link,
     budget_bytes: int,

@@ -13,7 +13,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import memory_order, packed_strides
 
 
-class LeastComputing:
+class ComputeBound:
     """Seconds of computing that no plan of a step is below, its maps in a memory order.
 
     Each phase is one piece here, or as fast as the fastest size of pieces that was measured, and in

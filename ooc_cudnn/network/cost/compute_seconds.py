@@ -45,7 +45,7 @@ def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> O
     return OrderSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), each)
 
 
-def priced(machine: MachineModel) -> Callable[[Phase], float]:
+def phase_seconds(machine: MachineModel) -> Callable[[Phase], float]:
     """Seconds of a phase in one piece; those that are alike are priced once."""
     known: dict[Hashable, float] = {}
 

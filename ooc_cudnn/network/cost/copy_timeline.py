@@ -24,7 +24,7 @@ def copy_of(nbytes: int, machine: MachineModel, *, leaves: bool) -> Copy:
     return Copy(back, out if leaves else 0.0)
 
 
-def left_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:
+def offload_ends(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:
     """The phases by which copies to the host have ended.
 
     Parameters
@@ -42,7 +42,7 @@ def left_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[
     return [by_phase[phase] for phase, _ in copies]
 
 
-def begun_by(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:
+def prefetch_starts(copies: Sequence[tuple[int, float]], ends: Sequence[float]) -> list[int]:
     """The phases before which copies from the host begin, so that each has ended in time.
 
     Parameters

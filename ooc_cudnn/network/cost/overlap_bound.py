@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_there
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live
 from ooc_cudnn.network.ir.step import Step
 from perfmodel import MachineModel
 
 
-class Least(NamedTuple):
+class OverlapBound(NamedTuple):
     """Seconds that a step takes at the least; and if computing and copies did not wait at all."""
 
     seconds: float
@@ -31,7 +31,7 @@ def least_seconds(
     seconds: Sequence[float],
     on_device: Collection[str] = (),
     pieces: Sequence[int] = (),
-) -> Least:
+) -> OverlapBound:
     """Return what a step takes at the least.
 
     Parameters
@@ -58,7 +58,7 @@ def least_seconds(
         # what several phases make may leave before the last of them begins
         left += copies.summed_out[at]
         busy_out += copies.leaving[at] + copies.summed_out[at]
-    return Least(max(end, come, left), max(sum(seconds), come, busy_out))
+    return OverlapBound(max(end, come, left), max(sum(seconds), come, busy_out))
 
 
 class _Copies:
@@ -89,7 +89,7 @@ class _Copies:
         streamed = {
             base
             for base in uses.keys() - on_device
-            if not all(is_there(stays.get(base, ()), at) for at in uses[base].phases)
+            if not all(is_live(stays.get(base, ()), at) for at in uses[base].phases)
         }
         for at, phase in enumerate(step.phases if streamed else ()):
             if phase.call.on_host:
@@ -98,5 +98,5 @@ class _Copies:
                 to = self.streamed_in if way == "copy_in" else self.summed_out
                 for name in set(names):
                     base = step.base(name)
-                    if base in streamed and not is_there(stays.get(base, ()), at):
+                    if base in streamed and not is_live(stays.get(base, ()), at):
                         to[at] += copy_seconds(way, "pinned", tensors[name].nbytes)

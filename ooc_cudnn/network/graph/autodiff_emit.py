@@ -14,7 +14,7 @@ from ooc_cudnn.network.ir.tensor import (
     meet,
     place_of,
     same_but_for_ones,
-    whole,
+    whole_region,
 )
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.call import Operand, Region, TiledCall
@@ -82,7 +82,7 @@ class _Emit:
 
         `shape` is the region's, with more or fewer axes of extent 1.
         """
-        region = region or whole(tensor.shape)
+        region = region or whole_region(tensor.shape)
         if not same_but_for_ones(extents(region), shape):
             raise ValueError(
                 f"{self.node}: a region of {extents(region)} of {tensor.name} has not shape {shape}"
@@ -116,7 +116,7 @@ class Forward(_Emit):
 
     def alias(self, y: Tensor, x: Tensor, region: Region = ()) -> None:
         """Make y a view of x (or of a region of it), and emit nothing."""
-        region = region or whole(x.shape)
+        region = region or whole_region(x.shape)
         self.tensors[y.name] = replace(y, of=self.known(x).name, region=region)
 
     def lay_into(self, part: Tensor, target: Tensor, region: Region) -> bool:
@@ -127,7 +127,7 @@ class Forward(_Emit):
         base, inner = place_of(self.known(part).name, self.tensors)
         found = self.tensors[base]
         target_base = place_of(self.known(target).name, self.tensors).base
-        if found.kind != "map" or inner != whole(found.shape) or base == target_base:
+        if found.kind != "map" or inner != whole_region(found.shape) or base == target_base:
             return False
         self.tensors[base] = replace(found, of=target.name, region=region)
         return True
@@ -154,7 +154,7 @@ class Backward(_Emit):
             seed = self._new(output)
             self.seeds[output.name] = seed.name
             self._holds(output, seed)
-            self._unread[f"given {seed.name}"] = Place(seed.name, whole(seed.shape))
+            self._unread[f"given {seed.name}"] = Place(seed.name, whole_region(seed.shape))
 
     def saved(self, name: str, shape: Shape, dtype: str) -> Tensor:
         """Return what forward saved under that name."""

@@ -28,7 +28,7 @@ MOST_BYTES = 2**26
 MOST_SAID = 200
 
 
-def described(graph: Graph) -> dict[str, Any]:
+def describe_network(graph: Graph) -> dict[str, Any]:
     """Describe a network as a file must: nodes, what they read, and shapes of what it holds."""
     return {
         "nodes": [
@@ -53,7 +53,7 @@ def save(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> Non
         if name == GRAPH or not is_plain(name)
     }
     with replacing(path) as stream, NpzWriter(stream) as file:
-        content = _encoded(described(graph) | {"entries": entries})
+        content = _encoded(describe_network(graph) | {"entries": entries})
         file.add(GRAPH, np.frombuffer(content, np.uint8))
         for group, name, array in held:
             tensor = group.tensors[name]
@@ -73,7 +73,7 @@ def load(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> Non
     OSError
         If there is no such file, or it cannot be read.
     """
-    own, held = described(graph), dict[str, np.ndarray[Any, Any]]()
+    own, held = describe_network(graph), dict[str, np.ndarray[Any, Any]]()
     most = max(MOST_BYTES, 2 * len(_encoded(own)))
     with open_file(path) as stream:
         try:

@@ -37,12 +37,12 @@ class LiveRange(NamedTuple):
 LiveRanges = Mapping[str, tuple[LiveRange, ...]]
 
 
-def is_there(stays: Iterable[LiveRange], phase: int) -> bool:
+def is_live(stays: Iterable[LiveRange], phase: int) -> bool:
     """True if a tensor is on the device in a phase."""
     return any(stay.first <= phase <= stay.last for stay in stays)
 
 
-def held_by(step: Step, stays: LiveRanges) -> Any:
+def live_bytes(step: Step, stays: LiveRanges) -> Any:
     """Bytes that tensors hold in each phase, an array of int64."""
     extents = [
         Extent(stay.first, stay.last, step.tensors[base].nbytes)
@@ -52,7 +52,7 @@ def held_by(step: Step, stays: LiveRanges) -> Any:
     return held_bytes(extents, len(step.phases))
 
 
-def check_stays(step: Step, stays: LiveRanges) -> None:
+def check_live_ranges(step: Step, stays: LiveRanges) -> None:
     """Check that whoever reads a tensor finds there what was made of it: plans may be edited.
 
     Raises
@@ -69,14 +69,16 @@ def check_stays(step: Step, stays: LiveRanges) -> None:
             if base not in uses or not free <= stay.first <= leaves <= stay.last < count:
                 raise ValueError(f"the plan cannot be followed: {stay} of {base!r}")
             free = stay.last + 1
-        lost = base in uses and _is_lost(uses[base], found, base in given, base in results)
+        lost = base in uses and _reads_stale_copy(uses[base], found, base in given, base in results)
         if lost:
             raise ValueError(
                 f"the plan cannot be followed: {base!r} is not always where it is read"
             )
 
 
-def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result: bool) -> bool:
+def _reads_stale_copy(
+    used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result: bool
+) -> bool:
     """True if a tensor is somewhere read, or wanted in the end, where it is not up to date."""
     streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in stays)}
     on_host = exists = is_given
@@ -95,7 +97,7 @@ def _is_lost(used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result
     return is_result and not on_host
 
 
-def kept(step: Step) -> dict[str, tuple[LiveRange, ...]]:
+def keep_all(step: Step) -> dict[str, tuple[LiveRange, ...]]:
     """Everything on the device from its first use to its last."""
     results, given = step.results, step.host_inputs
     found = dict[str, tuple[LiveRange, ...]]()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from ooc_cudnn.network.ir.constraints import OrderSeconds
 from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 
 #: What becomes of a tensor: in the words of NETWORKS.md.
@@ -175,7 +175,7 @@ class NetworkPlan:
             *[f"  outside    {format_bytes(self.outside_bytes)} more, at the most"]
             * bool(self.outside_bytes),
             f"  host       {format_bytes(self.host_bytes)} pinned",
-            *in_columns(
+            *align_columns(
                 [
                     ("copy in", format_seconds(self.copy_in_seconds), format_bytes(self.bytes_in)),
                     ("compute", format_seconds(self.compute_seconds), ""),
@@ -195,7 +195,7 @@ class NetworkPlan:
             "  what becomes of tensors",
         ]
         by_fate = {fate: [each for each in self.fates if each.fate == fate] for fate in FATES}
-        lines += in_columns(
+        lines += align_columns(
             [
                 (fate, str(len(found)), format_bytes(sum(each.nbytes for each in found)))
                 for fate, found in by_fate.items()
@@ -205,14 +205,14 @@ class NetworkPlan:
         )
         largest = sorted(self.fates, key=lambda each: -each.nbytes)[:SHOWN]
         lines += ["", "  the largest of them"]
-        lines += in_columns(
+        lines += align_columns(
             [(each.tensor, each.fate, format_bytes(each.nbytes)) for each in largest],
             ("<34", "<10", ">12"),
         )
         lines += self._outside()
         longest = sorted(self.tasks, key=lambda each: -each.seconds)[:SHOWN]
         lines += ["", f"  the longest of {len(self.tasks)} phases"]
-        lines += in_columns(
+        lines += align_columns(
             [
                 (each.name, format_seconds(each.seconds),
                  f"{each.pieces} piece{'s' * (each.pieces != 1)}", format_bytes(each.device_bytes),
@@ -222,7 +222,7 @@ class NetworkPlan:
             ("<44", ">11", ">10", ">12", "<2", "<0"),
         )  # fmt: skip
         if self.by_order is not None:
-            lines += ["", *in_columns(_orders(self.by_order), ("<44", ">11"))]
+            lines += ["", *align_columns(_orders(self.by_order), ("<44", ">11"))]
         lines += ["", *(f"  {note}" for note in self.notes)] if self.notes else []
         return "\n".join(lines)
 
@@ -242,7 +242,7 @@ class NetworkPlan:
         return [
             "",
             f"  computed outside of the library: {len(found)} phases, {seconds}; the longest",
-            *in_columns(rows, ("<44", ">11", ">10", ">12")),
+            *align_columns(rows, ("<44", ">11", ">10", ">12")),
             *[f"  because of {why}" for why in reasons],
             *["  what takes memory of the host does not fit on the device, and is computed there"]
             * bool(self.on_host),

@@ -110,10 +110,10 @@ class Place(NamedTuple):
     region: Region
 
 
-def whole(shape: Shape) -> Region:
+def whole_region(shape: Shape) -> Region:
     """The region that is all of a tensor.
 
-    >>> whole((2, 3))
+    >>> whole_region((2, 3))
     ((0, 2), (0, 3))
     """
     return tuple((0, extent) for extent in shape)
@@ -164,10 +164,10 @@ def common(one: Region, other: Region) -> Region:
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
-def counted_from(region: Region, other: Region) -> Region:
+def relative_region(region: Region, other: Region) -> Region:
     """A region of a tensor as one of a part of it: counted from where the part begins.
 
-    >>> counted_from(((2, 4), (1, 3)), ((1, 9), (1, 9)))
+    >>> relative_region(((2, 4), (1, 3)), ((1, 9), (1, 9)))
     ((1, 3), (0, 2))
     """
     return tuple((a - c, b - c) for (a, b), (c, _) in zip(region, other, strict=True))
@@ -176,7 +176,7 @@ def counted_from(region: Region, other: Region) -> Region:
 def place_of(name: str, tensors: Mapping[str, Tensor]) -> Place:
     """Resolve a tensor's place through all views of views."""
     tensor = tensors[name]
-    region = whole(tensor.shape)
+    region = whole_region(tensor.shape)
     while tensor.of:
         region = inside(tensor.region, region, tensor.shape)
         tensor = tensors[tensor.of]

@@ -8,7 +8,7 @@ from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step, orders_of
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.pipeline.program import Home, byte_range
+from ooc_cudnn.pipeline.program import Binding, byte_range
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 
@@ -46,7 +46,7 @@ class Bindings:
         order: str,
         misaligned: frozenset[str],
     ) -> None:
-        self.found: dict[str, Home] = {}
+        self.found: dict[str, Binding] = {}
         self.between: dict[str, TensorSpec] = {}
         self._step, self._stays, self.spans = step, stays, spans
         self._given, self._misaligned = given, misaligned
@@ -74,13 +74,13 @@ class Bindings:
             order = self._order_of(self._step.tensors[base])
             strides = _strides(tensor, region, spec.strides, spec.shape, order)
             made = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
-            self.found[name] = Home(made, None, base, region)
+            self.found[name] = Binding(made, None, base, region)
             return name
         given = self._given.get(name)
         # as on the device: then its copies are plain ones
         packed = packed_strides(tensor.shape, self._order_of(tensor))
         own = TensorSpec(tensor.shape, tensor.dtype, "pinned", packed)
-        self.found[name] = Home(given or own)
+        self.found[name] = Binding(given or own)
         if given is None:
             self.between[name] = self.found[name].spec
         return name
@@ -102,7 +102,7 @@ class Bindings:
                 _strides(tensor, region, packed, whole.shape, order),
             )
             offset = self.spans[base, index][0] + start * item_bytes
-            self.found[there] = Home(spec, offset)
+            self.found[there] = Binding(spec, offset)
         return there
 
     def also_on_host(self, name: str) -> str:
@@ -116,7 +116,7 @@ class Bindings:
         copy = f"{name}, on the host"
         packed = packed_strides(spec.shape, spec.order or "channels_first")
         self.between[copy] = TensorSpec(spec.shape, spec.dtype, "pinned", packed)
-        self.found[copy] = Home(self.between[copy])
+        self.found[copy] = Binding(self.between[copy])
         return copy
 
     def is_aligned(self, name: str) -> bool:

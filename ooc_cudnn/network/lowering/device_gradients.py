@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.tensor import TensorSpec, packed_strides
@@ -22,7 +22,7 @@ SETS = 2
 MOST_BLOCKS = 4
 
 
-def gradients_there(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def gradients_on_device(step: Step, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """The tensors that hold gradients on the device, and what they are there.
 
     Several gradients may lie in one tensor: both terms of a sum have that of the sum. It is on the
@@ -58,17 +58,17 @@ def gradients_of(step: Step, specs: Mapping[str, TensorSpec]) -> dict[str, Tenso
     return {base: spec for base, spec in there.items() if spec.placement == "device"}
 
 
-def bytes_there(step: Step, specs: Mapping[str, TensorSpec]) -> int:
+def device_gradient_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
     """Bytes of the device that gradients take in a call, those of the call before among them."""
     return SETS * block_bytes(gradients_of(step, specs))
 
 
 def block_bytes(specs: Mapping[str, TensorSpec]) -> int:
     """Bytes of a block of tensors."""
-    return Block(specs).nbytes
+    return GradientBlock(specs).nbytes
 
 
-class Block:
+class GradientBlock:
     """Layout of tensors in a block, one after the other; the block may be anywhere.
 
     Parameters
@@ -79,7 +79,7 @@ class Block:
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
         self._specs = dict(specs)
-        sizes = (aligned(spec.nbytes) for spec in specs.values())
+        sizes = (align(spec.nbytes) for spec in specs.values())
         *starts, self.nbytes = itertools.accumulate(sizes, initial=0)
         self._starts = dict(zip(specs, starts, strict=True))
         self._views = dict[int, dict[str, DeviceView]]()
@@ -102,7 +102,7 @@ class Block:
         return {name: make(memory, spec, self._starts[name]) for name, spec in self._specs.items()}
 
 
-class Kept:
+class KeptGradients:
     """The gradients of a call that lie on the device, as long as somebody holds one of them.
 
     Parameters

@@ -23,7 +23,7 @@ SHARE = 1 / 8
 SURELY = 1 / 4
 
 
-def with_room_outside(
+def reserve_external_memory(
     step: Step, terms: PlanConstraints, on_host: Collection[str] | None = None
 ) -> tuple[Step, PlanConstraints]:
     """Return a step in which few images are computed outside at once, and the room beside.
@@ -43,7 +43,7 @@ def with_room_outside(
         for phase, whole in ((phase, _whole(phase.call)) for phase in step.phases)
     )
     step = replace(step, phases=phases)
-    room = terms.target.room_bytes - outside_bytes(step)
+    room = terms.target.room_bytes - external_bytes(step)
     terms = replace(terms, target=terms.target._replace(room_bytes=room), on_host=moved)
     return step, terms
 
@@ -55,7 +55,7 @@ def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
     """
     room, most = terms.target.room_bytes, terms.host and terms.host.available_bytes
     held = {
-        phase.name: outside_bytes_of(phase.call) or 0
+        phase.name: external_bytes_of(phase.call) or 0
         for phase in step.phases
         if isinstance(phase.call, AnyExternalCall)
     }
@@ -89,19 +89,19 @@ def _fitting(phase: Phase, most_bytes: int) -> Phase:
     return replace(phase, call=call.of_at_most(images))
 
 
-def outside_bytes(step: Step) -> int:
+def external_bytes(step: Step) -> int:
     """The most that a phase of a step takes of the device, outside of the library."""
     calls = (phase.call for phase in step.phases if not phase.call.on_host)
-    return max((outside_bytes_of(call) or 0 for call in calls), default=0)
+    return max((external_bytes_of(call) or 0 for call in calls), default=0)
 
 
-def outside_bytes_of(call: TiledCall) -> int | None:
+def external_bytes_of(call: TiledCall) -> int | None:
     """Bytes that a call takes outside of the library; None if it is the library's own."""
     whole = _whole(call)
     return None if whole is None else whole.outside_bytes
 
 
-def why_outside(call: TiledCall) -> str:
+def explain_external_bytes(call: TiledCall) -> str:
     """Explain why a call is not the library's own; "" if it is."""
     whole = _whole(call)
     return "" if whole is None else whole.computation.why

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.memory.extents import Extent, place
-from ooc_cudnn.pipeline.program import Home, Item, Move, Program, Task
+from ooc_cudnn.pipeline.program import Binding, Item, Move, Program, Task
 
 
-def in_pinned_block(program: Program, apart: Collection[str]) -> Program:
+def assign_pinned_offsets(program: Program, apart: Collection[str]) -> Program:
     """Give what lives on the host for the run alone its place in one block.
 
     Parameters
@@ -23,11 +23,11 @@ def in_pinned_block(program: Program, apart: Collection[str]) -> Program:
     apart : collection of str
         Tensors on the host that have memory of their own: results, and what users hand in.
     """
-    lives = {name: each for name, each in _lives(program).items() if name not in apart}
+    lives = {name: each for name, each in _live_ranges(program).items() if name not in apart}
     names = list(lives)
     offsets, nbytes = place([lives[name] for name in names])
     spans = {
-        name: (offset, offset + aligned(lives[name].nbytes))
+        name: (offset, offset + align(lives[name].nbytes))
         for name, offset in zip(names, offsets, strict=True)
     }
     homes = dict(program.homes)
@@ -46,7 +46,7 @@ def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _lives(program: Program) -> dict[str, Extent]:
+def _live_ranges(program: Program) -> dict[str, Extent]:
     """Of what is made for the run on the host, the first and the last item that touches it."""
     found = dict[str, Extent]()
     for at, item in enumerate(program.items):
@@ -66,7 +66,7 @@ def _touched(item: Item) -> Iterator[str]:
         yield item.ends[1]
 
 
-def _base(name: str, homes: Mapping[str, Home]) -> str:
+def _base(name: str, homes: Mapping[str, Binding]) -> str:
     while homes[name].of:
         name = homes[name].of
     return name

@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.devices.machines import computing_machine
-from ooc_cudnn.engines.choose import slowness_of, with_engines
+from ooc_cudnn.engines.choose import choose_engines, slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.memory.alignment import ALIGNMENT, aligned
+from ooc_cudnn.memory.alignment import ALIGNMENT, align
 from ooc_cudnn.memory.extents import Extent, place
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import LiveRanges, held_by, is_there
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live, live_bytes
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.bindings import Bindings
 from ooc_cudnn.network.lowering.call_plans import plan_request
-from ooc_cudnn.network.lowering.host_arena import in_pinned_block
-from ooc_cudnn.network.lowering.spill_belady import spilled
-from ooc_cudnn.network.lowering.spill_milp import least_copied
+from ooc_cudnn.network.lowering.host_arena import assign_pinned_offsets
+from ooc_cudnn.network.lowering.spill_belady import spill_one
+from ooc_cudnn.network.lowering.spill_milp import minimize_copies
 from ooc_cudnn.pipeline.program import (
     COPY_IN,
     COPY_OUT,
@@ -51,26 +51,26 @@ MANY_PIECES, MUCH_SLOWER = 64, 4.0
 LOOK_BACK = 128
 
 
-class Placed(NamedTuple):
+class LoweredProgram(NamedTuple):
     """A step as a program, and the stays that it was made with in the end."""
 
     program: Program
     residency: LiveRanges
 
 
-class PlannedStep(NamedTuple):
+class LoweredStep(NamedTuple):
     """A plan, and what it runs: the rewritten step and its program."""
 
     plan: NetworkPlan
     step: Step
-    placed: Placed
+    placed: LoweredProgram
 
 
 #: Whether stays of a step are worth a plan.
 Worth = Callable[[Step, LiveRanges], bool]
 
 
-def always(step: Step, stays: LiveRanges) -> bool:
+def accept_any(step: Step, stays: LiveRanges) -> bool:
     """Whatever they are."""
     return True
 
@@ -85,8 +85,8 @@ def lower_step(
     spill: bool = False,
     share: float = 1.0,
     reserved: Mapping[int, int] = MappingProxyType({}),
-    is_worth: Worth = always,
-) -> Placed | None:
+    is_worth: Worth = accept_any,
+) -> LoweredProgram | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 
     Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
@@ -106,14 +106,14 @@ def lower_step(
             stays = {name: found for name, found in stays.items() if name != base}  # it is there
     room = terms.target.room_bytes
     if spill:
-        stays = least_copied(step, stays, _Placing(name, step, stays, terms).working(), room)
+        stays = minimize_copies(step, stays, _Lowering(name, step, stays, terms).working(), room)
         stays = {base: found for base, found in stays.items() if found}
     while is_worth(step, stays):
         worst, before = _overflow(step, stays, share * room), stays
         short: Sequence[int] = [] if worst is None else [worst]
         if worst is None:
             try:
-                return _Placing(name, step, stays, terms, reserved).placed(find_all=spill)
+                return _Lowering(name, step, stays, terms, reserved).placed(find_all=spill)
             except _TooLittleError as error:
                 short = error.phases
         if not may_stream:
@@ -122,7 +122,7 @@ def lower_step(
             if _is_relieved(before, stays, phase):
                 continue
             fewer = (
-                spilled(step, uses, results, stays, phase)
+                spill_one(step, uses, results, stays, phase)
                 if spill
                 else _without_largest(step, stays, phase)
             )
@@ -141,7 +141,7 @@ def lower_step(
 def _is_relieved(before: LiveRanges, stays: LiveRanges, phase: int) -> bool:
     """True if something that was on the device in a phase is there no more."""
     return any(
-        is_there(found, phase) and not is_there(stays.get(base, ()), phase)
+        is_live(found, phase) and not is_live(stays.get(base, ()), phase)
         for base, found in before.items()
         if stays.get(base) is not found
     )
@@ -156,28 +156,28 @@ def _without_largest(step: Step, stays: LiveRanges, phase: int) -> LiveRanges | 
 
 def _overflow(step: Step, stays: LiveRanges, room_bytes: float) -> int | None:
     """The phase in which most lives at once, if that is more than there is."""
-    held = held_by(step, stays)
+    held = live_bytes(step, stays)
     worst = int(held.argmax())
     return worst if held[worst] > room_bytes else None
 
 
-def most_held(step: Step, stays: LiveRanges) -> int:
+def peak_live_bytes(step: Step, stays: LiveRanges) -> int:
     """The most bytes that tensors hold in one phase, without what its task takes."""
-    return int(held_by(step, stays).max())
+    return int(live_bytes(step, stays).max())
 
 
-def most_touched(step: Step, terms: PlanConstraints) -> int:
+def max_touched_bytes(step: Step, terms: PlanConstraints) -> int:
     """The most bytes of tensors that one phase touches, but for those that are on the device."""
     there = terms.on_device
     return max(
-        sum(aligned(step.tensors[base].nbytes) for base in bases - there)
+        sum(align(step.tensors[base].nbytes) for base in bases - there)
         for bases in step.bases_of_phases
     )
 
 
 def working_bytes(step: Step, stays: LiveRanges, terms: PlanConstraints) -> np.ndarray[Any, Any]:
     """Bytes that each phase takes beside tensors on the device, if all memory were free for it."""
-    return _Placing("", step, stays, terms).working()
+    return _Lowering("", step, stays, terms).working()
 
 
 def _extents(step: Step, stays: LiveRanges) -> list[tuple[str, int, Extent]]:
@@ -208,7 +208,7 @@ def _least(name: str, step: Step, terms: PlanConstraints) -> tuple[int, str]:
 
 def least_bytes(step: Step, terms: PlanConstraints, phases: Sequence[Phase] = ()) -> list[int]:
     """The least that phases (all by default) take of the device: with their tensors on the host."""
-    placing = _Placing("", step, {}, terms)
+    placing = _Lowering("", step, {}, terms)
     return [placing.least_of(phase) for phase in phases or step.phases]
 
 
@@ -220,7 +220,7 @@ class _TooLittleError(Exception):
         self.phases = phases
 
 
-class _Placing:
+class _Lowering:
     """The tasks and moves of a step, from its stays."""
 
     def __init__(
@@ -248,7 +248,7 @@ class _Placing:
                 if stay.leaves is not None:
                     self._starting[COPY_OUT].setdefault(stay.leaves, []).append((base, index))
 
-    def placed(self, *, find_all: bool = False) -> Placed:
+    def placed(self, *, find_all: bool = False) -> LoweredProgram:
         """Place everything, plan every task.
 
         Raises
@@ -259,9 +259,9 @@ class _Placing:
         extents = _extents(self.step, self.stays)
         offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
         if peak > self.room:
-            raise _TooLittleError(int(held_by(self.step, self.stays).argmax()))
+            raise _TooLittleError(int(live_bytes(self.step, self.stays).argmax()))
         for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
-            self.spans[base, index] = offset, offset + aligned(extent.nbytes)
+            self.spans[base, index] = offset, offset + align(extent.nbytes)
         held = sorted((*self.spans[base, index], *extent[:2]) for base, index, extent in extents)
         start, stop, first, last = np.array(held, int).reshape(-1, 4).T
         self._held = first, last, np.column_stack([start, stop])
@@ -298,7 +298,7 @@ class _Placing:
             self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
         )
         apart = self.step.results | self.step.host_inputs
-        return Placed(in_pinned_block(program, apart), self.stays)
+        return LoweredProgram(assign_pinned_offsets(program, apart), self.stays)
 
     def working(self) -> np.ndarray[Any, Any]:
         """Bytes that each task takes beside tensors on the device, if all of them are there."""
@@ -338,10 +338,10 @@ class _Placing:
             raise _TooLittleError(at) from error
         if self._is_starved(plan, phase, at):
             raise _TooLittleError(at)
-        plan = with_engines(request, plan, self.terms.target, most)
+        plan = choose_engines(request, plan, self.terms.target, most)
         plan = plan.with_deeper_rings(most // 2)
         offset = self._offset(plan, at, gaps)
-        self._worked.append((offset, offset + aligned(plan.device_bytes), at))
+        self._worked.append((offset, offset + align(plan.device_bytes), at))
         binds = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
         slowness = slowness_of(request, plan, self.terms.target)
         return Task(phase.name, request, plan, binds, offset, slowness)
@@ -367,7 +367,7 @@ class _Placing:
 
         Then its first pieces come while those before it compute.
         """
-        nbytes = aligned(plan.device_bytes)
+        nbytes = align(plan.device_bytes)
         if not any(slots for _, slots in plan.rings):
             return max(gaps, key=lambda gap: gap[1] - gap[0])[0]
         _, last, spans = self._held

@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.cost.copy_timeline import begun_by, copy_of, left_by
+from ooc_cudnn.network.cost.copy_timeline import copy_of, offload_ends, prefetch_starts
 from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges
 from ooc_cudnn.network.ir.step import Step
 from perfmodel import MachineModel
 
 
-def with_time_to_copy(
+def prefetch_earlier(
     step: Step,
     stays: LiveRanges,
     machine: MachineModel,
@@ -39,12 +39,14 @@ def with_time_to_copy(
     on_device : collection of str
         Tensors that lie on the device in any case.
     """
-    longer = _Longer(step, stays, machine, room_bytes, on_device)
+    longer = _LongerRanges(step, stays, machine, room_bytes, on_device)
     ends = list(accumulate(seconds))
     fetched = [at for at, stay in longer.stays() if stay.fetched]
-    begun = begun_by([(longer.stay(at).first, longer.copies[at[0]].back) for at in fetched], ends)
+    begun = prefetch_starts(
+        [(longer.stay(at).first, longer.copies[at[0]].back) for at in fetched], ends
+    )
     leaving = [(at, stay.leaves) for at, stay in longer.stays() if stay.leaves is not None]
-    left = left_by([(leaves, longer.copies[at[0]].out) for at, leaves in leaving], ends)
+    left = offload_ends([(leaves, longer.copies[at[0]].out) for at, leaves in leaving], ends)
     # what takes longest is waited for longest
     for copied in sorted(zip(fetched, begun, strict=True), key=longer.largest_first):
         longer.begin(*copied)
@@ -58,7 +60,7 @@ def with_time_to_copy(
 _At = tuple[str, int]
 
 
-class _Longer:
+class _LongerRanges:
     def __init__(
         self,
         step: Step,
@@ -124,7 +126,7 @@ class _Longer:
 
     def _held(self, base: str, phases: Iterable[int]) -> int:
         """Hold a tensor in phases, as far as there is room; in how many."""
-        nbytes, count = aligned(self.nbytes[base]), 0
+        nbytes, count = align(self.nbytes[base]), 0
         for at in phases:
             if self._free[at] < nbytes:
                 break

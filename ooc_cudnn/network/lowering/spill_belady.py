@@ -13,7 +13,7 @@ from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges
 from ooc_cudnn.network.ir.step import Step, Uses
 
 
-def spilled(
+def spill_one(
     step: Step,
     uses: Mapping[str, Uses],
     results: Set[str],

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, held_by
+from ooc_cudnn.memory.alignment import align
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, live_bytes
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.solver.highs import optional_solver
 from ooc_cudnn.network.solver.model import LinearProgram, Sum
@@ -35,7 +35,7 @@ STREAMING = 0.02
 GAP, MOST_NODES = 0.01, 200
 
 
-def least_copied(
+def minimize_copies(
     step: Step, stays: LiveRanges, pieces: np.ndarray[Any, Any], room_bytes: int
 ) -> LiveRanges:
     """Stays in which all fits and little is copied; the given ones where there is nothing to do.
@@ -50,10 +50,10 @@ def least_copied(
     if room_bytes <= 0:  # arrays that are there take all of it: there is nothing to share out
         return dict(stays)
     room = room_bytes - np.minimum(pieces, MOST_FOR_PIECES * room_bytes)
-    held = held_by(step, stays)
+    held = live_bytes(step, stays)
     program = _Program(step, held > room, room_bytes)
     for base, (stay,) in stays.items():
-        nbytes = aligned(step.tensors[base].nbytes)
+        nbytes = align(step.tensors[base].nbytes)
         if nbytes > SMALL * room_bytes and program.is_short[stay.first : stay.last + 1].any():
             held[stay.first : stay.last + 1] -= nbytes
             program.add(base)
@@ -78,7 +78,7 @@ class _Program(LinearProgram):
 
     def add(self, base: str) -> None:
         """Add the decisions on a tensor."""
-        size = aligned(self.step.tensors[base].nbytes) / self.room_bytes
+        size = align(self.step.tensors[base].nbytes) / self.room_bytes
         phases = self.uses[base].phases
         there, gaps = list[int](), list[int]()
         for at in phases:  # each sweep streams it again

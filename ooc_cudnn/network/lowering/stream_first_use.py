@@ -12,7 +12,7 @@ from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
 
 
-def streamed_first(step: Step, stays: LiveRanges) -> Iterator[LiveRanges]:
+def stream_first_uses(step: Step, stays: LiveRanges) -> Iterator[LiveRanges]:
     """Stays without the first readers of the inputs.
 
     Nothing where no input is fetched.

@@ -10,12 +10,16 @@ from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import Fate, NetworkPlan, TaskFigures
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
-from ooc_cudnn.network.lowering.device_gradients import bytes_there, gradients_of
-from ooc_cudnn.network.lowering.external_memory import outside_bytes, outside_bytes_of, why_outside
-from ooc_cudnn.network.lowering.lower import Placed
+from ooc_cudnn.network.lowering.device_gradients import device_gradient_bytes, gradients_of
+from ooc_cudnn.network.lowering.external_memory import (
+    explain_external_bytes,
+    external_bytes,
+    external_bytes_of,
+)
+from ooc_cudnn.network.lowering.lower import LoweredProgram
 from ooc_cudnn.pipeline.program import Task
 from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import link_bytes
 
 
@@ -32,18 +36,18 @@ class RewriteSpec(NamedTuple):
     slabs: int = 1
 
 
-def predicted(
+def summarize(
     name: str,
     policy: str,
     step: Step,
-    placed: Placed,
+    placed: LoweredProgram,
     how: RewriteSpec | NetworkPlan,
     terms: PlanConstraints,
 ) -> NetworkPlan:
     """Return the plan of a placed step, with what its replay takes."""
     program, target = placed.program, terms.target
     schedule = make_schedule(program)
-    replayed = Replayed(schedule)
+    replayed = ReplayedSchedule(schedule)
     busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
     moved = dict.fromkeys(busy, 0)
     seconds = [0.0] * len(program.items)
@@ -57,8 +61,8 @@ def predicted(
     tasks = tuple(
         TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
                     item.plan.layout, ", ".join(item.plan.algorithms),
-                    outside_bytes_of(item.request.chain), item.is_on_host,
-                    why_outside(item.request.chain))
+                    external_bytes_of(item.request.chain), item.is_on_host,
+                    explain_external_bytes(item.request.chain))
         for at, item in enumerate(program.items)
         if isinstance(item, Task)
     )  # fmt: skip
@@ -90,8 +94,8 @@ def predicted(
         order=terms.order,
         by_order=terms.by_order,
         synchronous=terms.synchronous,
-        gradient_bytes=bytes_there(step, terms.given),
-        outside_bytes=outside_bytes(step),
+        gradient_bytes=device_gradient_bytes(step, terms.given),
+        outside_bytes=external_bytes(step),
         on_host=tuple(sorted(terms.on_host)),
     )
 

@@ -33,10 +33,10 @@ def slice_batch(step: Step, slabs: int) -> Step:
         If one of these phases needs all images for another reason than statistics, or has to sum
         them up in their order.
     """
-    return step if slabs == 1 else _Slabs(step, slabs).step_of()
+    return step if slabs == 1 else _Slices(step, slabs).step_of()
 
 
-class _Stretch:
+class _SlicedRegion:
     """Phases that can go slab by slab, and those that follow once all slabs have."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Stretch:
         self.late: set[str] = set()
 
 
-class _Slabs(OfImages):
+class _Slices(OfImages):
     """A step cut into stretches, those of outer phases into slabs."""
 
     numbered = "batch_slice"
@@ -92,8 +92,8 @@ class _Slabs(OfImages):
         forward, backward = ([at for at in large if (at < turn) == before] for before in (1, 0))
         return range(max(forward, default=-1) + 1, min(backward, default=len(touched)))
 
-    def _stretches(self) -> list[_Stretch]:
-        found = [_Stretch()]
+    def _stretches(self) -> list[_SlicedRegion]:
+        found = [_SlicedRegion()]
         turn = self.step.turn
         for at, phase in enumerate(self.step.phases):
             of, own = found[-1], self.own[at]
@@ -102,7 +102,7 @@ class _Slabs(OfImages):
             loaded = {self._base(n) for n in phase.reads} - (results & shared)
             begins = at in (turn, self._inner.start, self._inner.stop)
             if begins or (own and (loaded & of.summed or (shared | loaded) & of.late)):
-                found.append(_Stretch())
+                found.append(_SlicedRegion())
                 of = found[-1]
             if own:
                 of.each.append(at)
@@ -113,7 +113,7 @@ class _Slabs(OfImages):
                 of.late |= shared
         return found
 
-    def _is_cut(self, stretch: _Stretch) -> bool:
+    def _is_cut(self, stretch: _SlicedRegion) -> bool:
         """True if a stretch goes slab by slab."""
         return bool(stretch.each) and stretch.each[0] not in self._inner
 

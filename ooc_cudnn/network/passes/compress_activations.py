@@ -37,10 +37,10 @@ Kind = TypeVar("Kind", bound=Operation)
 
 def compress_activations(step: Step) -> Step:
     """A step that keeps as little for backward as it can, with the same results."""
-    return _with_masks(_told_by_indices(with_indices(step)))
+    return _save_masks(_told_by_indices(save_indices(step)))
 
 
-def with_indices(step: Step) -> Step:
+def save_indices(step: Step) -> Step:
     """Save where maxima are, in place of x and y of poolings."""
     tensors, phases = dict(step.tensors), list(step.phases)
     for at, phase in enumerate(step.phases):
@@ -103,7 +103,7 @@ def _told_by_indices(step: Step) -> Step:
     return replace(step, tensors=tensors, phases=left)
 
 
-def _with_masks(step: Step) -> Step:
+def _save_masks(step: Step) -> Step:
     """Save bits in place of what only the gradient of an activation would read."""
     tensors, phases = dict(step.tensors), list(step.phases)
     kept, uses = {step.base(name) for name in step.outputs}, _Uses(step)

@@ -53,7 +53,7 @@ def fuse_activation_gradients(step: Step) -> Step:
     return replace(step, tensors=tensors, phases=left, forward_count=forward)
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     """Numbers of phases: forward's normalization, the activation's gradient, dx of the former."""
 
     normalization: int
@@ -76,7 +76,7 @@ class _Between:
             and len(phase.call.operations) == 1
         }
 
-    def before(self, sums: int) -> _Found | None:
+    def before(self, sums: int) -> _Match | None:
         """Match the phases around one that sums a gradient; None if the gradient must be made."""
         step, phases = self.step, self.step.phases
         between, x = phases[sums].binds["dy"], phases[sums].binds["x"]
@@ -103,7 +103,7 @@ class _Between:
         of_y = self.uses[step.base(phases[maker].binds["dy"])]
         if any(maker < at <= max(sums, *others) for at in of_y.written):
             return None
-        return _Found(made_x[0], maker, others[0] if others else None)
+        return _Match(made_x[0], maker, others[0] if others else None)
 
 
 def _is_of_groups(phase: Phase) -> bool:

@@ -12,7 +12,7 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.operations.chain.chain import Chain
 
 
-def fused(step: Step) -> Step:
+def fuse_chains(step: Step) -> Step:
     """Rewrite a step with chains as long as can be."""
     uses = step.uses
     wanted = {step.base(name) for name in (*step.outputs, *step.gradients.values())}

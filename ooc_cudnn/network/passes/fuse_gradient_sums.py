@@ -34,7 +34,7 @@ from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 from ooc_cudnn.operations.pooling.indices import IndexedPoolingCall
 
 
-def summed(step: Step) -> Step:
+def fuse_gradient_sums(step: Step) -> Step:
     """Rewrite a step with sums beside the gradients that they are of."""
     return _of_two_parts(_beside_biases(_before_poolings(step)))
 

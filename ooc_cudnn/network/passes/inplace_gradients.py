@@ -17,7 +17,7 @@ from ooc_cudnn.network.ir.step import Phase, Step, Uses
 _PAIR = ("dy", "dx")
 
 
-def in_place(step: Step) -> Step:
+def share_gradient_memory(step: Step) -> Step:
     """Rewrite a step with fewer gradients."""
     uses = step.uses
     asked = {step.base(name) for name in (*step.outputs, *step.gradients.values())}

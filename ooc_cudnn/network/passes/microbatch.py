@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import GIVEN, Tensor, whole
-from ooc_cudnn.network.passes.microbatch_sums import run_before, summed_last
+from ooc_cudnn.network.ir.tensor import GIVEN, Tensor, whole_region
+from ooc_cudnn.network.passes.microbatch_sums import run_before, sum_microbatches_last
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.subcall import SubCall
 
@@ -165,7 +165,7 @@ class OfImages:
         shape = (images[1] - images[0], *tensor.shape[1:])
         of, region = "", tuple[Range, ...]()
         if self._stays_whole(name):
-            of, region = name, (images, *whole(tensor.shape)[1:])
+            of, region = name, (images, *whole_region(tensor.shape)[1:])
         elif tensor.of:
             of, region = self._of(tensor.of, index, images), ((0, shape[0]), *tensor.region[1:])
         self.tensors[made] = self._numbered(name, made, index, shape=shape, of=of, region=region)
@@ -195,7 +195,7 @@ class _Batch(OfImages):
         self.head: list[Phase] = []
         self.tail: list[Phase] = []
         self.each: list[int] = []
-        self.last = summed_last(step, self.images)
+        self.last = sum_microbatches_last(step, self.images)
         own = self.own
         #: Tensors that every part has some images of.
         self._batched = {

@@ -14,7 +14,7 @@ from ooc_cudnn.memory.extents import Extent, held_bytes
 from ooc_cudnn.network.ir.step import Phase, Step
 
 
-def summed_last(step: Step, images: int) -> frozenset[int]:
+def sum_microbatches_last(step: Step, images: int) -> frozenset[int]:
     """The phases that run once, for all of so many images in the last part, by their numbers.
 
     Nothing else writes over what they read, or adds to their sums.

@@ -19,7 +19,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from perfmodel import MachineModel
 
 
-def can_be_remade(step: Step) -> frozenset[str]:
+def rematerializable(step: Step) -> frozenset[str]:
     """Maps that backward reads, and that one repeatable forward phase makes whole.
 
     A phase that changes what lives between steps (running statistics) is run once. What is made
@@ -29,19 +29,19 @@ def can_be_remade(step: Step) -> frozenset[str]:
     uses = step.uses
     return frozenset(
         name
-        for name in repeatable(step) - compared(step)
+        for name in repeatable_maps(step) - compared_maps(step)
         if step.phases[uses[name].phases[-1]].is_backward
     )
 
 
-def compared(step: Step) -> frozenset[str]:
+def compared_maps(step: Step) -> frozenset[str]:
     """Maps in which a gradient looks for maxima by comparing."""
     return frozenset(
         phase.binds[operand] for phase in step.phases for operand in phase.call.compared
     )
 
 
-def repeatable(step: Step) -> frozenset[str]:
+def repeatable_maps(step: Step) -> frozenset[str]:
     """Maps that one repeatable forward phase makes whole, whoever reads them."""
     found, uses = set[str](), step.uses
     for at, phase in enumerate(step.phases):
@@ -53,11 +53,11 @@ def repeatable(step: Step) -> frozenset[str]:
     return frozenset(found)
 
 
-def forward_only(step: Step) -> frozenset[str]:
+def forward_only_maps(step: Step) -> frozenset[str]:
     """Maps that backward does not read: they are made again where what is made again needs them."""
     uses = step.uses
     return frozenset(
-        name for name in repeatable(step) if not step.phases[uses[name].phases[-1]].is_backward
+        name for name in repeatable_maps(step) if not step.phases[uses[name].phases[-1]].is_backward
     )
 
 
@@ -71,7 +71,7 @@ def makes_maps_alone(step: Step, phase: Phase) -> bool:
     return all(step.tensors[step.base(name)].kind == "map" for name in phase.writes)
 
 
-def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step:
+def rematerialize(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step:
     """Rewrite a step so that these maps are made again for backward.
 
     Parameters
@@ -82,16 +82,18 @@ def remade(step: Step, names: Iterable[str], anew: Collection[str] = ()) -> Step
     Raises
     ------
     ValueError
-        If one of them cannot be (`can_be_remade`).
+        If one of them cannot be (`rematerializable`).
     """
     wanted = frozenset(names)
-    cannot = (wanted | set(anew)) - can_be_remade(step)
+    cannot = (wanted | set(anew)) - rematerializable(step)
     if cannot:
         raise ValueError(f"{min(cannot)} cannot be recomputed")
-    return Remaking(step, wanted | forward_only(step), anew).step() if wanted else step
+    return (
+        Rematerialization(step, wanted | forward_only_maps(step), anew).step() if wanted else step
+    )
 
 
-def seconds_to_remake(
+def remat_seconds(
     step: Step, machine: MachineModel, gone: frozenset[str]
 ) -> Callable[[str], float]:
     """Recompute cost of a tensor, including ancestors that are not live."""
@@ -107,7 +109,7 @@ def seconds_to_remake(
     return seconds_of
 
 
-class Remaking:
+class Rematerialization:
     """A step being rewritten."""
 
     def __init__(self, before: Step, wanted: frozenset[str], anew: Collection[str]) -> None:

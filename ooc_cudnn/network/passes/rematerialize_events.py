@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
-from ooc_cudnn.network.passes.rematerialize import Remaking
+from ooc_cudnn.network.passes.rematerialize import Rematerialization
 
 
-def repeated(step: Step, again: Iterable[RematEvent]) -> Step:
+def insert_remat_events(step: Step, again: Iterable[RematEvent]) -> Step:
     """Rewrite a step so that maps are made again.
 
     Raises
@@ -23,16 +23,16 @@ def repeated(step: Step, again: Iterable[RematEvent]) -> Step:
         If one of them is no map of the step, or is made again before a phase that is none of
         backward: plans are data, and may be edited.
     """
-    return _Repeating(step, tuple(again)).step()
+    return _RematInsertion(step, tuple(again)).step()
 
 
-def makers_of(step: Step, name: str) -> tuple[int, ...]:
+def producers_of(step: Step, name: str) -> tuple[int, ...]:
     """The phases of forward that make a map, one after the other: all that write any of it."""
     used = step.uses.get(name)
     return tuple(at for at in used.written if not step.phases[at].is_backward) if used else ()
 
 
-class _Repeating(Remaking):
+class _RematInsertion(Rematerialization):
     def __init__(self, before: Step, again: tuple[RematEvent, ...]) -> None:
         super().__init__(before, frozenset(), ())
         self._again_at = defaultdict[int, list[RematEvent]](list)
@@ -57,7 +57,7 @@ class _Repeating(Remaking):
         return replace(self.before, tensors=self.tensors, phases=tuple(self.phases))
 
     def _make(self, map_name: str) -> None:
-        makers = [self.before.phases[at] for at in makers_of(self.before, map_name)]
+        makers = [self.before.phases[at] for at in producers_of(self.before, map_name)]
         results = (self.before.base(name) for maker in makers for name in maker.writes)
         as_it_was = dict(self.made)
         for result in dict.fromkeys(results):

@@ -13,9 +13,13 @@ from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.passes.rematerialize import can_be_remade, forward_only, remade
-from ooc_cudnn.network.passes.row_tiling_cache import with_copied_rows
-from ooc_cudnn.network.passes.row_tiling_regions import Stretches
+from ooc_cudnn.network.passes.rematerialize import (
+    forward_only_maps,
+    rematerializable,
+    rematerialize,
+)
+from ooc_cudnn.network.passes.row_tiling_cache import cache_rows
+from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
@@ -25,22 +29,22 @@ from ooc_cudnn.operations.core.subcall import SubCall
 FAR = 12
 
 
-def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
+def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
     """Rewrite a step so that it goes down the rows in so many bands.
 
     Parameters
     ----------
     whole : iterable of str
-        Maps that stay whole, of those that `can_be_remade`; what needs to be whole for other
+        Maps that stay whole, of those `rematerializable`; what needs to be whole for other
         reasons (it is summed over before it is read again) is, too.
     """
     if bands == 1:
         return step
     whole = frozenset(whole)
-    again = can_be_remade(step) - whole
+    again = rematerializable(step) - whole
     while True:
-        maps = again | (forward_only(step) - whole)
-        stretches = Stretches(remade(step, again), maps, whole)
+        maps = again | (forward_only_maps(step) - whole)
+        stretches = TilingRegions(rematerialize(step, again), maps, whole)
         # what is remade in one stretch and read in another must be whole
         tensors = stretches.step.tensors
         surely_whole = {tensors[name].source for name in stretches.whole} & again
@@ -48,11 +52,11 @@ def banded(step: Step, whole: Iterable[str], bands: int) -> Step:
             break
         again -= surely_whole
 
-    copied = with_copied_rows(stretches, lambda step: Stretches(step, maps, whole))
-    return _in_bands(copied, bands)
+    copied = cache_rows(stretches, lambda step: TilingRegions(step, maps, whole))
+    return _tile_regions(copied, bands)
 
 
-def _in_bands(stretches: Stretches, bands: int) -> Step:
+def _tile_regions(stretches: TilingRegions, bands: int) -> Step:
     """The step, each stretch that has banded tensors band by band."""
     step = stretches.step
     tensors = {
@@ -78,7 +82,7 @@ class _Band:
 
     def __init__(
         self,
-        stretches: Stretches,
+        stretches: TilingRegions,
         part: tuple[Phase, ...],
         band: int,
         bands: int,
@@ -183,7 +187,7 @@ def whole_maps(step: Step) -> frozenset[str]:
     They are small beside what they are made of, and others can be made again of them.
     """
     uses, found = step.uses, set[str]()
-    beside = forward_only(step)
+    beside = forward_only_maps(step)
 
     def rows_before(name: str) -> int:
         """Rows of the nearest map before that backward reads, too."""
@@ -193,7 +197,7 @@ def whole_maps(step: Step) -> frozenset[str]:
             return rows_before(lead)
         return height(step.tensors[lead].shape)
 
-    for name in can_be_remade(step):
+    for name in rematerializable(step):
         forward = [at for at in uses[name].phases if not step.phases[at].is_backward]
         if height(step.tensors[name].shape) < rows_before(name) or forward[-1] - forward[0] > FAR:
             found.add(name)

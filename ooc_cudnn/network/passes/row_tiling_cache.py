@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.passes.row_tiling_regions import Stretches
+from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
 from ooc_cudnn.operations.chain.chain import Chain
 
 #: Makes stretches of a step, whose banded tensors may be copies, too.
-Cut = Callable[[Step], Stretches]
+Cut = Callable[[Step], TilingRegions]
 
 
 class _Copy(NamedTuple):
@@ -33,11 +33,11 @@ class _Copy(NamedTuple):
         return f"{self.source} of {self.readers[0]} remade"
 
 
-def with_copied_rows(stretches: Stretches, cut: Cut) -> Stretches:
+def cache_rows(stretches: TilingRegions, cut: Cut) -> TilingRegions:
     """The stretches of a step in which each reads rows of a whole tensor once."""
     step, copies = stretches.step, tuple(_wanted(stretches))
     while copies:
-        found = cut(_copied(step, copies))
+        found = cut(_insert_copies(step, copies))
         banded = tuple(copy for copy in copies if copy.name in found.banded_tensors)
         if banded == copies:
             return found
@@ -55,7 +55,7 @@ class _Rows(Chain):
         return axis == "h_y" and super().may_cut(axis)
 
 
-def _wanted(stretches: Stretches) -> Iterator[_Copy]:
+def _wanted(stretches: TilingRegions) -> Iterator[_Copy]:
     """Whole tensors, no views, that a stretch of bands reads and does not write, and is to copy."""
     step = stretches.step
     for start, stop in stretches.stretches:
@@ -78,7 +78,7 @@ def _by_rows(phase: Phase, name: str) -> bool:
     return all("h_y" in phase.call.operands[operand].axes for operand in operands)
 
 
-def _copied(step: Step, copies: tuple[_Copy, ...]) -> Step:
+def _insert_copies(step: Step, copies: tuple[_Copy, ...]) -> Step:
     """The step with these copies, each made just before its first reader."""
     tensors, phases = dict(step.tensors), list[Phase]()
     for copy in copies:

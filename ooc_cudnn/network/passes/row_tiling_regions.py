@@ -17,7 +17,7 @@ from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
 
 
-class Stretches:
+class TilingRegions:
     """The phases of a step as stretches: each banded tensor begins and ends within one.
 
     Attributes
@@ -85,7 +85,7 @@ class Stretches:
 
     def _cut(self) -> Iterator[tuple[int, int]]:
         """Cut before each phase that cannot follow those of its stretch band by band."""
-        start, held, phases = 0, _Held(self), self.step.phases
+        start, held, phases = 0, _WholeTensorUses(self), self.step.phases
         turn = self.step.turn if self.step.pauses else None
         for at, phase in enumerate(phases):
             alone = self._is_alone(phase)
@@ -94,14 +94,14 @@ class Stretches:
                 while not alone and cut - 1 > start and self._makes_again(phases[cut - 1]):
                     cut -= 1  # what is made again for this phase belongs to it
                 yield start, cut
-                start, held = cut, _Held(self, phases[cut:at])
+                start, held = cut, _WholeTensorUses(self, phases[cut:at])
                 if held.must_end_before(phase):
                     yield start, at
-                    start, held = at, _Held(self)
+                    start, held = at, _WholeTensorUses(self)
             held.add(phase)
             if alone:
                 yield start, at + 1
-                start, held = at + 1, _Held(self)
+                start, held = at + 1, _WholeTensorUses(self)
         if start < len(phases):
             yield start, len(phases)
 
@@ -136,10 +136,10 @@ class Stretches:
         return found
 
 
-class _Held:
+class _WholeTensorUses:
     """Uses of whole tensors by the phases of a region so far."""
 
-    def __init__(self, of: Stretches, phases: Iterable[Phase] = ()) -> None:
+    def __init__(self, of: TilingRegions, phases: Iterable[Phase] = ()) -> None:
         self.of = of
         self.written, self.touched = set[str](), set[str]()
         #: Of which some phase touches rows that are another band's.

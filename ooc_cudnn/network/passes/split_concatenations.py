@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
+from ooc_cudnn.network.ir.tensor import Tensor, extents, whole_region
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
@@ -23,12 +23,12 @@ from ooc_cudnn.operations.elementwise.binary import AddTensor
 _JOINED = {Chain: "x", FilterGradientCall: "x", DataGradientCall: "dx"}
 
 
-def apart(step: Step) -> Step:
+def split_concatenations(step: Step) -> Step:
     """Rewrite a step without concatenations that convolutions alone read whole."""
     for name, tensor in step.tensors.items():
         parts = _parts(step, name) if tensor.kind in ("map", "gradient") and not tensor.of else ()
         if parts:
-            step = _taken_apart(step, name, parts)
+            step = _split_concatenation(step, name, parts)
     return step
 
 
@@ -42,12 +42,12 @@ def _parts(step: Step, joined: str) -> tuple[Range, ...]:
             base, region = step.place(name)
             if base != joined:
                 continue
-            if region == whole(shape):
+            if region == whole_region(shape):
                 reshaped = step.tensors[name].shape != shape  # channels are no axis of that view
                 if reshaped or not _may_be_summed(phase) or _JOINED[type(phase.call)] != operand:
                     return ()
                 continue
-            if (*region[:1], *region[2:]) != (*whole(shape)[:1], *whole(shape)[2:]):
+            if (*region[:1], *region[2:]) != (*whole_region(shape)[:1], *whole_region(shape)[2:]):
                 return ()
             found.add(region[1])
     ends = [(0, 0), *sorted(found), (shape[1], shape[1])]
@@ -74,7 +74,7 @@ def _may_be_summed(phase: Phase) -> bool:
     return forward is not None and forward.groups == 1 and forward.dtype in ("float32", "float64")
 
 
-def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
+def _split_concatenation(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
     tensors, phases = dict(step.tensors), list[Phase]()
     old = tensors.pop(joined)
     names = [f"{joined} [{first}:{last}]" for first, last in parts]
@@ -90,12 +90,12 @@ def _taken_apart(step: Step, joined: str, parts: tuple[Range, ...]) -> Step:
             del tensors[name]
             continue
         at = parts.index(region[1])
-        own = whole(extents(region))
+        own = whole_region(extents(region))
         tensors[name] = replace(tensor, of=names[at], region=own)
     for index, phase in enumerate(step.phases):
         operand = _JOINED.get(type(phase.call), "")
         bound = phase.binds.get(operand, joined if operand else "")
-        if operand not in phase.binds or step.place(bound) != (joined, whole(old.shape)):
+        if operand not in phase.binds or step.place(bound) != (joined, whole_region(old.shape)):
             phases.append(phase)
             continue
         made = _of_parts(phase, operand, parts, names, tensors)
@@ -130,7 +130,7 @@ def _of_parts(
     for at, (channels, name) in enumerate(zip(parts, names, strict=True)):
         filters = "dw" if isinstance(call, FilterGradientCall) else "w"
         of = phase.binds[filters]
-        region = whole(tensors[of].shape)
+        region = whole_region(tensors[of].shape)
         region = (region[0], channels, *region[2:])
         view = f"{of} [{channels[0]}:{channels[1]}]"
         tensors[view] = replace(tensors[of], name=view, shape=extents(region), of=of, region=region)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import Step, Uses
 
 
-def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
+def idle_phases(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
     """Find the idle phases of maps that backward reads: last use in forward, next use."""
     gaps = dict[str, tuple[int, int]]()
     for name, used in uses.items():
@@ -20,7 +20,7 @@ def idle(step: Step, uses: Mapping[str, Uses]) -> dict[str, tuple[int, int]]:
     return gaps
 
 
-def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
+def offload_maps(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
     """Everything kept but some maps, which leave beside their last reader in forward.
 
     Parameters
@@ -29,7 +29,7 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
         Name of each map that leaves, to the phase before which the copy back starts.
     """
     uses = step.uses
-    stays, gaps = kept(step), idle(step, uses)
+    stays, gaps = keep_all(step), idle_phases(step, uses)
     for name, back in fetches.items():
         last, first = gaps[name]
         (stay,) = stays[name]
@@ -45,13 +45,13 @@ def offloaded(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
     return stays
 
 
-def leaving(step: Step, names: frozenset[str]) -> LiveRanges:
+def offload_just_in_time(step: Step, names: frozenset[str]) -> LiveRanges:
     """Maps that leave, and are fetched during the phase before their reader; all else is kept.
 
     Of a step that goes through its batch in parts, the names are those of the whole batch's maps.
     """
-    gaps = idle(step, step.uses)
-    return offloaded(
+    gaps = idle_phases(step, step.uses)
+    return offload_maps(
         step,
         {n: first - 1 for n, (_, first) in gaps.items() if step.tensors[n].source in names},
     )

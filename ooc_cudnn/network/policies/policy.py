@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.passes.rematerialize import can_be_remade, forward_only, seconds_to_remake
-from ooc_cudnn.network.policies.offload import idle
+from ooc_cudnn.network.passes.rematerialize import (
+    forward_only_maps,
+    remat_seconds,
+    rematerializable,
+)
+from ooc_cudnn.network.policies.offload import idle_phases
 from ooc_cudnn.network.policies.vdnn import vdnn_all, vdnn_conv, vdnn_none
 from perfmodel import MachineModel
 
@@ -53,7 +57,7 @@ class Policy:
 
 def keep(step: Step) -> LiveRanges:
     """Everything stays on the device from its first use to its last."""
-    return kept(step)
+    return keep_all(step)
 
 
 # Offloading -------------------------------------------------------------------------------------
@@ -61,14 +65,14 @@ def keep(step: Step) -> LiveRanges:
 
 def _leaving_first(step: Step) -> list[str]:
     """Maps that may leave: first those whose bytes are idle for longest."""
-    gaps = idle(step, step.uses)
+    gaps = idle_phases(step, step.uses)
     idle_for = {
         name: step.tensors[name].nbytes * (first - last) for name, (last, first) in gaps.items()
     }
     return sorted(idle_for, key=lambda name: (-idle_for[name], name))
 
 
-def leaving_beside(
+def offload_decisions(
     step: Step, machine: MachineModel, again: frozenset[str] = frozenset()
 ) -> Sequence[Decision]:
     """Offload decisions: from none to every saved activation that is not recomputed."""
@@ -78,13 +82,13 @@ def leaving_beside(
 
 def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Decision]:
     """Remake up to a share of the bytes that can be; then offload more and more of the rest."""
-    most = share * sum(step.tensors[name].nbytes for name in can_be_remade(step))
+    most = share * sum(step.tensors[name].nbytes for name in rematerializable(step))
     remaking = [
         decision
         for decision in remake(step, machine)
         if sum(step.tensors[name].nbytes for name in decision.remade) <= most
     ]
-    return [*remaking[:-1], *leaving_beside(step, machine, remaking[-1].remade)]
+    return [*remaking[:-1], *offload_decisions(step, machine, remaking[-1].remade)]
 
 
 # Remaking ---------------------------------------------------------------------------------------
@@ -96,8 +100,8 @@ def remake(step: Step, machine: MachineModel) -> Sequence[Decision]:
     Maps at which forward narrows (`_single_maps`) come last, whatever they cost: while they are
     kept, what is made again is made of what is near.
     """
-    again, ends = can_be_remade(step), set(_single_maps(step))
-    seconds_of = seconds_to_remake(step, machine, forward_only(step))
+    again, ends = rematerializable(step), set(_single_maps(step))
+    seconds_of = remat_seconds(step, machine, forward_only_maps(step))
 
     def cost(name: str) -> tuple[bool, float, str]:
         return name in ends, seconds_of(name) / step.tensors[name].nbytes, name
@@ -112,7 +116,7 @@ def checkpoint(step: Step, machine: MachineModel) -> Sequence[Decision]:
     About as many of these are kept as the square root of their number, evenly spread (Chen et al.,
     "Training deep nets with sublinear memory cost").
     """
-    again = can_be_remade(step)
+    again = rematerializable(step)
     ends = [name for name in _single_maps(step) if name in again]
     if not ends:
         return (Decision(again),)
@@ -150,7 +154,7 @@ def _single_maps(step: Step) -> list[str]:
 #: By name; `vdnn_dyn` tries some of them in its order.
 POLICIES: Mapping[str, Policy] = {
     "keep": Policy(keep),
-    "offload": Policy(keep, leaving_beside),
+    "offload": Policy(keep, offload_decisions),
     "mixed": Policy(keep, mixed),
     "remake": Policy(keep, remake),
     "checkpoint": Policy(keep, checkpoint),

@@ -9,26 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ooc_cudnn.network.ir.live_ranges import LiveRanges, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.policies.offload import idle, offloaded
+from ooc_cudnn.network.policies.offload import idle_phases, offload_maps
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.pooling.gradient import PoolingGradientCall
 
 
 def vdnn_all(step: Step) -> LiveRanges:
     """The inputs of all layers of feature extraction leave: of convolutions and of pooling."""
-    return offloaded(step, prefetches(step, (FilterGradientCall, PoolingGradientCall)))
+    return offload_maps(step, prefetches(step, (FilterGradientCall, PoolingGradientCall)))
 
 
 def vdnn_conv(step: Step) -> LiveRanges:
     """The inputs of convolutions leave, whose time hides the copies best."""
-    return offloaded(step, prefetches(step, (FilterGradientCall,)))
+    return offload_maps(step, prefetches(step, (FilterGradientCall,)))
 
 
 def vdnn_none(step: Step) -> LiveRanges:
     """Nothing leaves: what the dynamic policy tries first."""
-    return kept(step)
+    return keep_all(step)
 
 
 def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
@@ -39,7 +39,7 @@ def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
     first whose input is still to be fetched is fetched meanwhile; a convolution that needs nothing
     ends the search. So nothing is fetched more than one convolution ahead (section 3.3, figure 10).
     """
-    gaps = idle(step, step.uses)
+    gaps = idle_phases(step, step.uses)
     layers = _layers(step)
     inputs = {layer: _input(step, phases, readers) for layer, phases in layers.items()}
     pending = {name for name in inputs.values() if name in gaps}

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
-from ooc_cudnn.pipeline.simulate import Replayed
+from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.plotting import COLOURS, legend, panels
 from ooc_cudnn.units import format_bytes, format_seconds
@@ -64,7 +64,7 @@ class Course(NamedTuple):
     peak_bytes: int
 
 
-def course_of(made: PlannedStep, measured: Trace | None = None) -> Course:
+def course_of(made: LoweredStep, measured: Trace | None = None) -> Course:
     """A planned step as it ran, or else as its replay has it.
 
     Raises
@@ -75,7 +75,7 @@ def course_of(made: PlannedStep, measured: Trace | None = None) -> Course:
     program, plan = made.placed.program, made.plan
     schedule = make_schedule(program)
     if measured is None:
-        replay = Replayed(schedule)
+        replay = ReplayedSchedule(schedule)
         intervals = list(zip(replay.timeline.start, replay.timeline.finish, strict=True))
         seconds, said = replay.seconds, f"{format_seconds(replay.seconds)} predicted"
     else:
@@ -117,7 +117,7 @@ def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]
     return [(step.start_seconds, step.stop_seconds) for step in measured.steps]
 
 
-def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
+def _stays(made: LoweredStep) -> Iterator[tuple[int, int, int, int]]:
     """Row of `CLASSES`, first and last phase, and bytes of each stay on the device."""
     step = made.step
     of_weights = {step.base(name) for name in step.gradients.values()}
@@ -136,7 +136,7 @@ def _stays(made: PlannedStep) -> Iterator[tuple[int, int, int, int]]:
 
 
 def draw_step(
-    made: PlannedStep, path: str | os.PathLike[str], measured: Trace | None = None
+    made: LoweredStep, path: str | os.PathLike[str], measured: Trace | None = None
 ) -> None:
     """Draw a planned step, as it ran where that is given; as PNG or whatever the suffix says.
 

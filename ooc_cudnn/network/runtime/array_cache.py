@@ -6,13 +6,13 @@ import sys
 from collections.abc import Hashable
 from typing import Any
 
-from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, address_of, array_ref
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.host.device import HostDeviceArray
 from ooc_cudnn.tensor import TensorSpec
 
 
-class Wrapping:
+class ArrayCache:
     """Wraps the arrays that a network holds, call after call.
 
     A network has hundreds. Of an array on the device it keeps the address and the spec. Memory of
@@ -20,16 +20,16 @@ class Wrapping:
     """
 
     def __init__(self) -> None:
-        self._there: dict[str, tuple[Hashable, Wrapped]] = {}
-        self._own: dict[str, tuple[Hashable, Wrapped]] = {}
+        self._there: dict[str, tuple[Hashable, ArrayRef]] = {}
+        self._own: dict[str, tuple[Hashable, ArrayRef]] = {}
 
-    def __call__(self, name: str, array: Any, device: Device) -> Wrapped:
+    def __call__(self, name: str, array: Any, device: Device) -> ArrayRef:
         """An array, wrapped.
 
         Raises
         ------
         TypeError, ValueError
-            As `wrap`.
+            As `array_ref`.
         """
         own = self._own.get(name)
         if own is not None and own[1].array is array and own[0] == _how(array, device):
@@ -37,8 +37,8 @@ class Wrapping:
         where = _where(array, device)
         known = self._there.get(name)
         if where is not None and known is not None and known[0] == where:
-            return Wrapped(array, known[1].spec, known[1].pointer)
-        found = wrap(array, device, name=name)
+            return ArrayRef(array, known[1].spec, known[1].pointer)
+        found = array_ref(array, device, name=name)
         if where is not None:
             self._there[name] = where, found._replace(array=None)
         return found
@@ -48,7 +48,7 @@ class Wrapping:
 
         It is pinned for that device; its owner may change its shape or dtype in place.
         """
-        self._own[name] = _how(array, device), Wrapped(array, spec, address_of(array))
+        self._own[name] = _how(array, device), ArrayRef(array, spec, address_of(array))
 
 
 def _where(array: Any, device: Device) -> Hashable:

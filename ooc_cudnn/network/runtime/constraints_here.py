@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
@@ -17,8 +17,8 @@ from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.device_gradients import gradients_there
-from ooc_cudnn.network.runtime.executable import made_anew_bytes
+from ooc_cudnn.network.lowering.device_gradients import gradients_on_device
+from ooc_cudnn.network.runtime.executable import new_array_bytes
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import parse_limit
@@ -28,11 +28,11 @@ from perfmodel.named import named_machine
 Limit = int | float | str | None
 
 
-def terms_for(
+def constraints_for(
     memory_limit: Limit,
     machine: MachineModel | str | os.PathLike[str] | None,
     step: Step,
-    given: Mapping[str, Wrapped],
+    given: Mapping[str, ArrayRef],
     kept_bytes: int = 0,
 ) -> PlanConstraints:
     """Under what a step is planned: for the device at hand, or a machine by name.
@@ -45,12 +45,12 @@ def terms_for(
     """
     settings = current()
     specs = {name: each.spec for name, each in given.items()}
-    specs |= gradients_there(step, specs)
+    specs |= gradients_on_device(step, specs)
     if machine is not None:
         model = named_machine(machine)
         limit = limit_of(model, _asked(memory_limit))
         there = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
-        room = limit - there - made_anew_bytes(step, specs)
+        room = limit - there - new_array_bytes(step, specs)
         most = settings.host_memory_limit
         return PlanConstraints(
             Target(model, limit, room, ORDERS, None, settings.overlap),
@@ -62,8 +62,8 @@ def terms_for(
         limit = limit_here(device, memory_limit)
         target = _by_what_was_measured(Target.here(device, limit, _dtype_of(step), settings))
         host = pinned.room(device, settings.host_memory_limit)
-    room = target.room_bytes + kept_bytes - made_anew_bytes(step, specs)
-    misaligned = misaligned_of(given)
+    room = target.room_bytes + kept_bytes - new_array_bytes(step, specs)
+    misaligned = misaligned_inputs(given)
     return PlanConstraints(
         target._replace(room_bytes=room), specs, host=host, misaligned=misaligned
     )
@@ -80,7 +80,7 @@ def _asked(memory_limit: Limit) -> Any:
     return parse_limit(memory_limit, name="memory_limit")
 
 
-def misaligned_of(given: Mapping[str, Wrapped]) -> frozenset[str]:
+def misaligned_inputs(given: Mapping[str, ArrayRef]) -> frozenset[str]:
     """Select inputs on the device that do not begin where their widest accesses may."""
     return frozenset(
         name

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Measured
-from ooc_cudnn.engines.workload import Effort, Planned
+from ooc_cudnn.devices.engines import Measurement
+from ooc_cudnn.engines.workload import Effort, PlannedWork
 from ooc_cudnn.functions.tune.rounds import BATCH_SECONDS, Tell, measure_what_is_launched
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.pipeline.program import Task
 
 #: Launches that take longer are measured on fewer images, as long as a batch of them lasts. With a
@@ -18,13 +18,13 @@ LAUNCH_SECONDS = BATCH_SECONDS
 
 def measure_engines(
     device: Device,
-    look: Callable[[], PlannedStep],
-    plan: Callable[[], PlannedStep],
+    look: Callable[[], LoweredStep],
+    plan: Callable[[], LoweredStep],
     *,
     every: bool,
     seconds: float,
     tell: Tell | None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Measure what a step launches, and plan it again, until all of that is known.
 
     Parameters
@@ -36,7 +36,7 @@ def measure_engines(
     """
     made = iter((look,))
 
-    def planned() -> Planned:
+    def planned() -> PlannedWork:
         quick = next(made, None)
         found = (quick or plan)()
         tasks = [
@@ -44,7 +44,7 @@ def measure_engines(
             for item in found.placed.program.items
             if isinstance(item, Task)
         ]
-        return Planned("the step", tasks, found.plan.memory_limit, is_as_run=quick is None)
+        return PlannedWork("the step", tasks, found.plan.memory_limit, is_as_run=quick is None)
 
     effort = Effort(
         every=every,

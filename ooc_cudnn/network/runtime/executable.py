@@ -9,15 +9,19 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import array_on, empty_in
-from ooc_cudnn.arrays.operands import Wrapped, address_of, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, address_of, array_ref
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.call.observe import run_observed
-from ooc_cudnn.memory.loans import Allocation, Lent
+from ooc_cudnn.memory.loans import Allocation, Lease
 from ooc_cudnn.memory.pinned import allocate, have_ready
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.device_gradients import Block, bytes_there, gradients_of
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.device_gradients import (
+    GradientBlock,
+    device_gradient_bytes,
+    gradients_of,
+)
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
@@ -47,16 +51,16 @@ class OwnMemory:
         order = spec.order or "channels_first"
         return empty_in(self._device, "device", spec.shape, spec.dtype, order, self._limit)
 
-    def block(self, nbytes: int) -> Lent:
+    def block(self, nbytes: int) -> Lease:
         """A block, for several arrays."""
         return self._device.arena.allocate_array(nbytes, self._limit)
 
-    def in_block(self, block: Lent, spec: TensorSpec, start: int) -> Any:
+    def in_block(self, block: Lease, spec: TensorSpec, start: int) -> Any:
         """An array from a byte of a block on, which it keeps alive."""
         return array_on(self._device, block, spec, start)
 
 
-class Making(NamedTuple):
+class ResultAllocation(NamedTuple):
     """Allocation of results by whoever runs a step.
 
     Attributes
@@ -71,16 +75,16 @@ class Making(NamedTuple):
     changing: Collection[str] = ()
 
 
-PLAIN = Making()
+DEFAULT_ALLOCATION = ResultAllocation()
 
 
-class Ready:
+class Executable:
     """A planned step on one device: what its runs have in common.
 
     Nothing that is given is changed: what a step updates (running statistics) is among its results.
     """
 
-    def __init__(self, planned: PlannedStep, device: Device) -> None:
+    def __init__(self, planned: LoweredStep, device: Device) -> None:
         self.planned, self.device = planned, device
         self.memory: Memory = OwnMemory(device, planned.plan.memory_limit)
         step, self.program = planned.step, planned.placed.program
@@ -98,7 +102,7 @@ class Ready:
         self._last_first = [name for name in last_first if name not in of_parameters]
         self._last_first += [name for name in last_first if name in of_parameters]
         #: What running it takes of the device.
-        self.device_bytes = planned.plan.device_bytes + made_anew_bytes(step, specs)
+        self.device_bytes = planned.plan.device_bytes + new_array_bytes(step, specs)
         self.device_bytes += planned.plan.outside_bytes
         #: Whether nothing of it is on the host, neither given nor made: the host need not wait.
         self.is_all_there = all(
@@ -121,14 +125,17 @@ class Ready:
         for name, start in program.pinned.items():
             yield name, _within(block, program.between[name], start)
 
-    def _made(self, spec: TensorSpec, making: Making = PLAIN) -> Any:
+    def _made(self, spec: TensorSpec, making: ResultAllocation = DEFAULT_ALLOCATION) -> Any:
         if spec.placement == "device":
             return (making.memory or self.memory).array(spec)
         order = spec.order or "channels_first"
         return empty_in(self.device, spec.placement, spec.shape, spec.dtype, order)
 
     def _results_made(
-        self, given: Mapping[str, Wrapped], names: Collection[str], making: Making = PLAIN
+        self,
+        given: Mapping[str, ArrayRef],
+        names: Collection[str],
+        making: ResultAllocation = DEFAULT_ALLOCATION,
     ) -> dict[str, Any]:
         """Arrays for the results of these names; what a step changes begins as what is given."""
         made = {n: self._made(self._results[n], making) for n in self._last_first if n in names}
@@ -159,10 +166,12 @@ class Ready:
         sizes += [changed] * changed_sets * (changed > 0)
         have_ready(self.device, sizes, current().host_memory_limit)
 
-    def _changed_on_host(self, names: Iterable[str]) -> Block:
+    def _changed_on_host(self, names: Iterable[str]) -> GradientBlock:
         """Where what a step changes lies in a block of pinned memory, but for what is elsewhere."""
         specs = {name: self.program.homes[name].spec for name in names}
-        return Block({name: spec for name, spec in specs.items() if spec.placement != "device"})
+        return GradientBlock(
+            {name: spec for name, spec in specs.items() if spec.placement != "device"}
+        )
 
     def _changed_made(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Arrays for what a step changes; those on the host in one block of pinned memory."""
@@ -176,7 +185,7 @@ class Ready:
             yield name, self._made(spec)
 
     def _sources(
-        self, own: Mapping[str, Any], given: Mapping[str, Wrapped], made: Mapping[str, Any]
+        self, own: Mapping[str, Any], given: Mapping[str, ArrayRef], made: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Every array that is handed in, as the executor takes it."""
         arrays: dict[str, Any] = {**own, **made}
@@ -188,7 +197,7 @@ class Ready:
             spec = self.program.homes[name].spec
             if spec.placement == "device":
                 if name in self.changed:  # packed, however the given one lies
-                    spec = wrap(array, self.device, name=name, written=True).spec
+                    spec = array_ref(array, self.device, name=name, written=True).spec
                 arrays[name] = self._view(name, spec, address_of(array))
         return arrays
 
@@ -233,18 +242,18 @@ class Ready:
         return part.reshape(step.tensors[name].shape)
 
 
-class ReadyStep(Ready):
+class ExecutableStep(Executable):
     """A planned step on one device: runs again and again on other arrays.
 
     What it keeps on the host is allocated once, when it is made.
     """
 
-    def __init__(self, planned: PlannedStep, device: Device) -> None:
+    def __init__(self, planned: LoweredStep, device: Device) -> None:
         super().__init__(planned, device)
         self.executor = Executor(self.program)
         self._own = dict(self._in_block())
         #: Of the gradients on the device.
-        self._block = Block(self._gradients)
+        self._block = GradientBlock(self._gradients)
 
     def gradient_memory(self) -> Allocation | None:
         """Memory for the gradients on the device; None if there are none."""
@@ -252,8 +261,8 @@ class ReadyStep(Ready):
 
     def run(
         self,
-        given: Mapping[str, Wrapped],
-        making: Making = PLAIN,
+        given: Mapping[str, ArrayRef],
+        making: ResultAllocation = DEFAULT_ALLOCATION,
         *,
         wait: bool = True,
         memory: Allocation | None = None,
@@ -264,7 +273,7 @@ class ReadyStep(Ready):
         ----------
         given : mapping
             Inputs, parameters, running statistics and seeds.
-        making : Making
+        making : ResultAllocation
         wait : bool
             Whether the host waits until all is there.
         memory : Allocation, optional
@@ -279,20 +288,20 @@ class ReadyStep(Ready):
             if memory is not None:
                 made.update(self._block.arrays(memory, self.memory.in_block))
 
-        with self.device.arena.lock, interrupts.deferred():
+        with self.device.arena.lock, interrupts.defer_signals():
             if memory is not None:
                 arrays |= self._block.views(memory.pointer)
             self._observed(self.executor, arrays, wait=wait, meanwhile=make_arrays)
         return made
 
 
-def made_anew_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
+def new_array_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
     """Bytes on the device of what a step changes, in arrays of its own, and of its gradients."""
     on_device = {n for n, spec in specs.items() if spec.placement == "device" and n in step.tensors}
     if not on_device:
         return 0
     changed = on_device.intersection(step.changed)
-    return sum(specs[n].nbytes for n in changed) + bytes_there(step, specs)
+    return sum(specs[n].nbytes for n in changed) + device_gradient_bytes(step, specs)
 
 
 def number(array: Any) -> float:

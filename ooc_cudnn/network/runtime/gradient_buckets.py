@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.pipeline.parts import touched
+from ooc_cudnn.pipeline.parts import tensors_touched
 from ooc_cudnn.pipeline.program import Program
 
 
-def when_final(
+def final_items(
     step: Step, program: Program, nbytes: int | None
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Groups of gradients, and the item of the program before which each is final.
@@ -30,7 +30,7 @@ def when_final(
     """
     last: dict[str, int] = {}
     for index, item in enumerate(program.items):
-        last |= dict.fromkeys(touched(program, item), index)
+        last |= dict.fromkeys(tensors_touched(program, item), index)
     ends: dict[str, int] = {}  # of each tensor that holds gradients
     for name, gradient in step.gradients.items():
         base, of = step.base(gradient), step.base(name)

@@ -9,14 +9,18 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.lowering.lower import PlannedStep
-from ooc_cudnn.network.runtime.executable import PLAIN, Making, ReadyStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
+from ooc_cudnn.network.runtime.executable import (
+    DEFAULT_ALLOCATION,
+    ExecutableStep,
+    ResultAllocation,
+)
 from ooc_cudnn.network.runtime.inputs import NONE, arrays_given, plain, results_given
-from ooc_cudnn.network.runtime.prepared import Prepared
+from ooc_cudnn.network.runtime.prepared import PreparedStep
 from ooc_cudnn.settings import current
 
 
-class ForwardStep(Prepared[ReadyStep]):
+class ForwardStep(PreparedStep[ExecutableStep]):
     """Forward of a network to some outputs; `Network.forward` makes one for each call."""
 
     _name = "forward"
@@ -26,7 +30,7 @@ class ForwardStep(Prepared[ReadyStep]):
         inputs: Mapping[str, Any],
         out: Mapping[str, Any] = NONE,
         lasting: Mapping[str, Any] = NONE,
-        making: Making = PLAIN,
+        making: ResultAllocation = DEFAULT_ALLOCATION,
     ) -> Forward:
         """Run it; the network's running statistics stay as they are.
 
@@ -38,7 +42,7 @@ class ForwardStep(Prepared[ReadyStep]):
             Of some outputs, the arrays to write to; any placement.
         lasting : mapping, optional
             Parameters and running statistics to be taken in place of the network's.
-        making : Making, optional
+        making : ResultAllocation, optional
             With it, the host does not wait where all is on the device.
         """
         step, device = self._step, get_device(current().device)
@@ -46,7 +50,7 @@ class ForwardStep(Prepared[ReadyStep]):
         taken |= results_given(step, taken, out, device)
         ready = self._prepared(device, taken, making.changing)
         self.plan = ready.planned.plan
-        wait = making is PLAIN or not ready.is_all_there
+        wait = making is DEFAULT_ALLOCATION or not ready.is_all_there
         made = ready.run(taken, making, wait=wait)
         outputs = tuple(
             plain(out[name]) if name in out else ready.of(made, name) for name in step.outputs
@@ -64,8 +68,8 @@ class ForwardStep(Prepared[ReadyStep]):
         """Outputs that it makes."""
         return tuple(self._step.tensors[name] for name in self._step.outputs)
 
-    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
-        return ReadyStep(planned, device)
+    def _made_ready(self, planned: LoweredStep, device: Device) -> ExecutableStep:
+        return ExecutableStep(planned, device)
 
 
 class Forward:

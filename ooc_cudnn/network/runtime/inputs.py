@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, array_ref
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.functions.call.bind import check_results
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.parameters import Parameters
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.runtime.array_cache import Wrapping
+from ooc_cudnn.network.runtime.array_cache import ArrayCache
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 #: Nothing is given in place of what the network holds.
@@ -34,14 +34,14 @@ def arrays_given(
     inputs: Mapping[str, Any],
     device: Device,
     instead: Mapping[str, Any] = NONE,
-    wrapping: Wrapping | None = None,
-) -> dict[str, Wrapped]:
+    wrapping: ArrayCache | None = None,
+) -> dict[str, ArrayRef]:
     """Every array that a step is given: inputs, parameters, running statistics.
 
     What the network holds is read unless an array is given `instead`. Some may be wrapped already;
     `array_cache` wraps the others.
     """
-    wrapped = wrapping or Wrapping()
+    wrapped = wrapping or ArrayCache()
     # in the order of making, so that messages and plans are the same each time
     kinds = {
         name: each.kind for name, each in network.graph.tensors.items() if name in step.touched
@@ -59,13 +59,13 @@ def arrays_given(
             array = instead[name] if name in instead else held[kind][name]
         else:
             continue
-        each = array if isinstance(array, Wrapped) else wrapped(name, array, device)
+        each = array if isinstance(array, ArrayRef) else wrapped(name, array, device)
         check_given(step.tensors[name], each)
         found[name] = each
     return found
 
 
-def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, Wrapped]:
+def as_held(given: Mapping[str, ArrayRef], changed: Iterable[str]) -> dict[str, ArrayRef]:
     """Return inputs as a step holds them: those it changes in arrays of its own.
 
     On the host these are pinned, whatever the given ones are: else each copy would be staged.
@@ -75,7 +75,7 @@ def as_held(given: Mapping[str, Wrapped], changed: Iterable[str]) -> dict[str, W
         spec = given[name].spec
         is_pinned = spec.placement == "pinned" and spec.strides == packed_strides(spec.shape)
         if spec.placement != "device" and not is_pinned:
-            held[name] = Wrapped(None, TensorSpec(spec.shape, spec.dtype, "pinned"), 0)
+            held[name] = ArrayRef(None, TensorSpec(spec.shape, spec.dtype, "pinned"), 0)
     return held
 
 
@@ -93,29 +93,31 @@ def wrong_names(wanted: Iterable[str], given: Iterable[str]) -> str:
 
 
 def results_given(
-    step: Step, given: Mapping[str, Wrapped], out: Mapping[str, Any], device: Device
-) -> dict[str, Wrapped]:
+    step: Step, given: Mapping[str, ArrayRef], out: Mapping[str, Any], device: Device
+) -> dict[str, ArrayRef]:
     """The arrays that a step is to write outputs to, each checked.
 
     What is wrapped already lies apart from everything, as whoever made it says.
     """
     found = {
-        name: array if isinstance(array, Wrapped) else wrap(array, device, name="out", written=True)
+        name: array
+        if isinstance(array, ArrayRef)
+        else array_ref(array, device, name="out", written=True)
         for name, array in out.items()
     }
     for name, each in found.items():
         check_given(step.tensors[name], each)
-    users = {f"out of {n}": found[n] for n, a in out.items() if not isinstance(a, Wrapped)}
+    users = {f"out of {n}": found[n] for n, a in out.items() if not isinstance(a, ArrayRef)}
     check_results(given, users)
     return found
 
 
 def plain(array: Any) -> Any:
     """An array that may be wrapped, as it is."""
-    return array.array if isinstance(array, Wrapped) else array
+    return array.array if isinstance(array, ArrayRef) else array
 
 
-def check_given(tensor: Tensor, given: Wrapped) -> None:
+def check_given(tensor: Tensor, given: ArrayRef) -> None:
     """Refuse an array of another shape or dtype than its tensor."""
     if given.spec.shape != tensor.shape:
         raise ValueError(f"{tensor.name} must have shape {tensor.shape}, not {given.spec.shape}")

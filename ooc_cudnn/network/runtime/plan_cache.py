@@ -22,9 +22,9 @@ from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.runtime.plan_digest import digest_of, library_digest
-from ooc_cudnn.network.search.plan_step import bounded, check_asked, plan_again, plan_step
+from ooc_cudnn.network.search.plan_step import check_asked, plan_again, plan_step, plan_with_bound
 from ooc_cudnn.settings import current
 from ooc_cudnn.warnings_once import warn_once
 from perfmodel.files import read_file, remove_abandoned, replace_file
@@ -46,7 +46,7 @@ def plans_folder() -> Path:
     return cache_directory() / "plans"
 
 
-def planned(
+def load_or_plan(
     name: str,
     step: Step,
     terms: PlanConstraints,
@@ -54,21 +54,21 @@ def planned(
     policy: str = "best",
     micro_batches: int | None = None,
     bound: bool = False,
-) -> PlannedStep:
+) -> LoweredStep:
     """Plan a step, or find the plan that was made of it before.
 
     The setting `plan_cache` says whether plans are found and kept. All else is as for `plan_step`,
-    and for `bounded` with `bound`.
+    and for `plan_with_bound` with `bound`.
     """
     check_asked(policy, micro_batches)
     path = found = None
     if current().plan_cache:
         path = plans_folder() / f"{_key(name, step, terms, policy, micro_batches)}.json"
-        found = _found(path, step, terms, policy)
+        found = _load(path, step, terms, policy)
     begin = time.perf_counter()
     made = found or plan_step(name, step, terms, policy=policy, micro_batches=micro_batches)
     if bound and made.plan.bound_seconds is None:
-        made = made._replace(plan=bounded(made.plan, step, terms, micro_batches))
+        made = made._replace(plan=plan_with_bound(made.plan, step, terms, micro_batches))
     if path is not None and time.perf_counter() - begin >= SHORTEST_SECONDS:
         _keep(path, made.plan, _host_bytes(step, terms))
     return made if bound else made._replace(plan=replace(made.plan, bound_seconds=None))
@@ -107,7 +107,7 @@ def _host_bytes(step: Step, terms: PlanConstraints) -> int | None:
 # Reading -----------------------------------------------------------------------------------------
 
 
-def _found(path: Path, step: Step, terms: PlanConstraints, policy: str) -> PlannedStep | None:
+def _load(path: Path, step: Step, terms: PlanConstraints, policy: str) -> LoweredStep | None:
     """The plan of a file, placed; None where there is none, or it cannot be used here."""
     try:
         plan, host_bytes = _read(path)

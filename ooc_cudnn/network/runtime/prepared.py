@@ -8,20 +8,30 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.device_gradients import SETS, Kept, block_bytes, gradients_there
-from ooc_cudnn.network.lowering.lower import PlannedStep
-from ooc_cudnn.network.runtime.constraints_here import Limit, limit_here, misaligned_of, terms_for
+from ooc_cudnn.network.lowering.device_gradients import (
+    SETS,
+    KeptGradients,
+    block_bytes,
+    gradients_on_device,
+)
+from ooc_cudnn.network.lowering.lower import LoweredStep
+from ooc_cudnn.network.runtime.constraints_here import (
+    Limit,
+    constraints_for,
+    limit_here,
+    misaligned_inputs,
+)
 from ooc_cudnn.network.runtime.engine_tuning import measure_engines
-from ooc_cudnn.network.runtime.executable import Ready
+from ooc_cudnn.network.runtime.executable import Executable
 from ooc_cudnn.network.runtime.inputs import Holder, as_held
-from ooc_cudnn.network.runtime.plan_cache import planned
+from ooc_cudnn.network.runtime.plan_cache import load_or_plan
 from ooc_cudnn.network.search.plan_step import plan_again
 from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.settings import current
@@ -32,10 +42,10 @@ from perfmodel import MachineModel
 #: A step is planned again where arrays on the device are gone, so that it has so much more room.
 MUCH_MORE = 1.1
 
-R = TypeVar("R", bound=Ready)
+R = TypeVar("R", bound=Executable)
 
 
-class Prepared(ABC, Generic[R]):
+class PreparedStep(ABC, Generic[R]):
     """A step of a network, ready to run on arrays that lie as those before did.
 
     Attributes
@@ -62,7 +72,7 @@ class Prepared(ABC, Generic[R]):
         self._changed: tuple[Step, tuple[str, ...]] | None = None
         self._ready: dict[Hashable, R] = {}
         self._room = 0  # bytes of the device, beside all arrays, when it was planned
-        self._kept = Kept()
+        self._kept = KeptGradients()
         #: The last call's key and what it found: of many arrays, a key takes long to be hashed.
         self._last_ready: tuple[Hashable, R] | None = None
         #: Whether what is handed in on the device counts against the limit, too. The library's own
@@ -93,9 +103,9 @@ class Prepared(ABC, Generic[R]):
         given : mapping
             Of what will be handed in how it lies; what is left out is packed in pinned memory.
         """
-        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
-        terms = terms_for(self._limit, machine, self._step, wrapped)
-        return planned(self._name, self._step, terms, **self._asked).plan
+        wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
+        terms = constraints_for(self._limit, machine, self._step, wrapped)
+        return load_or_plan(self._name, self._step, terms, **self._asked).plan
 
     def tune_for(
         self,
@@ -104,7 +114,7 @@ class Prepared(ABC, Generic[R]):
         every: bool = False,
         seconds: float = 60.0,
         tell: Tell | None = None,
-    ) -> list[Measured]:
+    ) -> list[Measurement]:
         """Measure cuDNN's engines for what it launches, without data, and store what was measured.
 
         Parameters
@@ -114,19 +124,19 @@ class Prepared(ABC, Generic[R]):
         every, seconds, tell
             As for `TrainingStep.tune`, which raises what this does.
         """
-        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
         effort = {"every": every, "seconds": seconds, "tell": tell}
         return self._tuned(wrapped, lambda: self._planned(wrapped), **effort)
 
     def _tuned(
-        self, given: Mapping[str, Wrapped], plan: Callable[[], PlannedStep], **effort: Any
-    ) -> list[Measured]:
+        self, given: Mapping[str, ArrayRef], plan: Callable[[], LoweredStep], **effort: Any
+    ) -> list[Measurement]:
         """Measure the engines of what it launches on given arrays; `plan` plans it as it will."""
         device = get_device(current().device)
         return measure_engines(device, lambda: self._planned(given, ask=False), plan, **effort)
 
     @abstractmethod
-    def _made_ready(self, planned: PlannedStep, device: Device) -> R:
+    def _made_ready(self, planned: LoweredStep, device: Device) -> R:
         """A planned step on a device."""
 
     @property
@@ -147,7 +157,7 @@ class Prepared(ABC, Generic[R]):
             self._steps = {settings: step}
         return step
 
-    def _kept_bytes(self, given: Mapping[str, Wrapped], ready: R | None = None) -> int:
+    def _kept_bytes(self, given: Mapping[str, ArrayRef], ready: R | None = None) -> int:
         """What gradients of the call before hold on the device, as far as plans count it.
 
         That is as much as the new ones take: it was more where a parameter has left the device.
@@ -155,21 +165,21 @@ class Prepared(ABC, Generic[R]):
         if ready is not None:
             return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
         specs = {name: each.spec for name, each in given.items()}
-        return min(self._kept.nbytes, block_bytes(gradients_there(self._step, specs)))
+        return min(self._kept.nbytes, block_bytes(gradients_on_device(self._step, specs)))
 
-    def _given_bytes(self, given: Mapping[str, Wrapped]) -> int:
+    def _given_bytes(self, given: Mapping[str, ArrayRef]) -> int:
         """What is handed in takes of the device, where that counts, and what is held beside."""
         there = (each.spec for each in given.values() if each.spec.placement == "device")
         handed_in = sum(spec.nbytes for spec in there) if self.counts_given else 0
         return handed_in + self.beside_bytes
 
     def _prepared(
-        self, device: Device, given: Mapping[str, Wrapped], changing: Collection[str] = ()
+        self, device: Device, given: Mapping[str, ArrayRef], changing: Collection[str] = ()
     ) -> R:
         """What runs on arrays that lie so; those `changing` are changed where they are."""
         given = as_held(given, (name for name in self.changed if name not in changing))
         specs = tuple((name, each.spec) for name, each in given.items())
-        key = current(), device.name, specs, misaligned_of(given)
+        key = current(), device.name, specs, misaligned_inputs(given)
         last = self._last_ready  # another thread may forget it
         if last is not None and last[0] == key:
             ready: R | None = last[1]
@@ -190,10 +200,10 @@ class Prepared(ABC, Generic[R]):
         self._ready.clear()
         self._last_ready = None
 
-    def _planned(self, given: Mapping[str, Wrapped], *, ask: bool = True) -> PlannedStep:
+    def _planned(self, given: Mapping[str, ArrayRef], *, ask: bool = True) -> LoweredStep:
         more = self._kept_bytes(given) - self._given_bytes(given)
-        terms = terms_for(self._limit, None, self._step, given, more)
+        terms = constraints_for(self._limit, None, self._step, given, more)
         terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, terms)
-        return planned(self._name, self._step, terms, **self._asked)
+        return load_or_plan(self._name, self._step, terms, **self._asked)

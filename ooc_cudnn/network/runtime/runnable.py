@@ -14,11 +14,11 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.report.timeline import draw_step
-from ooc_cudnn.network.runtime.constraints_here import Limit, terms_for
+from ooc_cudnn.network.runtime.constraints_here import Limit, constraints_for
 from ooc_cudnn.network.runtime.inference import ForwardStep
-from ooc_cudnn.network.runtime.plan_cache import planned
+from ooc_cudnn.network.runtime.plan_cache import load_or_plan
 from ooc_cudnn.network.runtime.training import TrainingStep
-from ooc_cudnn.network.runtime.two_part import PausingStep
+from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.search.plan_step import check_asked, plan_again
 from perfmodel import MachineModel
 
@@ -96,8 +96,8 @@ class Runnable:
             setting host_memory_limit).
         """
         step = self.training_phases(loss)
-        terms = terms_for(memory_limit, machine, step, {})
-        return planned(
+        terms = constraints_for(memory_limit, machine, step, {})
+        return load_or_plan(
             "training_step", step, terms, policy=policy, micro_batches=micro_batches, bound=bound
         ).plan
 
@@ -127,7 +127,7 @@ class Runnable:
             If matplotlib is not installed.
         """
         step = self.training_phases(loss)
-        terms = terms_for(plan.memory_limit, machine, step, {})
+        terms = constraints_for(plan.memory_limit, machine, step, {})
         draw_step(plan_again(step, plan, terms), path)
 
     def training_step(
@@ -175,7 +175,7 @@ class Runnable:
         memory_limit: Limit = None,
         policy: str = "best",
         seeded: Collection[int] | None = None,
-    ) -> PausingStep:
+    ) -> TwoPartStep:
         """Return a step of training in two calls, for a loss that is made elsewhere.
 
         Its `forward` takes the inputs and returns what it made; `backward` of that takes the
@@ -203,7 +203,7 @@ class Runnable:
             said = ", ".join(step.outputs)
             raise ValueError(f"{said} depends on nothing that has a gradient")
         check_asked(policy, 1)
-        return PausingStep(self, make, memory_limit, {"policy": policy}, None)
+        return TwoPartStep(self, make, memory_limit, {"policy": policy}, None)
 
     def forward(
         self, /, *outputs: Tensor, memory_limit: Limit = None, out: Any = None, **inputs: Any

@@ -10,27 +10,27 @@ import numpy as np
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.making import empty_in
-from ooc_cudnn.arrays.operands import Wrapped, placement, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, array_ref, placement
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.device_gradients import SETS, Kept
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.device_gradients import SETS, KeptGradients
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.report.timeline import draw_step
-from ooc_cudnn.network.runtime.array_cache import Wrapping
+from ooc_cudnn.network.runtime.array_cache import ArrayCache
 from ooc_cudnn.network.runtime.constraints_here import Limit
-from ooc_cudnn.network.runtime.executable import ReadyStep, number
+from ooc_cudnn.network.runtime.executable import ExecutableStep, number
 from ooc_cudnn.network.runtime.inputs import Holder, arrays_given, as_held
-from ooc_cudnn.network.runtime.prepared import Prepared
+from ooc_cudnn.network.runtime.prepared import PreparedStep
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
 from ooc_cudnn.warnings_once import warn
 
 
-class TrainingStep(Prepared[ReadyStep]):
+class TrainingStep(PreparedStep[ExecutableStep]):
     """A step of training of a network.
 
     Call it with the inputs by name; it returns the loss as a float. After a call that fails,
@@ -64,9 +64,9 @@ class TrainingStep(Prepared[ReadyStep]):
     ) -> None:
         super().__init__(network, make, memory_limit, asked, plan)
         self.gradients = dict[str, Any]()
-        self._wrapping = Wrapping()
+        self._wrapping = ArrayCache()
         self._seeds = dict[str, tuple[Device, Any]]()
-        self._last: PlannedStep | None = None  # what was called last; what is ready may be another
+        self._last: LoweredStep | None = None  # what was called last; what is ready may be another
 
     def __call__(self, /, **inputs: Any) -> float:
         """Run the step.
@@ -87,10 +87,10 @@ class TrainingStep(Prepared[ReadyStep]):
         memory = ready.gradient_memory()
         results = ready.run(given, memory=memory)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
-        kept = Kept(memory)
+        kept = KeptGradients(memory)
         value = number(ready.of(results, step.outputs[0]))
         # all is there: from here on nothing can fail, and Ctrl-C waits
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             for name, spec in ready.changed.items():
                 network.running[name] = results[name]
                 if spec.placement == "pinned":
@@ -102,7 +102,7 @@ class TrainingStep(Prepared[ReadyStep]):
 
     def tune(
         self, *, every: bool = False, seconds: float = 60.0, tell: Tell | None = None, **inputs: Any
-    ) -> list[Measured]:
+    ) -> list[Measurement]:
         """Measure cuDNN's engines for the step's convolutions, and store what was measured.
 
         In both memory orders, so that the steps that follow are planned by measured seconds. What
@@ -137,7 +137,7 @@ class TrainingStep(Prepared[ReadyStep]):
         given = self._given(device, inputs)
         self._forget()  # what it keeps on the host is given back
 
-        def plan() -> PlannedStep:
+        def plan() -> LoweredStep:
             self._forget()
             return self._prepared(device, given).planned
 
@@ -169,12 +169,12 @@ class TrainingStep(Prepared[ReadyStep]):
             raise TypeError(f"recorded must be a call, as in p.calls[0], not {recorded!r}")
         draw_step(self._last, path, None if recorded is None else recorded.trace)
 
-    def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, Wrapped]:
+    def _given(self, device: Device, inputs: Mapping[str, Any]) -> dict[str, ArrayRef]:
         """All that a step is given: inputs, parameters, running statistics and seeds."""
         step = self._step
         given = arrays_given(self._network, step, inputs, device, wrapping=self._wrapping)
         for output, name in step.seeds.items():
-            given[name] = wrap(self._seed(device, name, output), device, name=name)
+            given[name] = array_ref(self._seed(device, name, output), device, name=name)
         return given
 
     def _seed(self, device: Device, name: str, output: str) -> Any:
@@ -188,8 +188,8 @@ class TrainingStep(Prepared[ReadyStep]):
             known = self._seeds[name] = device, array
         return known[1]
 
-    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyStep:
-        ready = ReadyStep(planned, device)
+    def _made_ready(self, planned: LoweredStep, device: Device) -> ExecutableStep:
+        ready = ExecutableStep(planned, device)
         sets = dict.fromkeys(ready.on_host, 1)
         for of, gradient in planned.step.gradients.items():
             if (name := planned.step.base(gradient)) in sets:

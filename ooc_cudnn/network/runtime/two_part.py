@@ -13,21 +13,21 @@ from typing import Any
 
 from ooc_cudnn import interrupts
 from ooc_cudnn.arrays.copying import memcpy
-from ooc_cudnn.arrays.operands import Wrapped, wrap
+from ooc_cudnn.arrays.operands import ArrayRef, array_ref
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Measured
+from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.lowering.device_gradients import SETS, Block
-from ooc_cudnn.network.lowering.lower import PlannedStep
-from ooc_cudnn.network.runtime.executable import PLAIN, Making, Ready
-from ooc_cudnn.network.runtime.gradient_buckets import when_final
+from ooc_cudnn.network.lowering.device_gradients import SETS, GradientBlock
+from ooc_cudnn.network.lowering.lower import LoweredStep
+from ooc_cudnn.network.runtime.executable import DEFAULT_ALLOCATION, Executable, ResultAllocation
+from ooc_cudnn.network.runtime.gradient_buckets import final_items
 from ooc_cudnn.network.runtime.inputs import NONE, arrays_given, check_given, plain, results_given
-from ooc_cudnn.network.runtime.prepared import Prepared
+from ooc_cudnn.network.runtime.prepared import PreparedStep
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT
@@ -35,7 +35,7 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 
 
-class PausingStep(Prepared["ReadyParts"]):
+class TwoPartStep(PreparedStep["ExecutableParts"]):
     """A step of training of a network that pauses at the outputs.
 
     Examples
@@ -56,7 +56,7 @@ class PausingStep(Prepared["ReadyParts"]):
     #: Backward pauses where gradients of so many bytes are final; without it, nowhere.
     pause_bytes: int | None = None
 
-    def forward(self, /, **inputs: Any) -> Paused:
+    def forward(self, /, **inputs: Any) -> PausedStep:
         """Run forward; return what was made, and from where backward goes on.
 
         The running statistics of the network are those after the step when this returns.
@@ -69,7 +69,7 @@ class PausingStep(Prepared["ReadyParts"]):
             As for `Network.plan`.
         """
         paused = self.run(inputs)
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             for name, array in paused.running.items():
                 self._network.running[name] = array
         return paused
@@ -79,8 +79,8 @@ class PausingStep(Prepared["ReadyParts"]):
         inputs: Mapping[str, Any],
         out: Mapping[str, Any] = NONE,
         lasting: Mapping[str, Any] = NONE,
-        making: Making = PLAIN,
-    ) -> Paused:
+        making: ResultAllocation = DEFAULT_ALLOCATION,
+    ) -> PausedStep:
         """The same, but the network's running statistics stay as they are.
 
         Parameters
@@ -92,7 +92,7 @@ class PausingStep(Prepared["ReadyParts"]):
             expected in the same one.
         lasting : mapping, optional
             Parameters and running statistics to be taken in place of the network's.
-        making : Making, optional
+        making : ResultAllocation, optional
             With it, the host does not wait where all is on the device.
         """
         step, device = self._step, get_device(current().device)
@@ -114,36 +114,36 @@ class PausingStep(Prepared["ReadyParts"]):
         step = self._step
         return frozenset(at for at, name in enumerate(step.outputs) if name in step.seeds)
 
-    def _seeds(self, written: Mapping[str, Wrapped]) -> dict[str, Wrapped]:
+    def _seeds(self, written: Mapping[str, ArrayRef]) -> dict[str, ArrayRef]:
         """How the gradients that will be given lie: packed, where the outputs are."""
         step, found = self._step, {}
         for output, name in step.seeds.items():
             where = written[output].spec.placement if output in written else "pageable"
             spec = TensorSpec(step.tensors[name].shape, step.tensors[name].dtype, where)
-            found[name] = Wrapped(None, spec, 0)
+            found[name] = ArrayRef(None, spec, 0)
         return found
 
-    def tune_for(self, given: Mapping[str, TensorSpec], **how: Any) -> list[Measured]:
+    def tune_for(self, given: Mapping[str, TensorSpec], **how: Any) -> list[Measurement]:
         """As of any step; the gradients of outputs are given where the outputs are."""
-        wrapped = {name: Wrapped(None, spec, 0) for name, spec in given.items()}
+        wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
         seeds = {name: each.spec for name, each in self._seeds(wrapped).items()}
         return super().tune_for({**given, **seeds}, **how)
 
-    def _made_ready(self, planned: PlannedStep, device: Device) -> ReadyParts:
-        ready = ReadyParts(planned, device, self.pause_bytes)
+    def _made_ready(self, planned: LoweredStep, device: Device) -> ExecutableParts:
+        ready = ExecutableParts(planned, device, self.pause_bytes)
         # running statistics of the step before are the network's until a step has ended
         ready.pin_beforehand(dict.fromkeys(ready.on_host, 1), SETS)
         return ready
 
 
-class ReadyParts(Ready):
+class ExecutableParts(Executable):
     """A planned step that pauses, on one device; several runs may be between their parts."""
 
-    def __init__(self, planned: PlannedStep, device: Device, pause_bytes: int | None) -> None:
+    def __init__(self, planned: LoweredStep, device: Device, pause_bytes: int | None) -> None:
         super().__init__(planned, device)
         step, program = planned.step, self.program
         assert program.pause is not None
-        final = when_final(step, program, pause_bytes)
+        final = final_items(step, program, pause_bytes)
         #: The gradients that each part of backward makes, by the names of what they are of.
         self.groups = tuple(names for _, names in final)
         self.parts = parts_of(program, (program.pause, *(end for end, _ in final[:-1])))
@@ -157,20 +157,21 @@ class ReadyParts(Ready):
         left = dict(self._gradients)
         of_groups = [dict.fromkeys(step.base(step.gradients[n]) for n in g) for g in self.groups]
         self.blocks = [
-            Block({base: left.pop(base) for base in bases if base in left}) for bases in of_groups
+            GradientBlock({base: left.pop(base) for base in bases if base in left})
+            for bases in of_groups
         ]
 
     def forward(
         self,
-        given: Mapping[str, Wrapped],
+        given: Mapping[str, ArrayRef],
         out: Mapping[str, Any] = NONE,
-        making: Making = PLAIN,
-    ) -> Paused:
+        making: ResultAllocation = DEFAULT_ALLOCATION,
+    ) -> PausedStep:
         """Run the first half on given arrays: inputs, parameters, running statistics, results."""
-        return Paused(self, given, out, making)
+        return PausedStep(self, given, out, making)
 
 
-class Paused:
+class PausedStep:
     """A step of training between forward and backward, or between two parts of backward.
 
     Attributes
@@ -188,10 +189,10 @@ class Paused:
 
     def __init__(
         self,
-        ready: ReadyParts,
-        given: Mapping[str, Wrapped],
+        ready: ExecutableParts,
+        given: Mapping[str, ArrayRef],
         out: Mapping[str, Any] = NONE,
-        making: Making = PLAIN,
+        making: ResultAllocation = DEFAULT_ALLOCATION,
     ) -> None:
         step, arena = ready.planned.step, ready.device.arena
         self._ready, self._given, self._making = ready, dict(given), making
@@ -210,7 +211,7 @@ class Paused:
         #: Memory of the gradients on the device, of each group that has any and is to be made.
         self._memory: dict[int, Allocation] = {}
         self._views: dict[str, DeviceView] = {}
-        with arena.lock, interrupts.deferred():
+        with arena.lock, interrupts.defer_signals():
             self._run(self._reserved())
             arena.settle(self)
         self.outputs = tuple(
@@ -231,7 +232,7 @@ class Paused:
         ready, at, self._next = self._ready, self._next, None
         assert at is not None
         arrays = ready._sources(self._own, self._given, self._made) | self._views
-        wait = self._making is PLAIN or not ready.is_all_there
+        wait = self._making is DEFAULT_ALLOCATION or not ready.is_all_there
 
         def make_arrays() -> None:
             memory = self._memory.pop(at - 1, None)
@@ -297,7 +298,7 @@ class Paused:
         if at is None or self.is_over:
             raise OocError("backward has ended: run forward again")
         step = ready.planned.step
-        with arena.lock, interrupts.deferred():
+        with arena.lock, interrupts.defer_signals():
             block = arena.resume(self)
             if block is None:
                 block = self._reserved()
@@ -322,13 +323,13 @@ class Paused:
         if len(seeds) != len(step.seeds):
             raise TypeError(f"there are {len(step.seeds)} outputs, not {len(seeds)}")
         for name, seed in zip(step.seeds.values(), seeds, strict=True):
-            found = wrap(seed, self._ready.device, name=name)
+            found = array_ref(seed, self._ready.device, name=name)
             check_given(step.tensors[name], found)
             spec = homes[name].spec if name in homes else found.spec  # no phase may read it
             if found.spec != spec:
                 copied = self._ready._made(spec)
                 memcpy(copied, found.array)
-                found = wrap(copied, self._ready.device, name=name)
+                found = array_ref(copied, self._ready.device, name=name)
             self._given[name] = found
 
     def leave(self) -> None:

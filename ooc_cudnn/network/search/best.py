@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import most_touched
-from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.lowering.lower import max_touched_bytes
+from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.search.by_policy import MOST_IN_VAIN, StandalonePolicy
-from ooc_cudnn.network.search.by_remat import searched
+from ooc_cudnn.network.search.by_policy import MAX_FAILED_TRIES, StandalonePolicy
+from ooc_cudnn.network.search.by_remat import propose_remat
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Candidates, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
 from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
@@ -43,7 +43,7 @@ class Comparison:
         self._request, self._is_best = request, policy == "best"
         self.incumbent = Incumbent(request.constraints, request.step)
         self.incumbent.skips = self._is_best and request.is_whole_batch  # as `HostMemory` does
-        self._ready = in_place(summed(request.step))
+        self._ready = share_gradient_memory(fuse_gradient_sums(request.step))
         policies = BEST_OF if self._is_best else (policy,)
         self._alone = [
             self._standalone(name, request.step, self._ready, request.constraints)
@@ -65,9 +65,12 @@ class Comparison:
             taken = split_into_microbatches(self._ready, parts)
             if not self.incumbent.can_beat_incumbent(taken):
                 break  # nor may more micro-batches, which compute longer still
-            if self._is_best and most_touched(taken, constraints) > constraints.target.room_bytes:
+            if (
+                self._is_best
+                and max_touched_bytes(taken, constraints) > constraints.target.room_bytes
+            ):
                 continue  # no policy has what a phase touches there
-            searches = self._is_best and in_vain < MOST_IN_VAIN
+            searches = self._is_best and in_vain < MAX_FAILED_TRIES
             if not searches and all(policy.has_ended for policy in self._alone):
                 break
             is_faster = self._in_parts(parts, searches=searches)
@@ -86,7 +89,7 @@ class Comparison:
     def _by_search(self, parts: int) -> bool:
         name, _, constraints, _ = self._request
         kinds = (INPUTS, ALL) if parts == 1 else (INPUTS,)
-        candidates = searched(self._ready, constraints, self.incumbent, kinds, parts=parts)
+        candidates = propose_remat(self._ready, constraints, self.incumbent, kinds, parts=parts)
         is_faster = self.incumbent.explore(name, candidates)
         if parts == 1:  # the faster it is, the fewer others may be
             self._refine_prefetch()
@@ -102,7 +105,7 @@ class Comparison:
 
     def by_vdnn(self, step: Step, constraints: PlanConstraints) -> None:
         """Try vDNN's policies, which take another step."""
-        ready = in_place(summed(step))
+        ready = share_gradient_memory(fuse_gradient_sums(step))
         copying = [self._standalone(name, step, ready, constraints) for name in VDNN]
         for policy in copying:
             self._explore_all(policy.candidates(self._parts, self.incumbent))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.cost.compute_bound import LeastComputing
+from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep, most_held
+from ooc_cudnn.network.lowering.lower import LoweredStep, peak_live_bytes
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
-from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import remade
-from ooc_cudnn.network.policies.offload import leaving
+from ooc_cudnn.network.passes.rematerialize import rematerialize
+from ooc_cudnn.network.policies.offload import offload_just_in_time
 from ooc_cudnn.network.policies.policy import POLICIES, Policy
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
@@ -23,13 +23,13 @@ from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
 #: Where the last decision does not fit, others are looked at: of the list, so many eighths.
-LAST_EIGHTHS = (7, 6, 4)
+FINAL_EIGHTHS = (7, 6, 4)
 #: Where so many numbers of micro-batches in turn make no plan faster, more of them hardly will.
-MOST_IN_VAIN = 2
+MAX_FAILED_TRIES = 2
 #: Of memory, what tensors may hold where what is too large is streamed: pieces want the rest.
 SHARES_HELD = (1.0, 0.75, 0.5)
 #: A smaller share is tried where that before took no more than so many times the fastest plan.
-WORTH_LESS = 1.5
+MAX_RATIO_TO_INCUMBENT = 1.5
 
 
 class PolicyPlanner:
@@ -64,7 +64,7 @@ class PolicyPlanner:
         self.policy, self.parts, self.rule = policy, parts, rule or POLICIES[policy]
         self.constraints = replace(constraints, synchronous=self.rule.synchronous)
         self.decisions = self.rule.decisions(step, constraints.target.machine)
-        self._step = in_place(summed(step)) if ready is None else ready
+        self._step = share_gradient_memory(fuse_gradient_sums(step)) if ready is None else ready
         self._known = dict[int, tuple[Step, LiveRanges]]()
         #: By what is remade: decisions on what leaves change nothing of it.
         self._rewritten = dict[frozenset[str], Step]()
@@ -73,7 +73,7 @@ class PolicyPlanner:
 
     def candidates(
         self, incumbent: Incumbent, *, share: float = 0.0
-    ) -> Candidates[PlannedStep | None]:
+    ) -> Candidates[LoweredStep | None]:
         """Propose decisions until one has a plan; return it.
 
         Nothing is proposed that was lowered before, or cannot beat the incumbent. With a share of
@@ -87,7 +87,7 @@ class PolicyPlanner:
             if index < last and not incumbent.has_room(rewritten):
                 index = self._after(index)
                 continue
-            fits = most_held(rewritten, live_ranges) <= share * room_bytes
+            fits = peak_live_bytes(rewritten, live_ranges) <= share * room_bytes
             # what fits in a share of memory is lowered as in all of it
             key = self.parts, self.decisions[index], self.rule.residing, 1.0 if fits else share
             if key in incumbent.tried or not incumbent.can_beat_incumbent(rewritten, live_ranges):
@@ -119,10 +119,12 @@ class PolicyPlanner:
             decision = self.decisions[index]
             rewritten = self._rewritten.get(decision.remade)
             if rewritten is None:
-                rewritten = split_into_microbatches(remade(self._step, decision.remade), self.parts)
+                rewritten = split_into_microbatches(
+                    rematerialize(self._step, decision.remade), self.parts
+                )
                 self._rewritten[decision.remade] = rewritten
             if decision.offloaded:
-                live_ranges = leaving(rewritten, decision.offloaded)
+                live_ranges = offload_just_in_time(rewritten, decision.offloaded)
             else:
                 live_ranges = self.rule.residing(rewritten)
             self._known[index] = rewritten, live_ranges
@@ -135,15 +137,15 @@ class PolicyPlanner:
         """
         room_bytes = self.constraints.target.room_bytes
         low, high = 0, len(self.decisions) - 1
-        ends = dict.fromkeys((high, *(high * share // 8 for share in LAST_EIGHTHS)))
-        fits = (index for index in ends if most_held(*self._as_decided(index)) <= room_bytes)
+        ends = dict.fromkeys((high, *(high * share // 8 for share in FINAL_EIGHTHS)))
+        fits = (index for index in ends if peak_live_bytes(*self._as_decided(index)) <= room_bytes)
         last = next(fits, None)
         if last is None:
             return high
         high = last
         middle = 0  # where all fits, nothing else is looked at
         while low < high:
-            if most_held(*self._as_decided(middle)) <= room_bytes:
+            if peak_live_bytes(*self._as_decided(middle)) <= room_bytes:
                 high = middle
             else:
                 low = middle + 1
@@ -168,7 +170,7 @@ class StandalonePolicy:
         ready: Step,
         constraints: PlanConstraints,
         policy: str,
-        least: LeastComputing,
+        least: ComputeBound,
     ) -> None:
         self.policy, self._step, self._ready = policy, step, ready
         self._constraints, self.has_plan = constraints, False
@@ -178,7 +180,7 @@ class StandalonePolicy:
     @property
     def has_ended(self) -> bool:
         """True if more micro-batches are not tried: they make nothing faster, or not by enough."""
-        return self._in_vain == MOST_IN_VAIN or self._own.is_enough()
+        return self._in_vain == MAX_FAILED_TRIES or self._own.is_enough()
 
     @property
     def fits_nowhere(self) -> bool:
@@ -211,7 +213,7 @@ class StandalonePolicy:
             if planned is None:
                 break  # with less memory it is worth it even less
             self._own.take(planned)
-            if not self._own.is_near(planned, WORTH_LESS):
+            if not self._own.is_near(planned, MAX_RATIO_TO_INCUMBENT):
                 break
 
     def _planner(self, parts: int) -> PolicyPlanner:

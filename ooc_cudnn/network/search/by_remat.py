@@ -9,14 +9,14 @@ from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
-from ooc_cudnn.network.search.pass_pipeline import repeated_in_parts
-from ooc_cudnn.network.search.remat_candidates import coming_back, made_again
+from ooc_cudnn.network.search.pass_pipeline import rematerialize_in_parts
+from ooc_cudnn.network.search.remat_candidates import propose_remats, refetch_live_ranges
 
 #: The policy that a plan shows whose events a search found.
 SEARCHED = "repeat"
 
 
-def searched(
+def propose_remat(
     step: Step,
     constraints: PlanConstraints,
     incumbent: Incumbent,
@@ -43,12 +43,12 @@ def searched(
     for copied in copied_kinds:
         if slabs > 1 and copied is not copied_kinds[0] and not before:
             break  # with many slabs a search that finds nothing takes long
-        for solution in made_again(step, constraints, parts, copied=copied, before=before):
+        for solution in propose_remats(step, constraints, parts, copied=copied, before=before):
             if solution.seconds >= least:
                 break
-            rewritten = repeated_in_parts(step, solution.again, parts)
+            rewritten = rematerialize_in_parts(step, solution.again, parts)
             room_bytes = constraints.target.room_bytes
-            live_ranges = coming_back(step, rewritten, solution, room_bytes)
+            live_ranges = refetch_live_ranges(step, rewritten, solution, room_bytes)
             if not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 break
             spec = RewriteSpec(parts, again=solution.again, slabs=slabs)

@@ -9,8 +9,14 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import Placed, PlannedStep, Worth, always, lower_step
-from ooc_cudnn.network.lowering.summarize import RewriteSpec, predicted
+from ooc_cudnn.network.lowering.lower import (
+    LoweredProgram,
+    LoweredStep,
+    Worth,
+    accept_any,
+    lower_step,
+)
+from ooc_cudnn.network.lowering.summarize import RewriteSpec, summarize
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,12 @@ class Candidate:
     reserved: Mapping[int, int] = field(default_factory=dict)
     key: Hashable | None = None
     is_worth: Worth | None = None
-    is_accepted: Callable[[Placed], bool] | None = None
+    is_accepted: Callable[[LoweredProgram], bool] | None = None
 
 
 def lower_and_replay(
-    name: str, candidate: Candidate, is_worth: Worth = always
-) -> PlannedStep | None:
+    name: str, candidate: Candidate, is_worth: Worth = accept_any
+) -> LoweredStep | None:
     """Plan a candidate; None where it has no room, is not worth it or its program is not accepted.
 
     Raises
@@ -76,5 +82,5 @@ def lower_and_replay(
     )
     if placed is None or (candidate.is_accepted and not candidate.is_accepted(placed)):
         return None
-    plan = predicted(name, candidate.policy, step, placed, candidate.rewrite, constraints)
-    return PlannedStep(plan, step, placed)
+    plan = summarize(name, candidate.policy, step, placed, candidate.rewrite, constraints)
+    return LoweredStep(plan, step, placed)

@@ -11,7 +11,7 @@ from collections.abc import Set
 from typing import Any
 
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.search.remat_greedy import search
@@ -56,7 +56,9 @@ def amounts(step: Step, terms: PlanConstraints) -> list[float]:
     return budgets
 
 
-def living_in(step: Step, terms: PlanConstraints, nbytes: float) -> tuple[RematEvent, ...] | None:
+def remat_to_fit(
+    step: Step, terms: PlanConstraints, nbytes: float
+) -> tuple[RematEvent, ...] | None:
     """Find events with which no more than so many bytes live at once; None if there are none.
 
     Parameters
@@ -65,11 +67,11 @@ def living_in(step: Step, terms: PlanConstraints, nbytes: float) -> tuple[RematE
         As it is planned, nothing rematerialized.
     """
     machine, given = terms.target.machine, terms.given.keys()
-    state = RematState(step, priced(machine), nbytes, machine, given, copied=())
+    state = RematState(step, phase_seconds(machine), nbytes, machine, given, copied=())
     return state.in_order() if search(state) else None
 
 
-def with_least(step: Step, terms: PlanConstraints) -> tuple[RematEvent, ...]:
+def remat_to_least(step: Step, terms: PlanConstraints) -> tuple[RematEvent, ...]:
     """Find events with which as little lives at once as the search can reach."""
-    solutions = (living_in(step, terms, nbytes) for nbytes in reversed(amounts(step, terms)))
+    solutions = (remat_to_fit(step, terms, nbytes) for nbytes in reversed(amounts(step, terms)))
     return next((events for events in solutions if events is not None), ())

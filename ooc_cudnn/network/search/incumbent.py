@@ -7,13 +7,13 @@ from functools import partial
 from typing import TypeVar
 
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
-from ooc_cudnn.network.cost.compute_bound import LeastComputing
+from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.host_budget import least_on_host
 
@@ -31,7 +31,7 @@ ALL_PLANS = float("inf")
 
 R = TypeVar("R")
 #: A generator of candidates: it is sent the plan of each, or None where that has none.
-Candidates = Generator[Candidate, PlannedStep | None, R]
+Candidates = Generator[Candidate, LoweredStep | None, R]
 
 
 class Incumbent:
@@ -43,7 +43,7 @@ class Incumbent:
         Pinned memory that may be had; None for any.
     tried : set
         Keys of candidates that were lowered, so that none is lowered twice.
-    best : PlannedStep, optional
+    best : LoweredStep, optional
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
     near : list
@@ -61,23 +61,23 @@ class Incumbent:
     """
 
     def __init__(
-        self, terms: PlanConstraints, step: Step | None = None, least: LeastComputing | None = None
+        self, terms: PlanConstraints, step: Step | None = None, least: ComputeBound | None = None
     ) -> None:
         self.room, self._terms = terms.host, terms
         self.skips = self.is_short = False
         self._asked: tuple[Step, bool] | None = None
         self.on_device = terms.on_device
         #: It may be shared by several, for it knows what it was asked before.
-        self.computing = LeastComputing(terms) if least is None else least
+        self.computing = ComputeBound(terms) if least is None else least
         #: Plans have their maps in one of these, that of the terms most likely.
         self._orders = tuple(dict.fromkeys((terms.order, *terms.target.layouts)))
         self._in_one_piece = (
             min(self.computing.seconds(step, order) for order in self._orders) if step else 0.0
         )
-        self.best: PlannedStep | None = None
+        self.best: LoweredStep | None = None
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
-        self.near, self.untimed = list[PlannedStep](), float("inf")
+        self.near, self.untimed = list[LoweredStep](), float("inf")
         self.work = 0
 
     def is_enough(self) -> bool:
@@ -139,7 +139,7 @@ class Incumbent:
         """True if host memory has room for what a plan keeps there."""
         return self.room is None or plan.host_bytes <= self.room.available_bytes
 
-    def take(self, planned: PlannedStep | None) -> bool:
+    def take(self, planned: LoweredStep | None) -> bool:
         """Keep a plan if it is the fastest so far, whatever work it was; return whether it is."""
         if planned is None:
             return False
@@ -157,17 +157,17 @@ class Incumbent:
         self.best = planned
         return True
 
-    def take_counted(self, planned: PlannedStep | None) -> bool:
+    def take_counted(self, planned: LoweredStep | None) -> bool:
         """Take a plan, and count its work."""
         self.work += 0 if planned is None else len(planned.step.phases)
         return self.take(planned)
 
-    def offer(self, name: str, candidate: Candidate) -> PlannedStep | None:
+    def offer(self, name: str, candidate: Candidate) -> LoweredStep | None:
         """Lower a candidate, replay its program, keep the plan if it is the fastest so far.
 
         Returns
         -------
-        PlannedStep or None
+        LoweredStep or None
             None where the candidate has no room, or cannot beat the incumbent.
 
         Raises
@@ -216,13 +216,13 @@ class Incumbent:
                 self.work += len(planned.step.phases)
         return is_faster
 
-    def is_near(self, planned: PlannedStep | None, times: float) -> bool:
+    def is_near(self, planned: LoweredStep | None, times: float) -> bool:
         """True if `planned` exists and is within `times` of the incumbent."""
         if planned is None or self.best is None:
             return planned is not None
         return planned.plan.seconds <= times * self.best.plan.seconds
 
-    def found(self) -> PlannedStep:
+    def found(self) -> LoweredStep:
         """Return the fastest plan.
 
         Raises

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
-from ooc_cudnn.network.passes.microbatch_sums import summed_last
+from ooc_cudnn.network.passes.microbatch_sums import sum_microbatches_last
 
 #: The next number is worth a try while it may be faster.
 MICRO_BATCHES = sorted({count << doubled for count in (2, 3) for doubled in range(8)})
@@ -35,7 +35,7 @@ def has_room_for_shared(step: Step, constraints: PlanConstraints) -> bool:
 
     That is weights, and their gradients, which add up.
     """
-    last = summed_last(step, images_of(step))
+    last = sum_microbatches_last(step, images_of(step))
     shared = {
         step.base(phase.binds[operand])
         for number, phase in enumerate(step.phases)

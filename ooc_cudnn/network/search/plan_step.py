@@ -9,15 +9,15 @@ from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.bound.lower_bound import bound_of
 from ooc_cudnn.network.cost.compute_seconds import order_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.external_memory import with_room_outside
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.external_memory import reserve_external_memory
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.passes.batch_slices import slice_batch
-from ooc_cudnn.network.passes.fuse_chains import fused
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.best import BEST_OF, VDNN, Comparison
 from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
@@ -26,7 +26,11 @@ from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
 from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.plan import plan_mo_sos
-from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize, repeated_in_parts
+from ooc_cudnn.network.search.pass_pipeline import (
+    apply_passes,
+    canonicalize,
+    rematerialize_in_parts,
+)
 from ooc_cudnn.network.search.strategies.row_tiles import MOST_BANDS
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 from ooc_cudnn.operations.core.window_arguments import is_int
@@ -43,7 +47,7 @@ def plan_step(
     *,
     policy: str = "best",
     micro_batches: int | None = None,
-) -> PlannedStep:
+) -> LoweredStep:
     """Plan a step.
 
     Parameters
@@ -66,7 +70,7 @@ def plan_step(
     """
     check_asked(policy, micro_batches)
     of_all = step, terms
-    step, terms = with_room_outside(step, terms)
+    step, terms = reserve_external_memory(step, terms)
     given, asked = step, terms
     step, terms = _taken(given, asked, policy)
     if policy in WHOLE:
@@ -91,7 +95,7 @@ def plan_step(
     return _named(incumbent.found(), policy)
 
 
-def bounded(
+def plan_with_bound(
     plan: NetworkPlan, step: Step, terms: PlanConstraints, micro_batches: int | None = None
 ) -> NetworkPlan:
     """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
@@ -110,7 +114,7 @@ def check_asked(policy: str, micro_batches: int | None) -> None:
         raise ValueError(f"policy {policy!r} takes the batch whole, not in {micro_batches} parts")
 
 
-def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> PlannedStep:
+def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> LoweredStep:
     """Make the program of a plan that was made before.
 
     Raises
@@ -126,17 +130,17 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Planned
     if plan.bands > MOST_BANDS:  # each is gone through, however few rows there are
         raise ValueError(f"bands must be at most {MOST_BANDS}, not {plan.bands}")
     again = frozenset(plan.remade)
-    step, terms = with_room_outside(step, terms, plan.on_host)
+    step, terms = reserve_external_memory(step, terms, plan.on_host)
     step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
-        step = apart(step)
+        step = split_concatenations(step)
     anew = frozenset(plan.anew) if plan.apart else None
     if plan.policy in WHOLE:
-        step = repeated(step, plan.again)
+        step = insert_remat_events(step, plan.again)
     elif plan.again:
         step = slice_batch(apply_passes(step, frozenset(), 1, 1), plan.slabs)
-        step = repeated_in_parts(step, plan.again, plan.micro_batches)
-        step = fused(step) if plan.apart else step
+        step = rematerialize_in_parts(step, plan.again, plan.micro_batches)
+        step = fuse_chains(step) if plan.apart else step
     else:
         step = apply_passes(step, again, plan.micro_batches, plan.bands, anew)
         step = slice_batch(step, plan.slabs)
@@ -147,7 +151,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Planned
             f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
             f"{own or 'none'!r}"
         )
-    check_stays(step, dict(plan.stays))
+    check_live_ranges(step, dict(plan.stays))
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
     terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
@@ -171,7 +175,7 @@ def _taken(step: Step, terms: PlanConstraints, policy: str) -> tuple[Step, PlanC
     return step, terms
 
 
-def _vdnn_dyn(name: str, step: Step, terms: PlanConstraints, parts: int) -> PlannedStep:
+def _vdnn_dyn(name: str, step: Step, terms: PlanConstraints, parts: int) -> LoweredStep:
     """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
 
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
@@ -189,6 +193,6 @@ def _vdnn_dyn(name: str, step: Step, terms: PlanConstraints, parts: int) -> Plan
     return _named(incumbent.found(), "vdnn_dyn")
 
 
-def _named(planned: PlannedStep, policy: str) -> PlannedStep:
+def _named(planned: LoweredStep, policy: str) -> LoweredStep:
     """A plan under the policy that was asked for; `taken` keeps the name of its own."""
     return planned._replace(plan=replace(planned.plan, policy=policy, taken=planned.plan.policy))

@@ -10,9 +10,9 @@ import numpy as np
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
-from ooc_cudnn.network.lowering.lower import PlannedStep
-from ooc_cudnn.network.lowering.prefetch import with_time_to_copy
-from ooc_cudnn.network.lowering.stream_first_use import streamed_first
+from ooc_cudnn.network.lowering.lower import LoweredStep
+from ooc_cudnn.network.lowering.prefetch import prefetch_earlier
+from ooc_cudnn.network.lowering.stream_first_use import stream_first_uses
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import NEAR, Candidates, Incumbent
 from ooc_cudnn.pipeline.program import Task
@@ -35,25 +35,25 @@ def refine_prefetch(name: str, constraints: PlanConstraints, incumbent: Incumben
 
 
 def _candidates(
-    near: Sequence[PlannedStep], constraints: PlanConstraints, incumbent: Incumbent
+    near: Sequence[LoweredStep], constraints: PlanConstraints, incumbent: Incumbent
 ) -> Candidates[None]:
     """Propose one refinement of each plan in turn, then the next of each."""
     refinements = [_refinements(planned) for planned in near]
     for turn in zip_longest(*refinements):
         for planned, live_ranges in zip(near, turn, strict=True):
             if live_ranges is not None:
-                yield from _with_time_to_copy(planned, live_ranges, constraints, incumbent)
+                yield from _prefetch_earlier(planned, live_ranges, constraints, incumbent)
 
 
-def _refinements(planned: PlannedStep) -> Iterator[LiveRanges]:
+def _refinements(planned: LoweredStep) -> Iterator[LiveRanges]:
     """Live ranges to refine: with inputs that first readers stream, then as they were lowered."""
     residency = planned.placed.residency
-    yield from streamed_first(planned.step, residency)
+    yield from stream_first_uses(planned.step, residency)
     yield residency
 
 
-def _with_time_to_copy(
-    planned: PlannedStep,
+def _prefetch_earlier(
+    planned: LoweredStep,
     live_ranges: LiveRanges,
     constraints: PlanConstraints,
     incumbent: Incumbent,
@@ -68,7 +68,7 @@ def _with_time_to_copy(
     free = constraints.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
     seconds, pieces = zip(*((task.seconds, task.pieces) for task in plan.tasks), strict=True)
     for share in FOR_COPIES:
-        longer = with_time_to_copy(step, live_ranges, machine, seconds, share * free, on_device)
+        longer = prefetch_earlier(step, live_ranges, machine, seconds, share * free, on_device)
         if longer == placed.residency:
             return
         least = least_seconds(step, longer, machine, seconds, on_device, pieces).seconds

@@ -8,14 +8,14 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering.lower import working_bytes
 from ooc_cudnn.network.passes.microbatch import parts_of
-from ooc_cudnn.network.passes.rematerialize_events import makers_of
+from ooc_cudnn.network.passes.rematerialize_events import producers_of
 from ooc_cudnn.network.search.remat_greedy import fits, search
 from ooc_cudnn.network.search.remat_state import RematState
 
@@ -46,7 +46,7 @@ class RematSolution(NamedTuple):
     ----------
     again : tuple of RematEvent
         As `repeated` wants them.
-    back : tuple of Back
+    back : tuple of Refetch
         What comes from the host.
     left : mapping
         Of maps that do, the phase by which they have left.
@@ -57,7 +57,7 @@ class RematSolution(NamedTuple):
     """
 
     again: tuple[RematEvent, ...]
-    back: tuple[Back, ...]
+    back: tuple[Refetch, ...]
     left: Mapping[str, int]
     seconds: float
     events: frozenset[RematEvent] = frozenset()
@@ -74,12 +74,12 @@ class RematSolution(NamedTuple):
                 )
                 for each in again
             )
-        back = (Back(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
+        back = (Refetch(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
         found = frozenset(makings.events)
         return cls(again, tuple(back), makings.left, makings.seconds, found)
 
 
-class Back(NamedTuple):
+class Refetch(NamedTuple):
     """A tensor comes back for a phase; the copy begins before another one."""
 
     begins: int
@@ -87,7 +87,7 @@ class Back(NamedTuple):
     name: str
 
 
-def made_again(
+def propose_remats(
     step: Step,
     terms: PlanConstraints,
     micro_batches: int,
@@ -118,7 +118,7 @@ def made_again(
         always |= parts.shared
     if room <= 0 or not part.phases:  # of one image no phase is a part
         return
-    seconds_of = priced(machine)
+    seconds_of = phase_seconds(machine)
 
     def begun(share: float, working: Sequence[float] = ()) -> RematState:
         makings = RematState(
@@ -131,7 +131,7 @@ def made_again(
         return
     if micro_batches > 1 and not fits(begun(1.0)):
         return  # planning what phases work in takes longer than that
-    working = working_bytes(part, kept(part), terms)
+    working = working_bytes(part, keep_all(part), terms)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     most, found, failed = working.max(), NO_WAY, NO_WAY
     for share, left in WAYS:
@@ -148,16 +148,18 @@ def made_again(
             failed = share, left
 
 
-def coming_back(step: Step, rewritten: Step, made: RematSolution, room_bytes: int) -> LiveRanges:
+def refetch_live_ranges(
+    step: Step, rewritten: Step, made: RematSolution, room_bytes: int
+) -> LiveRanges:
     """Live ranges of a rewritten step: all is kept, but for tensors that are fetched again."""
     little = min(LITTLE, LITTLE_OF_ROOM * room_bytes)
     put_in = [0] * len(step.phases)
     for each in made.again:
-        put_in[each.before] += len(makers_of(step, each.name)) * each.is_made
+        put_in[each.before] += len(producers_of(step, each.name)) * each.is_made
     #: Of each phase, how many are put in before it, those just before it among them.
     put_in = list(accumulate(put_in))
     uses = rewritten.uses
-    stays = dict(kept(rewritten))
+    stays = dict(keep_all(rewritten))
     for name, (stay,) in stays.items() if made.back else ():
         if stay.leaves is not None and rewritten.tensors[name].nbytes <= little:
             stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.cost.copy_timeline import Copy, begun_by, copy_of, left_by
+from ooc_cudnn.memory.alignment import align
+from ooc_cudnn.network.cost.copy_timeline import Copy, copy_of, offload_ends, prefetch_starts
 from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
-from ooc_cudnn.network.passes.rematerialize import compared, is_repeatable
-from ooc_cudnn.network.passes.rematerialize_events import makers_of
+from ooc_cudnn.network.passes.rematerialize import compared_maps, is_repeatable
+from ooc_cudnn.network.passes.rematerialize_events import producers_of
 from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room, live from their first use to their last.
@@ -103,12 +103,12 @@ class RematState:
         self.step, self.room = step, room_bytes
         self._machine, self._copied = machine, copied
         self.uses = {base: used for base, used in step.uses.items() if base not in always}
-        self.nbytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
+        self.nbytes = {base: align(step.tensors[base].nbytes) for base in self.uses}
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))
         self._loss = machine.losses.get("copies", 0.0)
         stays = step.results | set(step.seeds.values())
-        stays |= {step.base(name) for name in compared(step)}
+        stays |= {step.base(name) for name in compared_maps(step)}
         self.items = {
             base: item
             for base in self.uses
@@ -156,14 +156,14 @@ class RematState:
         copy = None
         if tensor.kind in self._copied:
             copy = copy_of(tensor.nbytes, self._machine, leaves=tensor.kind == "map")
-        made_by = makers_of(step, base) if tensor.kind == "map" else ()
+        made_by = producers_of(step, base) if tensor.kind == "map" else ()
         makers = [step.phases[at] for at in made_by]
         if not makers or not all(is_repeatable(step, phase) for phase in makers):
             return None if copy is None else Item(copy)
         reads = _bases(step, (name for phase in makers for name in phase.reads))
         # of what parts of the batch share, a part makes its images again
         beside = {
-            step.base(name): self.nbytes.get(step.base(name), aligned(step.tensors[name].nbytes))
+            step.base(name): self.nbytes.get(step.base(name), align(step.tensors[name].nbytes))
             for phase in makers
             for name in phase.writes
             if step.base(name) != base
@@ -203,7 +203,7 @@ class RematState:
         copy = self.items[event.name].copy
         if event.is_made or copy is None:
             return self.slot(event.before, event.name)
-        (begins,) = begun_by([(event.before, copy.back)], self._ends)
+        (begins,) = prefetch_starts([(event.before, copy.back)], self._ends)
         return self.slot(begins, event.name)
 
     # Events -------------------------------------------------------------------------------------
@@ -252,7 +252,10 @@ class RematState:
             back[event] = event.before, copy.back
             if copy.out:
                 out[event.name] = self.uses[event.name].written[-1], copy.out
-        begun, left = begun_by([*back.values()], self._ends), left_by([*out.values()], self._ends)
+        begun, left = (
+            prefetch_starts([*back.values()], self._ends),
+            offload_ends([*out.values()], self._ends),
+        )
         self._begun, self._left = (
             dict(zip(back, begun, strict=True)),
             dict(zip(out, left, strict=True)),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.arrays.operands import Wrapped
+from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.arrays.stores import Store, room_for
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.files import bases
@@ -28,11 +28,11 @@ from ooc_cudnn.network.graph.parameters import Parameters
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.runtime.constraints_here import Limit, terms_for
-from ooc_cudnn.network.runtime.executable import PLAIN, Making
+from ooc_cudnn.network.runtime.constraints_here import Limit, constraints_for
+from ooc_cudnn.network.runtime.executable import DEFAULT_ALLOCATION, ResultAllocation
 from ooc_cudnn.network.runtime.inference import ForwardStep
-from ooc_cudnn.network.runtime.plan_cache import planned
-from ooc_cudnn.network.tiled.tile_grid import Grid, GridBlock
+from ooc_cudnn.network.runtime.plan_cache import load_or_plan
+from ooc_cudnn.network.tiled.tile_grid import Grid, GridTile
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
@@ -48,7 +48,7 @@ TIDY = 16
 MUCH_HALO = 1.5
 
 
-class Held:
+class StepHolder:
     """Holder of one step by itself: its parameters are handed in."""
 
     def __init__(self, step: Step) -> None:
@@ -56,13 +56,13 @@ class Held:
         self.graph.tensors = {n: each for n, each in step.tensors.items() if not each.of}
 
 
-def forward_alone(step: Step, memory_limit: Limit = None) -> ForwardStep:
+def standalone_forward(step: Step, memory_limit: Limit = None) -> ForwardStep:
     """Return a step of inference that is planned and run by itself."""
-    return ForwardStep(Held(step), lambda: step, memory_limit, {}, None)
+    return ForwardStep(StepHolder(step), lambda: step, memory_limit, {}, None)
 
 
 @dataclass(frozen=True)
-class BlockPlan:
+class TilePlan:
     """Plan of an output that is made in tiles.
 
     Attributes
@@ -103,7 +103,7 @@ class BlockPlan:
         )
 
 
-class InBlocks:
+class TiledInference:
     """One output of a step of inference, in blocks of one grid.
 
     Parameters
@@ -111,7 +111,7 @@ class InBlocks:
     step : Step
         Its one output is a map.
     cuts : sequence of sequence of int
-        As in `BlockPlan`.
+        As in `TilePlan`.
     memory_limit : int, float or str, optional
     counts_given : bool
         As of `ForwardStep`.
@@ -128,11 +128,11 @@ class InBlocks:
         self.grid, self._limit, self._counts_given = Grid(step, cuts), memory_limit, counts_given
         self._ready: dict[tuple[int, ...], ForwardStep] = {}
 
-    def _ready_for(self, place: GridBlock) -> ForwardStep:
+    def _ready_for(self, place: GridTile) -> ForwardStep:
         forward = self._ready.get(place.kind)
         if forward is None:
             made = step_of_tile(self.grid.step, self.grid.output, place.region)
-            forward = self._ready[place.kind] = forward_alone(made.step, self._limit)
+            forward = self._ready[place.kind] = standalone_forward(made.step, self._limit)
             forward.counts_given = self._counts_given
         return forward
 
@@ -141,7 +141,7 @@ class InBlocks:
         inputs: Mapping[str, Any],
         out: Any,
         lasting: Mapping[str, Any],
-        making: Making = PLAIN,
+        making: ResultAllocation = DEFAULT_ALLOCATION,
     ) -> None:
         """Make every block, each in its part of `out`.
 
@@ -153,12 +153,12 @@ class InBlocks:
             Of the output's shape and dtype; a `Store` as well, as inputs may be.
         """
 
-        def taken(place: GridBlock) -> tuple[GridBlock, dict[str, Any]]:
+        def taken(place: GridTile) -> tuple[GridTile, dict[str, Any]]:
             return place, {name: _read(inputs[name], part) for name, part in place.inputs.items()}
 
         # files are read for the next block while this one is made
         with ThreadPoolExecutor(1) as pool:
-            ahead = deque[Future[tuple[GridBlock, dict[str, Any]]]]()
+            ahead = deque[Future[tuple[GridTile, dict[str, Any]]]]()
             for next_place in chain(self.grid, (None,)):
                 if next_place is not None:
                     ahead.append(pool.submit(taken, next_place))
@@ -177,7 +177,7 @@ class InBlocks:
         return max(ran, key=lambda plan: plan.seconds, default=None)
 
 
-class Under(NamedTuple):
+class TilingConstraints(NamedTuple):
     """Under what blocks are planned.
 
     Attributes
@@ -188,11 +188,11 @@ class Under(NamedTuple):
     machine : MachineModel or str, optional
         To predict for; the one at hand when left out.
     more_bytes : int
-        As `kept_bytes` of `terms_for`.
+        As `kept_bytes` of `constraints_for`.
     """
 
     memory_limit: Limit
-    given: Mapping[str, Wrapped]
+    given: Mapping[str, ArrayRef]
     machine: MachineModel | str | os.PathLike[str] | None = None
     more_bytes: int = 0
 
@@ -206,33 +206,33 @@ class Under(NamedTuple):
         for name, each in wrapped.items() if of_block else ():
             if each.spec.placement == "disk":
                 wrapped[name] = each._replace(spec=replace(each.spec, placement="pageable"))
-        return terms_for(self.memory_limit, self.machine, step, wrapped, self.more_bytes)
+        return constraints_for(self.memory_limit, self.machine, step, wrapped, self.more_bytes)
 
-    def plan(self, step: Step, cuts: Sequence[Sequence[int]]) -> BlockPlan:
+    def plan(self, step: Step, cuts: Sequence[Sequence[int]]) -> TilePlan:
         """The plan of all blocks, by that of one in the middle, which has a halo on every side."""
         region = tuple(
             (each[at := (len(each) - 1) // 2 - (len(each) == 3)], each[at + 1]) for each in cuts
         )
         made = step_of_tile(step, step.outputs[0], region).step
-        plan = planned("forward", made, self.terms(made, of_block=True)).plan
+        plan = load_or_plan("forward", made, self.terms(made, of_block=True)).plan
         blocks = math.prod(len(each) - 1 for each in cuts)
-        return BlockPlan(tuple(map(tuple, cuts)), plan, plan.seconds * blocks)
+        return TilePlan(tuple(map(tuple, cuts)), plan, plan.seconds * blocks)
 
-    def plan_whole(self, step: Step) -> BlockPlan:
+    def plan_whole(self, step: Step) -> TilePlan:
         """The plan of one block, which is all of it."""
         shape = step.tensors[step.outputs[0]].shape
-        plan = planned("forward", step, self.terms(step)).plan
-        return BlockPlan(tuple((0, extent) for extent in shape), plan, plan.seconds)
+        plan = load_or_plan("forward", step, self.terms(step)).plan
+        return TilePlan(tuple((0, extent) for extent in shape), plan, plan.seconds)
 
 
-def planned_in_blocks(step: Step, under: Under) -> BlockPlan:
+def plan_tiles(step: Step, under: TilingConstraints) -> TilePlan:
     """Choose the blocks in which an output is made in the least time; one, where it fits.
 
     Parameters
     ----------
     step : Step
         Its one output is a map.
-    under : Under
+    under : TilingConstraints
 
     Raises
     ------
@@ -242,24 +242,24 @@ def planned_in_blocks(step: Step, under: Under) -> BlockPlan:
     target = under.terms(step).target
     computing = order_seconds(step, target.machine, ORDERS).throughout[0][1]
     fewest = _largest_phase_bytes(step) / max(target.room_bytes, 1)
-    found: BlockPlan | None = None
+    found: TilePlan | None = None
     if fewest > 1:
-        found = _best_blocks(step, under, fewest)
+        found = _best_tiles(step, under, fewest)
         if found is not None and found.seconds <= MUCH_HALO * computing:
             return found
     try:
         whole = under.plan_whole(step)
     except PlanInfeasibleError:
-        found = found or _best_blocks(step, under, fewest)
+        found = found or _best_tiles(step, under, fewest)
         if found is None:
             raise
         return found
     if fewest <= 1 and whole.seconds > MUCH_HALO * computing:
-        found = _best_blocks(step, under, fewest)
+        found = _best_tiles(step, under, fewest)
     return found if found is not None and found.seconds < whole.seconds else whole
 
 
-def _best_blocks(step: Step, under: Under, fewest: float) -> BlockPlan | None:
+def _best_tiles(step: Step, under: TilingConstraints, fewest: float) -> TilePlan | None:
     """The best of blocks that are ever smaller, until two in turn take longer."""
     shape = step.tensors[step.outputs[0]].shape
     best, longer = None, 0

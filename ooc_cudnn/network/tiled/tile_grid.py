@@ -15,7 +15,7 @@ from perfmodel.cached import cached_property
 
 
 @dataclass(frozen=True)
-class GridBlock:
+class GridTile:
     """A block of a grid.
 
     Attributes
@@ -67,7 +67,7 @@ class Grid:
             found.append(places)
         return found
 
-    def __iter__(self) -> Iterator[GridBlock]:
+    def __iter__(self) -> Iterator[GridTile]:
         """Every block in turn.
 
         What it needs along an axis does not depend on the others, nor does what it launches.
@@ -81,4 +81,4 @@ class Grid:
             inputs = {
                 name: reduce(common, (each[name] for _, each in along)) for name in along[0][1]
             }
-            yield GridBlock(index, region, inputs, tuple(kind for kind, _ in along))
+            yield GridTile(index, region, inputs, tuple(kind for kind, _ in along))

@@ -13,7 +13,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor, common, counted_from, extents, hull, meet, whole
+from ooc_cudnn.network.ir.tensor import (
+    Tensor,
+    common,
+    extents,
+    hull,
+    meet,
+    relative_region,
+    whole_region,
+)
 from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.ranges import Range
@@ -52,17 +60,17 @@ def step_of_tile(step: Step, output: str, region: Region) -> TileStep:
     ValueError
         If a phase needs whole images, and the block has parts of them; it is named.
     """
-    return _Blocks(step, output, region).made()
+    return _TileNeeds(step, output, region).made()
 
 
-class _Blocks:
+class _TileNeeds:
     """What is needed of each tensor that is no view, from the output back."""
 
     def __init__(self, step: Step, output: str, region: Region) -> None:
         self.step, self.output = step, output
         self.images = region[0]
         self.count = step.tensors[output].shape[0]
-        self.cuts_images = region[ROW_AXIS:] != whole(step.tensors[output].shape)[ROW_AXIS:]
+        self.cuts_images = region[ROW_AXIS:] != whole_region(step.tensors[output].shape)[ROW_AXIS:]
         self.needed: dict[str, Region] = {output: region}
         self.tensors: dict[str, Tensor] = {}
 
@@ -119,7 +127,7 @@ class _Blocks:
             return self._outside(phase, call, sites)
         in_blocks = is_made_in_tiles(call) and may_be_tiled(call)
         if not in_blocks or len(sites) != len(everything.sites):
-            if sites != whole(shape)[ROW_AXIS:]:
+            if sites != whole_region(shape)[ROW_AXIS:]:
                 raise _of_whole_images(phase)
             if self.cuts_images and _reads_sites(call):  # every block would read all of them
                 raise _of_whole_images(phase)
@@ -155,7 +163,7 @@ class _Blocks:
     def _of_images(self, phase: Phase) -> tuple[TiledCall, Mapping[str, Region]]:
         """The same for some images."""
         call, images = phase.call, self._images_of(phase)
-        regions = {name: whole(operand.shape) for name, operand in call.operands.items()}
+        regions = {name: whole_region(operand.shape) for name, operand in call.operands.items()}
         if images == (0, call.extents.n):
             return call, regions
         part = SubCall.of_images(call, images)
@@ -179,7 +187,7 @@ class _Blocks:
         """Add to what is needed of the tensor that another one lies in."""
         base = self.step.base(name)
         if self.step.tensors[base].kind in LASTING:
-            region = whole(self.step.tensors[base].shape)
+            region = whole_region(self.step.tensors[base].shape)
         else:
             region = self._in_base(name, region)
         self.needed[base] = hull(self.needed.get(base, region), region)
@@ -205,10 +213,10 @@ class _Blocks:
                 continue
             region = self._in_base(name, regions[operand])
             if self.step.tensors[base].kind in LASTING:
-                region = self._in_base(name, whole(self.step.tensors[name].shape))
-            part = counted_from(region, held)
+                region = self._in_base(name, whole_region(self.step.tensors[name].shape))
+            part = relative_region(region, held)
             tensor = self.tensors[base]
-            if part == whole(tensor.shape) and shape == tensor.shape:
+            if part == whole_region(tensor.shape) and shape == tensor.shape:
                 yield operand, base
                 continue
             made = replace(

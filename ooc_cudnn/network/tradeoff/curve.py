@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Self
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.runtime.runnable import Runnable
 from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as SLOW
 from ooc_cudnn.network.search.plan_step import NAMES, plan_step
-from ooc_cudnn.pricing.explain import in_columns
+from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import MachineModel
 
@@ -136,7 +136,7 @@ class Trade(NamedTuple):
             f"{self.title}: predicted seconds of a step over memory; keeping everything takes "
             f"{format_bytes(self.keep_all_bytes)}",
             "",
-            *in_columns(rows, ("<12", *(">10" for _ in self.limits))),
+            *align_columns(rows, ("<12", *(">10" for _ in self.limits))),
         ]
         missing = [point for point in self.points if point.plan is None]
         if missing:
@@ -159,7 +159,7 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else format_seconds(value)
 
 
-def trade_of(
+def trade_off(
     net: Runnable,
     loss: Tensor,
     *,
@@ -204,7 +204,7 @@ def _keeping_all(
 ) -> NetworkPlan:
     """The plan that keeps everything, all images at once, whatever host memory there is."""
     step = net.training_phases(loss)
-    terms = replace(terms_for(PLENTY, machine, step, {}), host=None)
+    terms = replace(constraints_for(PLENTY, machine, step, {}), host=None)
     return plan_step("training_step", step, terms, policy="keep", micro_batches=1).plan
 
 

@@ -34,7 +34,7 @@ from ooc_cudnn.operations.core.launch import Buffer, Launchable
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_rows
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AddTensor, OpTensor
 from ooc_cudnn.operations.elementwise.cast_scale import CastScale
@@ -127,7 +127,7 @@ class ChainBuilder(Builder):
         whole = self.chain.operations[index].output_shape
         channels = self.buffers["y"].shape[1] if self.chain.channels_may_be_cut else whole[1]
         shape = (self.buffers["y"].shape[0], channels, *whole[2:])
-        return with_rows(shape, stop - start, self.row_axis)
+        return replace_rows(shape, stop - start, self.row_axis)
 
     def _input_of(self, following: Fusion | None, shape: Shape, dtype: str) -> str | None:
         """The rows of the next window's input that this piece makes; None if they are all of it.
@@ -144,7 +144,7 @@ class ChainBuilder(Builder):
             return None
         rows = kept + shape[self.row_axis]
         name = f"input {following.first}"
-        full = with_rows(shape, rows, self.row_axis)
+        full = replace_rows(shape, rows, self.row_axis)
         self.scratch(name, full, dtype, self.layouts[following.first])
         return self.rows_of(name, f"made {following.first}", kept, rows - kept)
 
@@ -159,14 +159,14 @@ class ChainBuilder(Builder):
         if kept:
             # Of what the pieces before stored, this one may need the last rows alone.
             skipped, stored = flow.kept[0] - flow.stored[0], flow.stored[1] - flow.stored[0]
-            shape = with_rows(full.shape, kept, self.row_axis)
+            shape = replace_rows(full.shape, kept, self.row_axis)
             found = f"found {index}"
             self.buffers[found] = Buffer(
                 shape, full.dtype, full.order, store, (skipped, stored), self.row_axis
             )
             self.copy(found, self.rows_of(name, f"{name} above", 0, kept))
         if keeps and flow.made[0] < flow.made[1]:
-            shape = with_rows(full.shape, keeps, self.row_axis)
+            shape = replace_rows(full.shape, keeps, self.row_axis)
             self.state(store, shape, full.dtype, full.order)
             self.copy(self.rows_of(name, f"{name} below", height - keeps, keeps), store)
 

@@ -13,14 +13,14 @@ from ooc_cudnn.operations.convolution.transposed import TransposedConvolution
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Tile
 from ooc_cudnn.operations.core.elementwise import PerElement
 from ooc_cudnn.operations.core.launch_builder import BuiltCall
-from ooc_cudnn.operations.core.operation import Operation, Placed, numbered, on_sites
+from ooc_cudnn.operations.core.operation import Operation, PositionDependent, number_names, on_sites
 from ooc_cudnn.operations.core.ranges import Range, Ranges, in_cycles, ranges
 from ooc_cudnn.operations.core.row_axis import (
     Windowed,
     broadcast_region,
     cut_axes,
     height,
-    with_rows,
+    replace_rows,
 )
 from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
@@ -68,7 +68,7 @@ class ChainPieces(BuiltCall):
     @cached_property
     def parameter_names(self) -> tuple[tuple[str, ...], ...]:
         """Operand names of each operation's parameters: "w", "b", numbered where they repeat."""
-        return numbered([tuple(p.name for p in step.parameters) for step in self.operations])
+        return number_names([tuple(p.name for p in step.parameters) for step in self.operations])
 
     @cached_property
     def _owners(self) -> Mapping[str, int]:
@@ -213,9 +213,11 @@ class ChainPieces(BuiltCall):
         return (*[flow.key for flow in flows], phases)
 
     @cached_property
-    def _placed(self) -> tuple[tuple[int, Placed], ...]:
+    def _placed(self) -> tuple[tuple[int, PositionDependent], ...]:
         """The operations whose pieces depend on where they lie, each with its place."""
-        return tuple((at, s) for at, s in enumerate(self.operations) if isinstance(s, Placed))
+        return tuple(
+            (at, s) for at, s in enumerate(self.operations) if isinstance(s, PositionDependent)
+        )
 
     @cached_property
     def _alike(self) -> int:
@@ -225,7 +227,7 @@ class ChainPieces(BuiltCall):
         """
         moved, rows = Fraction(1), 1
         for operation in reversed(self.operations):
-            if isinstance(operation, Placed):
+            if isinstance(operation, PositionDependent):
                 cycle = operation.cycle(self.row_axis)
                 needed = moved * rows / cycle.outputs
                 rows *= needed.denominator
@@ -269,7 +271,7 @@ class ChainPieces(BuiltCall):
     def region(self, name: str, piece: Piece) -> Region:
         whole = self._wholes[name]
         if name == "y":
-            return with_rows((piece.n, piece.c_y, *whole[2:]), piece.h_y, self.row_axis)
+            return replace_rows((piece.n, piece.c_y, *whole[2:]), piece.h_y, self.row_axis)
         if name == "x":
             needed = self.flow(piece.h_y, piece.after)[0].needed
             if self.convolution is not None:
@@ -277,14 +279,14 @@ class ChainPieces(BuiltCall):
             else:
                 channels = whole[1] if not self.channels_may_be_cut else piece.c_y
             rows = (needed.start, needed.stop)
-            return with_rows((piece.n, channels, *whole[2:]), rows, self.row_axis)
+            return replace_rows((piece.n, channels, *whole[2:]), rows, self.row_axis)
         owner = self._owners[name]
         c_y = piece.c_y if self.channels_may_be_cut else (0, self.operations[owner].output_shape[1])
         if isinstance(self.operations[owner], FILTERED):
             return (c_y, piece.c_x, *whole[2:]) if self.channels_may_be_cut else whole
         made = self.flow(piece.h_y, piece.after)[owner].made
         spatial = ((0, extent) for extent in self.operations[owner].output_shape[2:])
-        cut = with_rows((piece.n, c_y, *spatial), made, self.row_axis)
+        cut = replace_rows((piece.n, c_y, *spatial), made, self.row_axis)
         return broadcast_region(self.operands[name].shape, cut)
 
     def on_piece(self, index: int, piece: Piece, layout: str = "") -> Any:
@@ -301,6 +303,6 @@ class ChainPieces(BuiltCall):
         channels = operation.input_shape[1]
         if self.channels_may_be_cut:
             channels = piece.c_y[1] - piece.c_y[0]
-        if isinstance(operation, Placed):
+        if isinstance(operation, PositionDependent):
             return operation.on_rows(count, flow.made, flow.needed, channels, self.row_axis)
         return operation.on_piece(count, flow.needed, channels, self.row_axis)

@@ -112,7 +112,7 @@ class Pad(Applied):
     value: float = field(default=0.0, kw_only=True)
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
-        return resampling_arguments.padded(
+        return resampling_arguments.describe_padding(
             incoming.shape, self.padding, value=self.value, dtype=incoming.dtype
         )
 
@@ -125,7 +125,7 @@ class Crop(Applied):
     size: Sizes
 
     def bind(self, incoming: Incoming, specs: tuple[TensorSpec, ...]) -> Operation:
-        return resampling_arguments.cropped(
+        return resampling_arguments.describe_crop(
             incoming.shape, self.start, self.size, dtype=incoming.dtype
         )
 

@@ -11,7 +11,7 @@ from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardData
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.core.ranges import Range, Ranges, Rows, grouped_ranges, ranges
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, tensor_region, with_padding
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_padding, tensor_region
 from ooc_cudnn.operations.core.single_op import ForwardTypedCall, SingleOpCall
 from perfmodel import Split
 from perfmodel.cached import cached_property
@@ -111,7 +111,7 @@ class DataGradientCall(ForwardTypedCall, SingleOpCall):
         w, dx = (
             tuple(stop - start for start, stop in self.region(name, piece)) for name in ("w", "dx")
         )
-        padding = with_padding(self.forward.padding, (rows.before, rows.after), self.row_axis)
+        padding = replace_padding(self.forward.padding, (rows.before, rows.after), self.row_axis)
         groups = max(1, dx[1] // w[1])
         forward = self.forward.resized(dx, w, padding, groups, layout)
         return ConvolutionBackwardData(forward, result_dtype)

@@ -19,7 +19,7 @@ from ooc_cudnn.operations.core.ranges import (
     grouped_ranges,
     in_words,
 )
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, Windowed, with_padding, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, Windowed, replace_padding, replace_rows
 from ooc_cudnn.operations.core.window_arguments import check_padding, convolution_geometry
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Direction, Work, convolution_work
@@ -186,9 +186,9 @@ class Convolution(Windowed):
         per_group = self.w_shape[0] // self.groups
         x_shape = (n, channels[1] - channels[0], *self.x_shape[2:])
         return self.resized(
-            with_rows(x_shape, rows.stop - rows.start, row_axis),
+            replace_rows(x_shape, rows.stop - rows.start, row_axis),
             (c_y[1] - c_y[0], c_x[1] - c_x[0], *self.w_shape[2:]),
-            with_padding(self.padding, (rows.before, rows.after), row_axis),
+            replace_padding(self.padding, (rows.before, rows.after), row_axis),
             max(1, (c_y[1] - c_y[0]) // per_group),
             layout,
         )

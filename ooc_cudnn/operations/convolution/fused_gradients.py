@@ -16,8 +16,8 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Roundin
 from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array
 from ooc_cudnn.operations.core.ranges import Range, Rows
-from ooc_cudnn.operations.core.row_axis import tensor_region, with_padding
-from ooc_cudnn.operations.core.single_op import ForwardTypedCall, linear, summed
+from ooc_cudnn.operations.core.row_axis import replace_padding, tensor_region
+from ooc_cudnn.operations.core.single_op import ForwardTypedCall, linear, sum_images
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastSum
 from ooc_cudnn.operations.elementwise.gradient_reductions import SUMMED_BESIDE, GradientSums
@@ -203,7 +203,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
         rows = self.rows(piece.h_y)
         dx = tuple(stop - start for start, stop in self.region("dx", piece))
         whole = self.forward
-        padding = with_padding(whole.padding, (rows.seen.before, rows.seen.after), self.row_axis)
+        padding = replace_padding(whole.padding, (rows.seen.before, rows.seen.after), self.row_axis)
         forward = whole.resized(dx, whole.w_shape, padding, whole.groups, layout)
         return ConvolutionBackwardData(forward, dtype)
 
@@ -230,7 +230,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
             w = read("w", self.region("w", piece))
             found["dx"] = linear(operation, w, dz)
         if piece.n == (0, whole.n) and piece.h_y == (0, whole.h_y):
-            dw, dw_size, db, db_size = summed(piece, lambda image: self._sums(image, read))
+            dw, dw_size, db, db_size = sum_images(piece, lambda image: self._sums(image, read))
             found |= {"dw": (dw, dw_size), "db": (db, db_size)}
         return found
 

@@ -124,21 +124,23 @@ def forward_of(operation: AnyConvolution) -> Convolution:
     return operation if isinstance(operation, Convolution) else operation.forward
 
 
-def alone(
+def without_epilogue(
     operation: AnyConvolution,
 ) -> Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter:
     """The convolution or gradient, without what comes after it."""
     return operation.forward if isinstance(operation, FusedConvolution) else operation
 
 
-def with_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
+def replace_forward(operation: AnyConvolution, forward: Convolution) -> AnyConvolution:
     """The same operation, or gradient, of another forward convolution."""
     return forward if isinstance(operation, Convolution) else replace(operation, forward=forward)
 
 
-def lying(operation: AnyConvolution, layout: str) -> AnyConvolution:
+def in_memory_order(operation: AnyConvolution, layout: str) -> AnyConvolution:
     """An operation in another memory order; what comes after it is a pass of its own there."""
-    return with_forward(alone(operation), replace(forward_of(operation), layout=layout))
+    return replace_forward(
+        without_epilogue(operation), replace(forward_of(operation), layout=layout)
+    )
 
 
 def result_dtype(operation: AnyConvolution) -> str:

@@ -8,15 +8,15 @@ import numpy as np
 
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardData
-from ooc_cudnn.operations.core.operation import Array, Parameter, Placed, Shape
+from ooc_cudnn.operations.core.operation import Array, Parameter, PositionDependent, Shape
 from ooc_cudnn.operations.core.ranges import Cycle, Range, Rows
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_padding, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_padding, replace_rows
 from ooc_cudnn.operations.core.window_arguments import convolution_geometry, per_axis
 from perfmodel import Work
 
 
 @dataclass(frozen=True)
-class TransposedConvolution(Placed):
+class TransposedConvolution(PositionDependent):
     """y (n, cY, spatial...) from x (n, cX, spatial...) and w (cX, cY / groups, window...).
 
     Parameters
@@ -134,8 +134,8 @@ class TransposedConvolution(Placed):
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> TransposedConvolution:
         forward = self.forward
-        shape = with_rows((n, *forward.x_shape[1:]), made[1] - made[0], row_axis)
-        padding = with_padding(forward.padding, (needed.before, needed.after), row_axis)
+        shape = replace_rows((n, *forward.x_shape[1:]), made[1] - made[0], row_axis)
+        padding = replace_padding(forward.padding, (needed.before, needed.after), row_axis)
         return TransposedConvolution(
             forward.resized(shape, forward.w_shape, padding, forward.groups)
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
 from ooc_cudnn.operations.core.ranges import Range, Rows
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_rows
 from ooc_cudnn.tensor import ITEM_BYTES
 from perfmodel import Work, pass_work
 
@@ -52,7 +52,7 @@ class PerElement(OneShape):
         return Rows(*rows, 0, 0)
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Self:
-        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
+        shape = replace_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
         return replace(self, shape=shape)  # type: ignore[type-var]  # it is mixed into dataclasses
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:

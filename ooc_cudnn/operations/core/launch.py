@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple, Protocol
 
 from ooc_cudnn.operations.core.operation import Shape
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_rows
 from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
 from perfmodel import Work
 
@@ -32,7 +32,7 @@ class Buffer(NamedTuple):
         """Shape of the tensor whose rows or channels it is, or its own."""
         shape = self.shape
         if self.rows is not None:
-            shape = with_rows(shape, self.rows[1], self.row_axis)
+            shape = replace_rows(shape, self.rows[1], self.row_axis)
         return (shape[0], self.channels, *shape[2:]) if self.channels else shape
 
     @property

@@ -11,7 +11,7 @@ from ooc_cudnn.operations.core.call import ALONE, Accumulation, Piece, TiledCall
 from ooc_cudnn.operations.core.launch import Buffer, Launch, Launchable
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
-from ooc_cudnn.operations.core.row_axis import with_rows
+from ooc_cudnn.operations.core.row_axis import replace_rows
 from ooc_cudnn.tensor import ACCUMULATOR, INTEGERS
 
 
@@ -62,7 +62,7 @@ class Builder:
         """Call a range of a buffer's rows `part`; return that."""
         whole, axis = self.buffers[name], self.call.row_axis
         self.buffers[part] = whole._replace(
-            shape=with_rows(whole.shape, count, axis),
+            shape=replace_rows(whole.shape, count, axis),
             block=whole.block or name,
             rows=(start, whole.shape[axis]),
             row_axis=axis,

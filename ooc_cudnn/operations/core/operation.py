@@ -28,10 +28,10 @@ class Parameter(NamedTuple):
     dtype: str = ""  #: x's when left out
 
 
-def numbered(names: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def number_names(names: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Operand names of a chain's parameters: those that repeat carry their operation's number.
 
-    >>> numbered([("w",), ("b",), (), ("w",)])
+    >>> number_names([("w",), ("b",), (), ("w",)])
     (('w0',), ('b',), (), ('w3',))
     """
     every = [name for group in names for name in group]
@@ -79,7 +79,7 @@ class Operation(Protocol):
         """Bound the sums that `reference` makes, without cancellation, for |x| of that size."""
 
 
-class Placed(ABC):
+class PositionDependent(ABC):
     """Mixin of an operation of which a piece depends on where its output rows lie.
 
     The padding that its input rows bring along does not tell it all.
@@ -117,7 +117,7 @@ def on_sites(
     if not sites:
         made = made.on_piece(images, Rows(0, 1, 0, 0), channels, ROW_AXIS)
     for (axis, rows), of_axis in zip(axes, needed, strict=True):
-        if isinstance(operation, Placed):
+        if isinstance(operation, PositionDependent):
             made = made.on_rows(images, rows, of_axis, channels, axis)
         else:
             made = made.on_piece(images, of_axis, channels, axis)

@@ -132,10 +132,10 @@ def contributing_rows(
     return Rows(start, stop, before, max(0, after))
 
 
-def met(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
+def valid_positions(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
     """Positions `o` in ``[0, count)`` with ``0 <= o * stride + offset < extent``, and the latter.
 
-    >>> met(-1, 2, 4, 9)
+    >>> valid_positions(-1, 2, 4, 9)
     (slice(1, 3, None), slice(1, 4, 2))
     """
     low = min(count, max(0, -(offset // stride)))
@@ -146,9 +146,9 @@ def met(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice
     return slice(low, high), slice(begin, begin + (high - low - 1) * stride + 1, stride)
 
 
-def met_along(*axes: Iterable[int]) -> tuple[Any, Any]:
-    """Indices of windows, and of what a tap of them meets: `met` along every spatial axis."""
-    places = [met(*axis) for axis in zip(*axes, strict=True)]
+def valid_indices(*axes: Iterable[int]) -> tuple[Any, Any]:
+    """Indices of windows and of what a tap meets: `valid_positions` on every spatial axis."""
+    places = [valid_positions(*axis) for axis in zip(*axes, strict=True)]
     return (..., *(place[0] for place in places)), (..., *(place[1] for place in places))
 
 

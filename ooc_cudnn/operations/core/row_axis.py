@@ -31,11 +31,13 @@ def height(shape: Shape, row_axis: int = ROW_AXIS) -> int:
     return shape[row_axis] if len(shape) > row_axis else 1
 
 
-def with_rows(shape: tuple[T, ...], rows: T, row_axis: int = ROW_AXIS) -> tuple[T, ...]:
+def replace_rows(shape: tuple[T, ...], rows: T, row_axis: int = ROW_AXIS) -> tuple[T, ...]:
     """The same shape, or region, with other rows; one without spatial axes stays as it is.
 
-    >>> with_rows((2, 3, 5, 7), 4), with_rows((2, 3, 5, 7), 4, row_axis=3), with_rows((2, 3), 4)
-    ((2, 3, 4, 7), (2, 3, 5, 4), (2, 3))
+    >>> replace_rows((2, 3, 5, 7), 4), replace_rows((2, 3, 5, 7), 4, row_axis=3)
+    ((2, 3, 4, 7), (2, 3, 5, 4))
+    >>> replace_rows((2, 3), 4)
+    (2, 3)
     """
     if len(shape) <= row_axis:
         return shape
@@ -51,7 +53,7 @@ def tensor_region(
     ((0, 1), (0, 3), (0, 5), (4, 6))
     """
     whole = (n, channels, *((0, extent) for extent in shape[2:]))
-    return with_rows(whole, rows, row_axis)
+    return replace_rows(whole, rows, row_axis)
 
 
 def cut_axes(shape: Shape, row_axis: int = ROW_AXIS) -> frozenset[str]:
@@ -144,12 +146,12 @@ class Windowed:
         return self.window_rows(row_axis).needed(rows)
 
 
-def with_padding(
+def replace_padding(
     padding: tuple[Pair, ...], of_rows: Pair, row_axis: int = ROW_AXIS
 ) -> tuple[Pair, ...]:
     """The paddings of all spatial axes, with another one along the rows.
 
-    >>> with_padding(((1, 1), (2, 2)), (0, 1), row_axis=3)
+    >>> replace_padding(((1, 1), (2, 2)), (0, 1), row_axis=3)
     ((1, 1), (0, 1))
     """
     at = row_axis - ROW_AXIS

@@ -128,7 +128,7 @@ class SingleOpCall(BuiltCall):
             inputs = [read(name, self.region(name, piece)) for name in self.takes if name]
             return self.compare(operation, inputs)
 
-        value, size = summed(piece, found) if "n" in self.reduced else found(piece)
+        value, size = sum_images(piece, found) if "n" in self.reduced else found(piece)
         return {self.results[0]: (value, size)}
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
@@ -141,7 +141,7 @@ def linear(operation: Any, *inputs: Array) -> tuple[Array, Array]:
     return operation.reference(*inputs), operation.reference(*map(np.abs, inputs))
 
 
-def summed(piece: Piece, found: Callable[[Piece], tuple[Array, ...]]) -> list[Array]:
+def sum_images(piece: Piece, found: Callable[[Piece], tuple[Array, ...]]) -> list[Array]:
     """Sum the results of a piece's images, one after the other."""
     images = (found(piece._replace(n=(image, image + 1))) for image in range(*piece.n))
     sums = list(next(images))

@@ -20,7 +20,7 @@ from perfmodel import Work
 from perfmodel.cached import cached_property
 
 
-class Activated(Protocol):
+class HasActivation(Protocol):
     """A call or an operation that has an activation."""
 
     @property

@@ -89,10 +89,10 @@ class ReshapeCall(BuiltCall):
         return Rounding(1, self.dtype)
 
 
-def flattened(shape: Shape) -> Shape:
+def flatten(shape: Shape) -> Shape:
     """All elements of an image on one axis.
 
-    >>> flattened((2, 3, 4, 5))
+    >>> flatten((2, 3, 4, 5))
     (2, 60)
     """
     return shape[0], math.prod(shape[1:])

@@ -54,7 +54,7 @@ class Cost(NamedTuple):
     flops: int
 
 
-class Drawn(NamedTuple):
+class RandomSource(NamedTuple):
     """From what random numbers are made: the same for an image however the batch is cut.
 
     Attributes
@@ -69,7 +69,7 @@ class Drawn(NamedTuple):
     first: int
 
 
-class How(NamedTuple):
+class ExternalRun(NamedTuple):
     """Run of an external function: how it is to be computed.
 
     Attributes
@@ -78,7 +78,7 @@ class How(NamedTuple):
         The most images at a time: what it takes elsewhere is as much as they take.
     stream : stream, optional
         Of the device, in whose order it is.
-    drawn : Drawn, optional
+    drawn : RandomSource, optional
         From what random numbers are made, where there are some.
     adds : bool
         Whether gradients are added to what is there.
@@ -86,7 +86,7 @@ class How(NamedTuple):
 
     at_once: int
     stream: Any = None
-    drawn: Drawn | None = None
+    drawn: RandomSource | None = None
     adds: bool = False
 
 
@@ -107,11 +107,11 @@ class Computation(Protocol):
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """Cost; with `wanted` of the gradients of these inputs."""
 
-    def forward(self, inputs: Sequence[Any], y: Any, how: How) -> None:
+    def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
         """Compute y, and write it."""
 
     def backward(
-        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: How
+        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: ExternalRun
     ) -> None:
         """Compute gradients of inputs by their numbers, and write or add them."""
 
@@ -187,8 +187,8 @@ class ExternalLaunch:
         count = len(inputs) - len(others)
         taken, gradients = list(inputs[:count]), dict(zip(others, inputs[count:], strict=True))
         dy = None if self.wanted is None else taken.pop()
-        drawn = None if self.first is None else Drawn(taken.pop(), self.first)
-        how = How(min(self.at_once, self.images), stream, drawn, self.adds)
+        drawn = None if self.first is None else RandomSource(taken.pop(), self.first)
+        how = ExternalRun(min(self.at_once, self.images), stream, drawn, self.adds)
         if self.wanted is None:
             self.computation.forward(taken, output, how)
         else:

@@ -16,7 +16,7 @@ from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.core.call import Piece, Read
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.elementwise.activation_gradient import Activated, ActivationBackward
+from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward, HasActivation
 from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED, PerChannel
 from ooc_cudnn.tensor import ACCUMULATOR, SMALLEST_STEP, UNIT_ROUNDOFF
@@ -80,8 +80,8 @@ def sums_of_a_channel(
     return parts.sum(axis=1)[:, np.newaxis], np.abs(sizes).sum(axis=1)[:, np.newaxis]
 
 
-def through(
-    call: Activated, x: Array, dy: Array, vectors: Mapping[str, Any]
+def activation_slope(
+    call: HasActivation, x: Array, dy: Array, vectors: Mapping[str, Any]
 ) -> tuple[Array, Array]:
     """Dy times the slope of the activation after a normalisation of x, and the size of that.
 

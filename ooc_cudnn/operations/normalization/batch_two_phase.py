@@ -26,7 +26,10 @@ from ooc_cudnn.operations.core.call import (
 from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel
-from ooc_cudnn.operations.normalization.batch_fused_gradient import sums_of_a_channel, through
+from ooc_cudnn.operations.normalization.batch_fused_gradient import (
+    activation_slope,
+    sums_of_a_channel,
+)
 from ooc_cudnn.operations.normalization.batch_launches import (
     AddStates,
     MergeMoments,
@@ -122,7 +125,7 @@ class ChannelSumsCall(PerChannel):
         vectors = {n: float(read(n, (piece.c_y,))[0]) for n in self.inputs[2:]}
         size = np.abs(dy)
         if self.mode != "identity":
-            dy, size = through(self, x, dy, vectors)
+            dy, size = activation_slope(self, x, dy, vectors)
         return {"sums": sums_of_a_channel(x, dy, size, vectors)}
 
 
@@ -172,7 +175,7 @@ class BatchNormalizationDataCall(OfStatistics):
         of_dy, of_products = (per_channel(v, x.ndim) for v in sums / count)
         size = np.abs(dy)
         if self.mode != "identity":
-            dy, size = through(self, x, dy, vectors)
+            dy, size = activation_slope(self, x, dy, vectors)
         value = scale * inverse * (dy - of_dy - (x - mean) * inverse * of_products)
         reach = (np.abs(x) + np.abs(mean)) * inverse * np.abs(of_products)
         return {"dx": (value, np.abs(scale * inverse) * (size + np.abs(of_dy) + reach))}

@@ -19,7 +19,7 @@ from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.ranges import Ranges
 from ooc_cudnn.operations.core.row_axis import per_channel, tensor_region
-from ooc_cudnn.operations.normalization.batch_fused_gradient import through
+from ooc_cudnn.operations.normalization.batch_fused_gradient import activation_slope
 from ooc_cudnn.operations.normalization.batch_two_phase import VECTORS_OF_Y
 from ooc_cudnn.operations.normalization.channel_reduction import (
     SAVED,
@@ -213,7 +213,7 @@ class GroupNormalizationGradientCall(_OfGroups):
         size = np.abs(dy)
         if self.mode != "identity":
             vectors = {n: per_channel(read(n, (piece.c_y,)), x.ndim) for n in VECTORS_OF_Y}
-            dy, size = through(
+            dy, size = activation_slope(
                 self, x, dy, vectors | dict(zip(SAVED, (mean, inverse), strict=True))
             )
         sums = sums_of_channels(dy, hat, reach, size)

@@ -10,7 +10,7 @@ import numpy as np
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
 from ooc_cudnn.operations.core.ranges import Range, Rows
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, per_channel, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, per_channel, replace_rows
 from ooc_cudnn.operations.normalization.set_reduction import SetMoments, statistics_shape
 from ooc_cudnn.tensor import ACCUMULATOR
 from perfmodel import Work
@@ -44,7 +44,7 @@ class NormaliseSites(OneShape):
     def on_piece(
         self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> NormaliseSites:
-        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
+        shape = replace_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
         return replace(self, shape=shape)
 
     @property

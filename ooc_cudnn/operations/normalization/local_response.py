@@ -15,7 +15,7 @@ from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
 from ooc_cudnn.operations.core.pointwise_call import PointwiseCall
 from ooc_cudnn.operations.core.ranges import Range, Rows
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_rows
 from ooc_cudnn.operations.core.single_op import ForwardTypedCall, OneTyped
 from ooc_cudnn.operations.core.window_arguments import MOST_SIZE, is_int
 from perfmodel import Work, pass_work
@@ -91,7 +91,7 @@ class LocalResponse(OneShape):
     def on_piece(
         self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> LocalResponse:
-        shape = with_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
+        shape = replace_rows((n, channels, *self.shape[2:]), rows.stop - rows.start, row_axis)
         return replace(self, shape=shape)
 
     # What it costs and what it computes ---------------------------------------------------------

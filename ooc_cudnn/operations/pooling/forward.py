@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.operations.core.operation import Array, Parameter, Shape
-from ooc_cudnn.operations.core.ranges import Pair, Rows, in_words, met_along
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, Windowed, with_padding, with_rows
+from ooc_cudnn.operations.core.ranges import Pair, Rows, in_words, valid_indices
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, Windowed, replace_padding, replace_rows
 from ooc_cudnn.operations.core.window_arguments import padding_pairs, per_axis
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -116,8 +116,8 @@ class Pooling(Windowed):
         return self.mode.startswith("max")
 
     def on_piece(self, n: int, rows: Rows, channels: int, row_axis: int = ROW_AXIS) -> Pooling:
-        shape = with_rows((n, channels, *self.x_shape[2:]), rows.stop - rows.start, row_axis)
-        padding = with_padding(self.padding, (rows.before, rows.after), row_axis)
+        shape = replace_rows((n, channels, *self.x_shape[2:]), rows.stop - rows.start, row_axis)
+        padding = replace_padding(self.padding, (rows.before, rows.after), row_axis)
         return Pooling(shape, self.window, self.stride, padding, self.mode, self.dtype)
 
     def work(self) -> Work:
@@ -143,7 +143,7 @@ class Pooling(Windowed):
         """Every tap of the window: (slices of y, slices of x) of the windows whose tap is on x."""
         for tap in itertools.product(*(range(k) for k in self.window)):
             offsets = (at - before for at, (before, _) in zip(tap, self.padding, strict=True))
-            yield met_along(offsets, self.stride, self.x_shape[2:], self.output_shape[2:])
+            yield valid_indices(offsets, self.stride, self.x_shape[2:], self.output_shape[2:])
 
     def divisors(self) -> Array:
         """Divisors of each window's sum for the mean, of the spatial shape of y."""

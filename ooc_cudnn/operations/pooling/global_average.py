@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.core.operation import Shape
-from ooc_cudnn.operations.core.row_axis import height, tensor_region, with_padding
+from ooc_cudnn.operations.core.row_axis import height, replace_padding, tensor_region
 from ooc_cudnn.operations.core.single_op import CUT, SingleOpCall
 from ooc_cudnn.operations.pooling.forward import Pooling
 from perfmodel import Split
@@ -63,7 +63,7 @@ class GlobalAverageCall(SingleOpCall):
         shape = tuple(stop - start for start, stop in self.region("x", piece))
         window, nothing = self.shape[2:], ((0, 0),) * len(self.shape[2:])
         others = self.shape[self.row_axis] - shape[self.row_axis]
-        padding = with_padding(nothing, (0, others), self.row_axis)
+        padding = replace_padding(nothing, (0, others), self.row_axis)
         return Pooling(shape, window, window, padding, "average_include_padding", result_dtype)
 
     def rounding(self) -> Rounding:

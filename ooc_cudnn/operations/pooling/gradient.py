@@ -13,7 +13,7 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Til
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.ranges import Pair, Range, Ranges, Rows
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, WindowRows, tensor_region, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, WindowRows, replace_rows, tensor_region
 from ooc_cudnn.operations.core.single_op import ForwardTypedCall, SingleOpCall
 from ooc_cudnn.operations.pooling.forward import Pooling
 from perfmodel import Split, Work
@@ -56,13 +56,13 @@ class PoolingBackward:
 
     @property
     def output_shape(self) -> Shape:
-        return with_rows(self.forward.x_shape, self.rows[1] - self.rows[0], self.row_axis)
+        return replace_rows(self.forward.x_shape, self.rows[1] - self.rows[0], self.row_axis)
 
     @property
     def origin(self) -> Shape:
         """Position in that x where dx begins, along each spatial axis."""
         first = (0,) * len(self.forward.x_shape)
-        return with_rows(first, self.rows[0], self.row_axis)[ROW_AXIS:]
+        return replace_rows(first, self.rows[0], self.row_axis)[ROW_AXIS:]
 
     def work(self) -> Work:
         """Read y, dy and x, or dy and the indices; write dx."""

@@ -225,7 +225,7 @@ def pooling_gradient(
     return PoolingGradientCall(forward, alpha=alpha, beta=beta)
 
 
-def padded(
+def describe_padding(
     x_shape: Shape, padding: Any, *, value: float = 0.0, dtype: str = "float32"
 ) -> Resampling:
     """Describe x with so many elements of `value` around it; where negative, with fewer.
@@ -269,7 +269,7 @@ def zeros_around(operation: Pooling | Resampling) -> tuple[Pair, ...] | None:
     return tuple(pairs)
 
 
-def cropped(x_shape: Shape, start: Any, size: Any, *, dtype: str = "float32") -> Resampling:
+def describe_crop(x_shape: Shape, start: Any, size: Any, *, dtype: str = "float32") -> Resampling:
     """Describe the part of x of `size` that begins at `start`, on every spatial axis.
 
     Raises
@@ -283,4 +283,4 @@ def cropped(x_shape: Shape, start: Any, size: Any, *, dtype: str = "float32") ->
     if any(a + b > e for a, b, e in zip(starts, sizes, x_shape[2:], strict=True)):
         raise ValueError(f"start {starts} and size {sizes} reach beyond x of {x_shape[2:]}")
     pairs = tuple((-a, a + b - e) for a, b, e in zip(starts, sizes, x_shape[2:], strict=True))
-    return padded(x_shape, pairs, dtype=dtype)
+    return describe_padding(x_shape, pairs, dtype=dtype)

@@ -168,10 +168,10 @@ AxisWindows = Nearest | Linear | Windows
 
 
 @lru_cache(maxsize=REMEMBERED)
-def seen(windows: AxisWindows, outputs: Range) -> Range:
+def seen_range(windows: AxisWindows, outputs: Range) -> Range:
     """The elements of x that a range of outputs sees.
 
-    >>> seen(Linear(4, 8, 1, 2, 1), (2, 4)), seen(Windows(5, 3, 5, 3, 5), (1, 2))
+    >>> seen_range(Linear(4, 8, 1, 2, 1), (2, 4)), seen_range(Windows(5, 3, 5, 3, 5), (1, 2))
     ((0, 3), (1, 4))
     """
     start = int(windows.bounds(outputs[0])[0])
@@ -181,11 +181,13 @@ def seen(windows: AxisWindows, outputs: Range) -> Range:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def reaching(windows: AxisWindows, elements: Range) -> Range:
+def outputs_reaching(windows: AxisWindows, elements: Range) -> Range:
     """The outputs that see a range of elements of x.
 
-    >>> reaching(Linear(4, 8, 1, 2, 1), (0, 1)), reaching(Windows(5, 3, 5, 3, 5), (1, 2))
-    ((0, 3), (0, 2))
+    >>> outputs_reaching(Linear(4, 8, 1, 2, 1), (0, 1))
+    (0, 3)
+    >>> outputs_reaching(Windows(5, 3, 5, 3, 5), (1, 2))
+    (0, 2)
     """
     every = range(windows.count)
     first = bisect_right(every, elements[0], key=lambda o: int(windows.bounds(o)[1]))
@@ -215,7 +217,7 @@ def is_clipped(windows: AxisWindows, outputs: Range, margin: int = 0) -> bool:
     return not first + margin <= outputs[0] < outputs[1] <= stop - margin
 
 
-def moved(part: Range, by: int) -> Range:
+def shift_range(part: Range, by: int) -> Range:
     """A range, so much further on."""
     return part[0] + by, part[1] + by
 
@@ -244,7 +246,7 @@ def runs(windows: AxisWindows, made: Range, *, gradient: bool) -> Runs:
     """Return the runs of x that outputs `made` take; for a gradient, runs of outputs."""
     places = np.arange(*made)
     if gradient:
-        outputs = np.arange(*reaching(windows, made))
+        outputs = np.arange(*outputs_reaching(windows, made))
         begin, end = windows.bounds(outputs)
         first = outputs[0] if len(outputs) else 0
         starts = first + np.searchsorted(end, places, "right")

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ooc_cudnn.operations.core.operation import Array, Parameter, Placed, Shape
+from ooc_cudnn.operations.core.operation import Array, Parameter, PositionDependent, Shape
 from ooc_cudnn.operations.core.ranges import Cycle, Range, Rows
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_rows
 from ooc_cudnn.operations.resampling.axis_windows import (
     AxisWindows,
     cycles,
     is_clipped,
-    moved,
     runs,
-    seen,
+    seen_range,
+    shift_range,
 )
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Work, pass_work
@@ -29,7 +29,7 @@ Ranges = tuple[Range, ...]
 
 
 @dataclass(frozen=True)
-class Resampling(Placed):
+class Resampling(PositionDependent):
     """y from (x,): sums, or the largest, of runs of neighbours along every spatial axis.
 
     Parameters
@@ -78,31 +78,31 @@ class Resampling(Placed):
 
     def input_rows(self, rows: Range, row_axis: int = ROW_AXIS) -> Rows:
         at = row_axis - ROW_AXIS
-        start, stop = seen(self.windows[at], moved(rows, self.makes[at][0]))
-        return Rows(*moved((start, stop), -self.reads[at][0]), 0, 0)
+        start, stop = seen_range(self.windows[at], shift_range(rows, self.makes[at][0]))
+        return Rows(*shift_range((start, stop), -self.reads[at][0]), 0, 0)
 
     def cycle(self, row_axis: int) -> Cycle:
         return self.windows[row_axis - ROW_AXIS].cycle or Cycle(1, 1)
 
     def phase(self, made: Range, row_axis: int) -> int:
         at = row_axis - ROW_AXIS
-        made = moved(made, self.makes[at][0])
+        made = shift_range(made, self.makes[at][0])
         return made[0] - cycles(self.windows[at], made) * self.cycle(row_axis).outputs
 
     def meets_border(self, made: Range, row_axis: int) -> bool:
         at = row_axis - ROW_AXIS
-        return is_clipped(self.windows[at], moved(made, self.makes[at][0]))
+        return is_clipped(self.windows[at], shift_range(made, self.makes[at][0]))
 
     def on_rows(
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> Resampling:
         """Return the first of the pieces that look at x in the same way: they launch the same."""
         at, (outputs, elements) = row_axis - ROW_AXIS, self.cycle(row_axis)
-        made = moved(made, self.makes[at][0])
-        read = moved((needed.start, needed.stop), self.reads[at][0])
+        made = shift_range(made, self.makes[at][0])
+        read = shift_range((needed.start, needed.stop), self.reads[at][0])
         up = cycles(self.windows[at], made)
-        makes = with_rows(self.makes, moved(made, -up * outputs), at)
-        reads = with_rows(self.reads, moved(read, -up * elements), at)
+        makes = replace_rows(self.makes, shift_range(made, -up * outputs), at)
+        reads = replace_rows(self.reads, shift_range(read, -up * elements), at)
         return self.part((n, channels), makes, reads)
 
     def part(self, lead: Shape, makes: Ranges, reads: Ranges) -> Resampling:

@@ -12,15 +12,15 @@ from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding
 from ooc_cudnn.operations.core.launch import Launchable
 from ooc_cudnn.operations.core.operation import Array
 from ooc_cudnn.operations.core.ranges import Range, Ranges, in_cycles
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS, tensor_region, with_rows
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_rows, tensor_region
 from ooc_cudnn.operations.core.single_op import CUT, ForwardTypedCall, SingleOpCall
 from ooc_cudnn.operations.resampling.axis_windows import (
     AxisWindows,
     cycles,
     is_clipped,
-    moved,
-    reaching,
-    seen,
+    outputs_reaching,
+    seen_range,
+    shift_range,
 )
 from ooc_cudnn.operations.resampling.forward import Resampling, ResamplingBackward
 from perfmodel import Split
@@ -57,13 +57,13 @@ class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
 
     def _outputs(self, h_y: Range) -> Range:
         """Rows of y that see rows `h_y` of x."""
-        return reaching(self._windows, h_y)
+        return outputs_reaching(self._windows, h_y)
 
     def _inputs(self, h_y: Range) -> Range:
         """Rows of x that those rows of y see, `h_y` among them; of sums no more than `h_y`."""
         if not self.forward.is_max:
             return h_y
-        rows = seen(self._windows, self._outputs(h_y))
+        rows = seen_range(self._windows, self._outputs(h_y))
         return min(rows[0], h_y[0]), max(rows[1], h_y[1])
 
     @cached_property
@@ -99,12 +99,12 @@ class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
         lead = (piece.n[1] - piece.n[0], piece.c_y[1] - piece.c_y[0])
         # Of pieces that are seen in the same way the first: they launch the same.
         cycle, up = forward.cycle(self.row_axis), self._cycles(piece.h_y)
-        outputs = moved(self._outputs(piece.h_y), -up * cycle.outputs)
+        outputs = shift_range(self._outputs(piece.h_y), -up * cycle.outputs)
         rows, inputs = (
-            moved(part, -up * cycle.elements) for part in (piece.h_y, self._inputs(piece.h_y))
+            shift_range(part, -up * cycle.elements) for part in (piece.h_y, self._inputs(piece.h_y))
         )
-        makes, reads = (with_rows(forward.reads, part, at) for part in (rows, inputs))
-        part = forward.part(lead, with_rows(forward.makes, outputs, at), reads)
+        makes, reads = (replace_rows(forward.reads, part, at) for part in (rows, inputs))
+        part = forward.part(lead, replace_rows(forward.makes, outputs, at), reads)
         return ResamplingBackward(replace(part, dtype=result_dtype), makes)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:

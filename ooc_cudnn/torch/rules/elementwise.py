@@ -11,7 +11,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.elementwise.cast_scale import STORED
 from ooc_cudnn.tensor import DTYPES, rounded_to
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
 
 _PLAIN = {
     "relu": "relu",
@@ -23,7 +23,7 @@ _PLAIN = {
 }
 
 
-def _activation(to: Lowering, x: Any, mode: str, coef: float | None = None) -> LoweredValue:
+def _activation(to: GraphLowering, x: Any, mode: str, coef: float | None = None) -> LoweredValue:
     if not isinstance(x, LoweredValue):
         raise Unlike("it does not read the inputs first")
     made = to.net.activation(x.tensor, mode, coef=coef, name=to.name("act"))
@@ -32,7 +32,7 @@ def _activation(to: Lowering, x: Any, mode: str, coef: float | None = None) -> L
 
 def _enter(name: str, mode: str) -> None:
     @rule(name)
-    def activation(to: Lowering, self: Any) -> LoweredValue:
+    def activation(to: GraphLowering, self: Any) -> LoweredValue:
         return _activation(to, self, mode)
 
 
@@ -41,36 +41,38 @@ for _name, _mode in _PLAIN.items():
 
 
 @rule("relu6")
-def relu6(to: Lowering, self: Any) -> LoweredValue:
+def relu6(to: GraphLowering, self: Any) -> LoweredValue:
     return _activation(to, self, "clipped_relu", 6.0)
 
 
 @rule("hardtanh")
-def hardtanh(to: Lowering, self: Any, min_val: float, max_val: float) -> LoweredValue:
+def hardtanh(to: GraphLowering, self: Any, min_val: float, max_val: float) -> LoweredValue:
     if min_val != 0:
         raise Unlike(f"bounds {min_val} and {max_val}: the lower one is to be 0")
     return _activation(to, self, "clipped_relu", float(max_val))
 
 
 @rule("leaky_relu")
-def leaky_relu(to: Lowering, self: Any, negative_slope: float) -> LoweredValue:
+def leaky_relu(to: GraphLowering, self: Any, negative_slope: float) -> LoweredValue:
     return _activation(to, self, "leaky_relu", float(negative_slope))
 
 
 @rule("elu")
-def elu(to: Lowering, self: Any, alpha: float, scale: float, input_scale: float) -> LoweredValue:
+def elu(
+    to: GraphLowering, self: Any, alpha: float, scale: float, input_scale: float
+) -> LoweredValue:
     if (scale, input_scale) != (1, 1):
         raise Unlike(f"scales {scale} and {input_scale}")
     return _activation(to, self, "elu", float(alpha))
 
 
 @rule("gelu")
-def gelu(to: Lowering, self: Any, approximate: str) -> LoweredValue:
+def gelu(to: GraphLowering, self: Any, approximate: str) -> LoweredValue:
     return _activation(to, self, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 @rule("prelu")
-def prelu(to: Lowering, self: Any, weight: Any) -> LoweredValue:
+def prelu(to: GraphLowering, self: Any, weight: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue) or self.axes[1:2] != (1,):
         raise Unlike("its second axis is not that of channels")
     w = to.parameter(weight)
@@ -81,19 +83,21 @@ def prelu(to: Lowering, self: Any, weight: Any) -> LoweredValue:
 
 @rule("dropout")
 def dropout(
-    to: Lowering, p: float, train: bool, input: Any = None, self: Any = None
+    to: GraphLowering, p: float, train: bool, input: Any = None, self: Any = None
 ) -> LoweredValue:
     return _dropped(to, self if input is None else input, p, train, per_channel=False)
 
 
 @rule("feature_dropout")
 def feature_dropout(
-    to: Lowering, p: float, train: bool, input: Any = None, self: Any = None
+    to: GraphLowering, p: float, train: bool, input: Any = None, self: Any = None
 ) -> LoweredValue:
     return _dropped(to, self if input is None else input, p, train, per_channel=True)
 
 
-def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) -> LoweredValue:
+def _dropped(
+    to: GraphLowering, x: Any, p: float, train: bool, *, per_channel: bool
+) -> LoweredValue:
     if not isinstance(x, LoweredValue):
         raise Unlike("it does not read the inputs first")
     if not train or p == 0:
@@ -107,14 +111,14 @@ def _dropped(to: Lowering, x: Any, p: float, train: bool, *, per_channel: bool) 
 
 
 @rule("alias", "clone", "contiguous", "lift_fresh_copy")
-def same(to: Lowering, self: Any, **how: Any) -> LoweredValue:
+def same(to: GraphLowering, self: Any, **how: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
     return self
 
 
 @rule("detach")
-def detached(to: Lowering, self: Any) -> LoweredValue:
+def detached(to: GraphLowering, self: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
     if not to.differentiable:
@@ -123,7 +127,7 @@ def detached(to: Lowering, self: Any) -> LoweredValue:
 
 
 @rule("to", "_to_copy")
-def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> LoweredValue:
+def converted(to: GraphLowering, self: Any, dtype: Any = None, **how: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
     wanted = str(dtype).removeprefix("torch.")
@@ -138,7 +142,7 @@ def converted(to: Lowering, self: Any, dtype: Any = None, **how: Any) -> Lowered
     raise Unlike(f"from {self.tensor.dtype} to {wanted}")
 
 
-def _cast(to: Lowering, x: LoweredValue, dtype: str) -> LoweredValue:
+def _cast(to: GraphLowering, x: LoweredValue, dtype: str) -> LoweredValue:
     if x.tensor.dtype == dtype:
         return x
     if "float64" in (x.tensor.dtype, dtype):  # the library's kernels have no such cast
@@ -150,7 +154,7 @@ def _cast(to: Lowering, x: LoweredValue, dtype: str) -> LoweredValue:
 
 
 @rule("add")
-def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
+def add(to: GraphLowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     _check_alpha(alpha, self, other)
     if alpha != 1:
         other = _times(to, other, alpha)
@@ -158,33 +162,35 @@ def add(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
 
 
 @rule("sub")
-def subtract(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
+def subtract(to: GraphLowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     _check_alpha(alpha, self, other)
     _no_booleans(self, other)
     return _combined(to, "add", self, _times(to, other, -alpha))
 
 
 @rule("rsub")
-def subtract_from(to: Lowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
+def subtract_from(to: GraphLowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     _check_alpha(alpha, self, other)
     _no_booleans(self, other)
     return _combined(to, "add", _times(to, self, -alpha), other)
 
 
 @rule("mul")
-def multiply(to: Lowering, self: Any, other: Any) -> LoweredValue:
+def multiply(to: GraphLowering, self: Any, other: Any) -> LoweredValue:
     return _combined(to, "multiply", self, other)
 
 
 @rule("div")
-def divide(to: Lowering, self: Any, other: Any, rounding_mode: str | None = None) -> LoweredValue:
+def divide(
+    to: GraphLowering, self: Any, other: Any, rounding_mode: str | None = None
+) -> LoweredValue:
     if rounding_mode is not None or not _is_number(other):
         raise Unlike("by what is no number, or rounded")
     return _combined(to, "divide", self, other)
 
 
 @rule("neg")
-def negate(to: Lowering, self: Any) -> LoweredValue:
+def negate(to: GraphLowering, self: Any) -> LoweredValue:
     return _combined(to, "multiply", self, -1.0)
 
 
@@ -211,7 +217,7 @@ def _no_booleans(*numbers: Any) -> None:
         raise Unlike("a boolean, which PyTorch does not subtract")
 
 
-def _times(to: Lowering, x: Any, factor: float) -> Any:
+def _times(to: GraphLowering, x: Any, factor: float) -> Any:
     if _is_number(x):
         return x * factor
     if isinstance(x, LoweredValue):
@@ -221,7 +227,7 @@ def _times(to: Lowering, x: Any, factor: float) -> Any:
     return to.made_as(f"times_{factor}", lambda tensor: tensor * factor, x, x.dtype)
 
 
-def _combined(to: Lowering, what: str, one: Any, other: Any) -> LoweredValue:
+def _combined(to: GraphLowering, what: str, one: Any, other: Any) -> LoweredValue:
     """The sum or product, in either order, or the quotient of a map and what is broadcast to it.
 
     A number is computed with as PyTorch does: in float32 of half types, in the dtype of others.
@@ -251,7 +257,7 @@ def _size(held: LoweredValue) -> int:
     return math.prod(held.shape)
 
 
-def _broadcast(to: Lowering, one: LoweredValue, other: Value) -> Tensor:
+def _broadcast(to: GraphLowering, one: LoweredValue, other: Value) -> Tensor:
     """What is given, as it lies along the axes of a map."""
     if other.dtype != getattr(torch, one.tensor.dtype):
         raise Unlike(f"of {one.tensor.dtype} and {other.dtype}")

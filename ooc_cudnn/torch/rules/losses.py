@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
 
 #: ATen's numbers of what is done with the losses of all elements.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -25,7 +25,7 @@ def _target(target: Any) -> Tensor:
 
 @rule("cross_entropy_loss")
 def cross_entropy(
-    to: Lowering,
+    to: GraphLowering,
     self: Any,
     target: Any,
     weight: Any,
@@ -48,7 +48,7 @@ def cross_entropy(
 
 @rule("binary_cross_entropy_with_logits")
 def sigmoid_cross_entropy(
-    to: Lowering, self: Any, target: Any, weight: Any, pos_weight: Any, reduction: int
+    to: GraphLowering, self: Any, target: Any, weight: Any, pos_weight: Any, reduction: int
 ) -> LoweredValue:
     weights = {"weight": weight, "positive_weight": pos_weight}
     loss = to.net.sigmoid_cross_entropy(
@@ -62,7 +62,7 @@ def sigmoid_cross_entropy(
 
 
 @rule("mse_loss")
-def mean_squared_error(to: Lowering, self: Any, target: Any, reduction: int) -> LoweredValue:
+def mean_squared_error(to: GraphLowering, self: Any, target: Any, reduction: int) -> LoweredValue:
     loss = to.net.mean_squared_error(
         to.plain(self), _target(target), reduction=_reduced(reduction), name=to.name("loss")
     )

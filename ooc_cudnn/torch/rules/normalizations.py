@@ -10,7 +10,7 @@ import torch
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import ACCUMULATOR
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
 
 #: What sums are held wider than.
 HALVES = frozenset(name for name, wide in ACCUMULATOR.items() if name != wide)
@@ -18,7 +18,7 @@ HALVES = frozenset(name for name, wide in ACCUMULATOR.items() if name != wide)
 
 @rule("batch_norm")
 def batch_normalization(
-    to: Lowering,
+    to: GraphLowering,
     input: Any,
     weight: Any,
     bias: Any,
@@ -58,7 +58,7 @@ def batch_normalization(
 
 
 def _by_running_statistics(
-    to: Lowering, x: Tensor, vectors: tuple[Value | None, ...], epsilon: float
+    to: GraphLowering, x: Tensor, vectors: tuple[Value | None, ...], epsilon: float
 ) -> LoweredValue:
     """One factor and one summand a channel, which PyTorch makes: so they have gradients."""
 
@@ -78,7 +78,7 @@ def _by_running_statistics(
     return LoweredValue.of(to.net.add(product, shift, name=to.name()))
 
 
-def _vectors(to: Lowering, x: Tensor, weight: Any, bias: Any) -> dict[str, Any]:
+def _vectors(to: GraphLowering, x: Tensor, weight: Any, bias: Any) -> dict[str, Any]:
     """Scale and bias, in the type that sums are held in."""
     dtype = getattr(torch, ACCUMULATOR[x.dtype])
     return {
@@ -87,7 +87,7 @@ def _vectors(to: Lowering, x: Tensor, weight: Any, bias: Any) -> dict[str, Any]:
     }
 
 
-def _widened(to: Lowering, value: Value, dtype: torch.dtype) -> Value:
+def _widened(to: GraphLowering, value: Value, dtype: torch.dtype) -> Value:
     if value.dtype == dtype:
         return value
     if torch.promote_types(value.dtype, dtype) != dtype:
@@ -95,7 +95,7 @@ def _widened(to: Lowering, value: Value, dtype: torch.dtype) -> Value:
     return to.made_as("widened", lambda vector: vector.to(dtype), value, dtype)
 
 
-def _frozen(to: Lowering, name: str, weight: Any, bias: Any) -> None:
+def _frozen(to: GraphLowering, name: str, weight: Any, bias: Any) -> None:
     if weight is None:
         to.net.freeze(f"{name}.scale")
     if bias is None:
@@ -104,7 +104,7 @@ def _frozen(to: Lowering, name: str, weight: Any, bias: Any) -> None:
 
 @rule("group_norm")
 def group_normalization(
-    to: Lowering,
+    to: GraphLowering,
     input: Any,
     num_groups: int,
     weight: Any,
@@ -121,7 +121,7 @@ def group_normalization(
 
 @rule("instance_norm")
 def instance_normalization(
-    to: Lowering,
+    to: GraphLowering,
     input: Any,
     weight: Any,
     bias: Any,
@@ -142,7 +142,7 @@ def instance_normalization(
 
 @rule("layer_norm")
 def layer_normalization(
-    to: Lowering,
+    to: GraphLowering,
     input: Any,
     normalized_shape: Sequence[int],
     weight: Any,
@@ -160,5 +160,5 @@ def layer_normalization(
 
 
 @rule("local_response_norm")
-def local_response(to: Lowering, **arguments: Any) -> LoweredValue:
+def local_response(to: GraphLowering, **arguments: Any) -> LoweredValue:
     raise Unlike("local response normalization")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
 
 
 @rule("cat", "concat")
-def concatenate(to: Lowering, tensors: Sequence[Any], dim: int) -> LoweredValue:
+def concatenate(to: GraphLowering, tensors: Sequence[Any], dim: int) -> LoweredValue:
     if not all(isinstance(each, LoweredValue) for each in tensors):
         raise Unlike("of what does not read the inputs first")
     axes = tensors[0].axes
@@ -21,7 +21,7 @@ def concatenate(to: Lowering, tensors: Sequence[Any], dim: int) -> LoweredValue:
 
 
 @rule("broadcast_tensors")
-def broadcast(to: Lowering, tensors: Sequence[Any]) -> tuple[LoweredValue, ...]:
+def broadcast(to: GraphLowering, tensors: Sequence[Any]) -> tuple[LoweredValue, ...]:
     shapes = {tuple(each.shape) for each in tensors}
     if len(shapes) > 1 or not all(isinstance(each, LoweredValue) for each in tensors):
         raise Unlike(f"of several shapes, {sorted(shapes)}")
@@ -29,21 +29,21 @@ def broadcast(to: Lowering, tensors: Sequence[Any]) -> tuple[LoweredValue, ...]:
 
 
 @rule("permute")
-def permute(to: Lowering, self: Any, dims: Sequence[int]) -> LoweredValue:
+def permute(to: GraphLowering, self: Any, dims: Sequence[int]) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")
     return LoweredValue(self.tensor, tuple(self.axes[each] for each in dims))
 
 
 @rule("transpose")
-def transpose(to: Lowering, self: Any, dim0: int, dim1: int) -> LoweredValue:
+def transpose(to: GraphLowering, self: Any, dim0: int, dim1: int) -> LoweredValue:
     dims = list(range(len(self.axes)))
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(to, self, dims)
 
 
 @rule("flatten")
-def flatten(to: Lowering, self: Any, start_dim: int, end_dim: int) -> LoweredValue:
+def flatten(to: GraphLowering, self: Any, start_dim: int, end_dim: int) -> LoweredValue:
     count = len(self.shape)
     first, last = start_dim % count, end_dim % count
     shape = self.shape
@@ -54,7 +54,10 @@ def flatten(to: Lowering, self: Any, start_dim: int, end_dim: int) -> LoweredVal
 
 @rule("reshape", "view")
 def reshape(
-    to: Lowering, self: Any, shape: Sequence[int] | None = None, size: Sequence[int] | None = None
+    to: GraphLowering,
+    self: Any,
+    shape: Sequence[int] | None = None,
+    size: Sequence[int] | None = None,
 ) -> LoweredValue:
     wanted = list(size if shape is None else shape)  # type: ignore[arg-type]
     if -1 in wanted:
@@ -64,7 +67,7 @@ def reshape(
 
 
 @rule("squeeze")
-def squeeze(to: Lowering, self: Any, dim: Any = None) -> LoweredValue:
+def squeeze(to: GraphLowering, self: Any, dim: Any = None) -> LoweredValue:
     count = len(self.shape)
     dims = range(count) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {each % count for each in dims}
@@ -73,13 +76,13 @@ def squeeze(to: Lowering, self: Any, dim: Any = None) -> LoweredValue:
 
 
 @rule("unsqueeze")
-def unsqueeze(to: Lowering, self: Any, dim: int) -> LoweredValue:
+def unsqueeze(to: GraphLowering, self: Any, dim: int) -> LoweredValue:
     shape = list(self.shape)
     shape.insert(dim % (len(shape) + 1), 1)
     return _reshaped(to, self, tuple(shape))
 
 
-def _reshaped(to: Lowering, x: Any, shape: tuple[int, ...]) -> LoweredValue:
+def _reshaped(to: GraphLowering, x: Any, shape: tuple[int, ...]) -> LoweredValue:
     """The same elements in another shape: all of an image on one axis, or other axes of 1."""
     if not isinstance(x, LoweredValue):
         raise Unlike("it does not read the inputs first")
@@ -98,19 +101,19 @@ _MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trili
 
 
 @rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def nearest(to: Lowering, input: Any, output_size: Any, scale_factors: Any) -> LoweredValue:
+def nearest(to: GraphLowering, input: Any, output_size: Any, scale_factors: Any) -> LoweredValue:
     return _interpolated(to, input, output_size, scale_factors, "nearest", False)
 
 
 @rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 def linear(
-    to: Lowering, input: Any, output_size: Any, align_corners: bool, scale_factors: Any
+    to: GraphLowering, input: Any, output_size: Any, align_corners: bool, scale_factors: Any
 ) -> LoweredValue:
     return _interpolated(to, input, output_size, scale_factors, "linear", align_corners)
 
 
 def _interpolated(
-    to: Lowering, x: Any, size: Any, factors: Any, mode: str, align_corners: bool
+    to: GraphLowering, x: Any, size: Any, factors: Any, mode: str, align_corners: bool
 ) -> LoweredValue:
     return LoweredValue.of(
         to.net.interpolation(
@@ -126,7 +129,11 @@ def _interpolated(
 
 @rule("pad", "constant_pad_nd")
 def pad(
-    to: Lowering, self: Any, pad: Sequence[int], mode: str = "constant", value: float | None = 0
+    to: GraphLowering,
+    self: Any,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = 0,
 ) -> LoweredValue:
     if isinstance(self, LoweredValue) and not any(pad):
         return self
@@ -141,7 +148,7 @@ def pad(
 
 @rule("slice")
 def part(
-    to: Lowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    to: GraphLowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise Unlike("it does not read the inputs first")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ooc_cudnn.torch.lower import LoweredValue, Lowering, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
 
 R = TypeVar("R", bound=Callable[..., Any])
 
@@ -24,7 +24,7 @@ def _of_batches(*names: str) -> Callable[[R], R]:
             axes = int(re.findall(r"(\d)d", name)[0])
 
             @functools.wraps(made)
-            def of_batch(to: Lowering, *, axes: int = axes, **arguments: Any) -> Any:
+            def of_batch(to: GraphLowering, *, axes: int = axes, **arguments: Any) -> Any:
                 x = arguments.get("input", arguments.get("self"))
                 if isinstance(x, LoweredValue) and len(x.axes) != axes + 2:
                     raise Unlike(f"of {x.shape}, which is an image without a batch")
@@ -44,7 +44,7 @@ def per_axis(value: Any, axes: int) -> tuple[int, ...]:
 
 @_of_batches("conv1d", "conv2d", "conv3d")
 def convolution(
-    to: Lowering,
+    to: GraphLowering,
     input: Any,
     weight: Any,
     bias: Any,
@@ -91,7 +91,7 @@ def _same(size: int, dilation: int) -> tuple[int, int]:
 
 @_of_batches("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed(
-    to: Lowering,
+    to: GraphLowering,
     input: Any,
     weight: Any,
     bias: Any,
@@ -122,7 +122,7 @@ def transposed(
 
 
 @rule("linear")
-def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> LoweredValue:
+def linear(to: GraphLowering, input: Any, weight: Any, bias: Any) -> LoweredValue:
     if not isinstance(input, LoweredValue):
         raise Unlike("it does not read the inputs first")
     x, b = input.tensor, to.optional(bias)
@@ -144,7 +144,7 @@ def linear(to: Lowering, input: Any, weight: Any, bias: Any) -> LoweredValue:
 
 @_of_batches("max_pool1d", "max_pool2d", "max_pool3d")
 def max_pooling(
-    to: Lowering,
+    to: GraphLowering,
     self: Any,
     kernel_size: Sequence[int],
     stride: Sequence[int],
@@ -170,13 +170,13 @@ def max_pooling(
 
 
 @_of_batches("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
-def max_pooling_alone(to: Lowering, **arguments: Any) -> tuple[LoweredValue | None, ...]:
+def max_pooling_alone(to: GraphLowering, **arguments: Any) -> tuple[LoweredValue | None, ...]:
     return max_pooling(to, **arguments), None
 
 
 @_of_batches("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pooling(
-    to: Lowering,
+    to: GraphLowering,
     self: Any,
     kernel_size: Sequence[int],
     stride: Sequence[int],
@@ -204,7 +204,7 @@ def average_pooling(
 
 
 @_of_batches("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> LoweredValue:
+def adaptive_average(to: GraphLowering, self: Any, output_size: Sequence[int]) -> LoweredValue:
     x = to.plain(self, least=3)
     size = per_axis(output_size, len(x.shape) - 2)
     if math.prod(size) == 1:
@@ -214,7 +214,7 @@ def adaptive_average(to: Lowering, self: Any, output_size: Sequence[int]) -> Low
 
 @_of_batches("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max(
-    to: Lowering, self: Any, output_size: Sequence[int]
+    to: GraphLowering, self: Any, output_size: Sequence[int]
 ) -> tuple[LoweredValue | None, ...]:
     x = to.plain(self, least=3)
     size = per_axis(output_size, len(x.shape) - 2)
@@ -225,7 +225,7 @@ def adaptive_max(
 
 @rule("mean")
 def mean(
-    to: Lowering,
+    to: GraphLowering,
     self: Any,
     dim: Sequence[int] | None = None,
     keepdim: bool = False,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.cuda.cudnn_forms import forms, widened, with_symmetric_rows
+from ooc_cudnn.devices.cuda.cudnn_forms import forms, pad_symmetrically, widen_inputs
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
@@ -31,7 +31,7 @@ def forward(padding, dtype="float64", channels=4, **options):
 def test_symmetric_rows_leave_the_result_as_it_is(padding, kind):
     convolution = forward(padding)
     operation = kind(convolution, "float64") if kind else convolution
-    form = with_symmetric_rows(operation)
+    form = pad_symmetrically(operation)
     axis = 3 if padding == (1, (2, 0)) else 2
     before, after = forward_of(form.operation).padding[axis - 2]
     assert before == after
@@ -74,7 +74,7 @@ def test_who_gets_which_form():
 def test_copies_lie_apart_and_are_counted():
     for kind in GRADIENTS:
         operation = kind(forward(1, "bfloat16"), "float32")
-        form = widened(operation)
+        form = widen_inputs(operation)
         first, second = form.inputs
         assert first.offset == 0
         assert second.offset >= 4 * np.prod(first.shape)

@@ -27,8 +27,8 @@ def test_images_of_one_site(spatial, groups):
     w = random.standard_normal((f, c // groups, *spatial))
     apart = Convolution.of(x.shape, w.shape, groups=groups, dtype="float64", deterministic=True)
     together = replace(apart, deterministic=False)
-    assert linear.joined(apart) is apart
-    assert linear.joined(together).x_shape == (1, c, n)
+    assert linear.join_sites(apart) is apart
+    assert linear.join_sites(together).x_shape == (1, c, n)
     for layout in LAYOUTS:
         laid = {name: laid_out(a, layout) for name, a in (("x", x), ("w", w), ("dy", dy))}
         for takes, kind in zip((("x", "w"), ("w", "dy"), ("x", "dy")), DIRECTIONS, strict=True):
@@ -47,4 +47,4 @@ def test_images_of_one_site(spatial, groups):
 def test_what_is_not_joined(others):
     x = others.pop("x", (7, 4, 1, 1))
     forward = Convolution.of(x, (5, 4, 1, 1), **others)
-    assert linear.joined(forward) is forward
+    assert linear.join_sites(forward) is forward

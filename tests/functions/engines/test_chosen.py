@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.devices.engine_files import (
     tables_of,
 )
-from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables, front
+from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables, front
 from ooc_cudnn.engines import trials
 from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.tune import tune
@@ -47,7 +47,7 @@ def test_a_budget_gets_the_fastest_within_it(make, budget, sparing, number):
     )
     device = make(*engines)
     tuned()
-    launched = tune.launched_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    launched = tune.launch_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
     _, names = device.workspace([launched], budget, sparing=sparing)
     assert names == (f"eng{number} (measured)",)
 
@@ -55,7 +55,7 @@ def test_a_budget_gets_the_fastest_within_it(make, budget, sparing, number):
 def test_without_a_table_the_heuristics_choose(make):
     device = make(FakeEngine(100, 3e-6, KIB), FakeEngine(101, 1e-6), FakeEngine(102, 2e-6))
     assert planned().algorithms == ("eng100",)
-    launched = tune.launched_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    launched = tune.launch_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
     assert device.workspace([launched], 0) == (0, ("eng101",))
     assert not any(each.operation for each in tables_of(device))
 
@@ -66,7 +66,7 @@ def test_other_sizes_have_the_engines_of_the_nearest(make):
     for images, number in ((1, 100), (64, 101)):
         operation = Convolution.of((images, 4, 16, 16), (4, 4, 3, 3), padding=1)
         option = Option(1.0, 0, Engine(number), f"eng{number}", 1e-7)
-        tables.add(Measured(operation.work(), (option,), operation))
+        tables.add(Measurement(operation.work(), (option,), operation))
     for images, number in ((1, 100), (4, 100), (16, 101), (999, 101)):
         operation = Convolution.of((images, 4, 16, 16), (4, 4, 3, 3), padding=1)
         assert [option.engine.number for option in tables.options(operation)] == [number]
@@ -139,7 +139,7 @@ def test_another_memory_order_is_no_faster_until_it_is_measured():
     def seconds(operation, tables):
         return tables.corrected(machine).compute.seconds(operation.work())
 
-    slow, fast = (Measured(last.work(), (Option(f * plain),), last) for f in (3.0, 1e-3))
+    slow, fast = (Measurement(last.work(), (Option(f * plain),), last) for f in (3.0, 1e-3))
     for is_stored in (False, True):
         tables = Tables([slow]) if is_stored else Tables()
         tables.add(slow)
@@ -148,7 +148,7 @@ def test_another_memory_order_is_no_faster_until_it_is_measured():
         assert seconds(larger, tables) == pytest.approx(
             3.0 * machine.compute.seconds(larger.work()), rel=1e-4
         )
-        tables.add(Measured(first.work(), (Option(0.5 * plain),), first))
+        tables.add(Measurement(first.work(), (Option(0.5 * plain),), first))
         assert seconds(first, tables) == pytest.approx(0.5 * plain, rel=1e-4)
     assert seconds(first, Tables([fast])) == plain
     fused = FusedConvolution(last, "relu")
@@ -162,7 +162,7 @@ def test_what_was_stored_says_nothing_of_other_problems():
     machine = shipped("host")
     work = Convolution.of((8, 4, 16, 16), (4, 4, 3, 3)).work()
     other = Convolution.of((8, 8, 16, 16), (4, 8, 3, 3)).work()
-    slow = Measured(work, (Option(1e3 * machine.compute.seconds(work)),))
+    slow = Measurement(work, (Option(1e3 * machine.compute.seconds(work)),))
     plain = machine.compute.seconds(other)
     assert Tables([slow]).corrected(machine).compute.seconds(other) == plain
     tables = Tables()
@@ -181,7 +181,7 @@ def test_each_size_is_predicted_by_the_one_that_was_measured_nearest_to_it():
     works = [small.work(), large.work()]
     plain = [machine.compute.seconds(work) for work in works]
     found = [
-        Measured(work, (Option(factor * seconds),), operation)
+        Measurement(work, (Option(factor * seconds),), operation)
         for work, factor, seconds, operation in zip(
             works, (2.0, 0.5), plain, (small, large), strict=True
         )
@@ -202,7 +202,7 @@ def of_images(count, layout="channels_first"):
 def measured(operation, factor, number, launching=None):
     seconds = factor * shipped("h100").compute.seconds(operation.work())
     option = Option(seconds, engine=Engine(number))
-    return Measured(operation.work(), (option,), operation, launching=launching)
+    return Measurement(operation.work(), (option,), operation, launching=launching)
 
 
 def test_price_and_engine_are_of_one_size_in_whatever_order_it_was_measured():

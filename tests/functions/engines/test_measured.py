@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.cli.tune import told
+from ooc_cudnn.cli.tune import format_launch
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.engines import accuracy
 from ooc_cudnn.engines.accuracy import Checks
-from ooc_cudnn.engines.measure import Deadline, Tuning
+from ooc_cudnn.engines.measure import Deadline, EngineTuner
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.tune import tune
@@ -23,7 +23,7 @@ from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.pipeline.exactness import Expected
+from ooc_cudnn.pipeline.exactness import ExpectedResult
 from ooc_cudnn.tensor import ORDERS, TensorSpec, numpy_dtype
 from tests.support.fake_cudnn import FakeEngine, Graph, KnobType, NumericalNote
 from tests.support.tuned import KIB, RESULTS, W, X, call, numbers, planned, tuned
@@ -74,10 +74,10 @@ def test_without_time_there_are_engines_for_little_workspace_too(make):
         FakeEngine(103, 9e-5),
         FakeEngine(104, 4e-6),
     )
-    launched = tune.launched_of(Convolution.of(X.shape, W.shape, padding=1))
+    launched = tune.launch_of(Convolution.of(X.shape, W.shape, padding=1))
     bench = Bench(device, 2**19, batches=1, batch_seconds=0.0)
     with device.arena.lock:
-        tuning = Tuning(device, bench, Deadline(0.0))
+        tuning = EngineTuner(device, bench, Deadline(0.0))
         found = tuning.measured(launched, every=False, chosen=Engine(100))
     assert numbers(found) == [100, 102, 103]
     assert not found.is_complete
@@ -85,15 +85,15 @@ def test_without_time_there_are_engines_for_little_workspace_too(make):
 
 def test_what_fails_when_it_is_timed_well_is_not_kept(make, monkeypatch):
     device = make(FakeEngine(100, 2e-6, 8 * KIB), FakeEngine(101, 1e-6))
-    timed = Tuning._timed
+    timed = EngineTuner._timed
 
     def fails(self, launched, option):
         return None if option.engine.number == 101 else timed(self, launched, option)
 
-    monkeypatch.setattr(Tuning, "_timed", fails)
+    monkeypatch.setattr(EngineTuner, "_timed", fails)
     (found,) = tuned()
     assert numbers(found) == [100]
-    assert device.workspace([tune.launched_of(found.operation)], None)[1] == ("eng100 (measured)",)
+    assert device.workspace([tune.launch_of(found.operation)], None)[1] == ("eng100 (measured)",)
 
 
 def test_slow_engines_are_launched_twice_only(make):
@@ -162,7 +162,7 @@ def test_what_cannot_be_asked_for_is_known_as_all_others(make):
             assert plan.compute_seconds == pytest.approx(1e-6 * RESULTS, rel=0.05)
         assert tuned(effort=Effort(again=False)) == []
         forget_tables()  # as another process: it is stored
-    larger = tune.launched_of(Convolution.of((32, 4, 64, 64), W.shape, padding=1))
+    larger = tune.launch_of(Convolution.of((32, 4, 64, 64), W.shape, padding=1))
     assert device.workspace([larger], None) == (8, ("eng100_k99=1 (measured)",))
     assert device.workspace([larger], 7) == (0, ("eng101 (measured)",))
 
@@ -195,7 +195,7 @@ def test_sums_of_half_types_in_float32_must_not_be_rounded_to_half_types(dtype, 
             "backward_data": ConvolutionBackwardData(forward, made),
             "backward_filter": ConvolutionBackwardFilter(forward, made),
         }[direction]
-        expected = Expected.of(operation)
+        expected = ExpectedResult.of(operation)
         found = np.zeros(operation.output_shape)
         found[expected.channels] = expected.values
         rounded = found.astype(numpy_dtype(dtype)).astype(np.float32)
@@ -259,7 +259,7 @@ def test_where_nothing_can_be_checked_the_heuristics_choice_is_kept_with_no_erro
         assert planned(x=MANY).algorithms == ("eng100 (measured)",)
     (option,) = measured.options
     assert (option.engine, option.error, option.is_right_uneven) == (Engine(100), None, False)
-    assert told(measured)[-1].split()[-1] == "unknown"
+    assert format_launch(measured)[-1].split()[-1] == "unknown"
     forget_tables()
     (read,) = tables_of(device)
     assert read.options == measured.options
@@ -309,12 +309,12 @@ def test_gradients_have_engines_of_their_own(make, kind):
     operation = kind(Convolution.of(X.shape, W.shape, padding=1), "float32")
     bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
     with device.arena.lock:
-        launched = tune.launched_of(operation)
-        found = Tuning(device, bench, Deadline()).measured(launched, every=True)
+        launched = tune.launch_of(operation)
+        found = EngineTuner(device, bench, Deadline()).measured(launched, every=True)
     assert numbers(found) == [101, 100]
     tables_of(device).add(found)
     assert device.workspace([launched], None) == (KIB, ("eng101 (measured)",))
-    assert device.workspace([tune.launched_of(operation.forward)], None) == (0, ("eng100",))
+    assert device.workspace([tune.launch_of(operation.forward)], None) == (0, ("eng100",))
 
 
 @pytest.mark.parametrize("uneven_error", [1e-8, 1e-2])
@@ -327,7 +327,7 @@ def test_an_engine_that_is_wrong_at_a_border_is_not_used_there(make, random, une
         assert numbers(measured) == [101]
         assert measured.options[0].is_right_uneven == (uneven_error < 1e-6)
         border = Convolution.of(X.shape, W.shape, padding=((1, 0), 1), allow_tf32=False)
-        _, names = device.workspace([tune.launched_of(border)], None)
+        _, names = device.workspace([tune.launch_of(border)], None)
         assert names == (("eng101 (measured)",) if uneven_error < 1e-6 else ("eng100",))
         with ooc_cudnn.settings(memory_limit=2**14):
             assert planned().split.h_y < 16
@@ -380,10 +380,10 @@ def test_an_engine_that_is_wrong_inside_is_used_nowhere(make, monkeypatch, paddi
 
 def test_without_room_to_check_them_border_pieces_have_another_engine(make, monkeypatch):
     make(FakeEngine(100, 3e-6))
-    computed = accuracy.computed
+    computed = accuracy.compute
     monkeypatch.setattr(
         accuracy,
-        "computed",
+        "compute",
         lambda device, of, *rest: computed(device, of, *rest) if of.is_even else None,
     )
     (measured,) = tuned()
@@ -397,7 +397,9 @@ def test_forms_keep_to_engines_that_were_measured_in_them(make):
     operation = ConvolutionBackwardFilter(forward, "float32")
     with device.arena.lock:
         bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
-        found = Tuning(device, bench, Deadline()).measured(tune.launched_of(operation), every=True)
+        found = EngineTuner(device, bench, Deadline()).measured(
+            tune.launch_of(operation), every=True
+        )
     (plain,) = found.options
     assert (plain.engine, plain.workspace_bytes) == (Engine(101), 0)  # it needs no copies
     with device.engines.forced(operation, Engine(101, form="widened")) as built:
@@ -415,7 +417,9 @@ def test_strict_gradients_of_border_pieces_are_made_symmetric(make):
     operation = ConvolutionBackwardFilter(forward, "float32")
     with device.arena.lock:
         bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
-        found = Tuning(device, bench, Deadline()).measured(tune.launched_of(operation), every=True)
+        found = EngineTuner(device, bench, Deadline()).measured(
+            tune.launch_of(operation), every=True
+        )
     (option,) = found.options
     assert option.name == "eng101, symmetric rows"
     assert option.workspace_bytes == 4 * 8 * 4 * 17 * 16

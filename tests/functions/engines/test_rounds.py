@@ -4,14 +4,14 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of
-from ooc_cudnn.devices.engines import Engine, Measured, Option, Tables
+from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables
 from ooc_cudnn.engines.workload import (
     Effort,
-    Planned,
     PlannedLaunch,
-    launched_by,
+    PlannedWork,
+    engine_launches,
+    launches_to_measure,
     of_own_size,
-    what_to_measure,
 )
 from ooc_cudnn.functions.tune import rounds, tune
 from ooc_cudnn.functions.tune.rounds import measure_what_is_launched
@@ -67,7 +67,7 @@ def asking(*extents, limit_bytes=2**19, images=(2,)):
     def plan():
         x = TensorSpec((following(numbers), 4, 8, following(left)))
         found = tune.planned_call("convolution_forward", x=x, w=W, padding=1)
-        return Planned("this", [(part.request, part.plan) for part in found.parts], limit_bytes)
+        return PlannedWork("this", [(part.request, part.plan) for part in found.parts], limit_bytes)
 
     return plan
 
@@ -77,9 +77,9 @@ def test_what_is_launched_for_many_pieces_costs_as_much(make):
     with ooc_cudnn.settings(memory_limit=64 * KIB):
         planned = asking(32, images=(64,))()
     ((_, plan),) = planned.tasks
-    (launched,) = launched_by(device, planned)
+    (launched,) = engine_launches(device, planned)
     assert launched.times == plan.pieces > 8
-    wanted = what_to_measure(device, [launched], planned.limit_bytes, Effort())
+    wanted = launches_to_measure(device, [launched], planned.limit_bytes, Effort())
     cost = wanted[launched.operation].cost
     assert cost == pytest.approx(plan.pieces * launched.seconds)
 
@@ -97,7 +97,7 @@ def test_the_uncut_call_counts_once(make):
             "convolution_backward_filter", **specs, filter_shape=(2, 32, 1, 1)
         )
     tasks = [(part.request, part.plan) for part in found.parts]
-    launched = list(launched_by(device, Planned("this", tasks, 2**30)))
+    launched = list(engine_launches(device, PlannedWork("this", tasks, 2**30)))
     assert [each.times for each in launched] == [found.plan.pieces, 1]
     assert found.plan.pieces > 1
 
@@ -108,7 +108,7 @@ def test_sizes_are_timed_for_themselves_where_all_their_pieces_matter(make, time
     small, large, near = (Convolution.of((n, 4, 8, 8), W.shape, padding=1) for n in (8, 64, 12))
     option = Option(1e-6, 0, Engine(100))
     for operation in (near, large):
-        tables_of(device).add(Measured(operation.work(), (option,), operation))
+        tables_of(device).add(Measurement(operation.work(), (option,), operation))
     launched = [PlannedLaunch(small, 1e-7, times), PlannedLaunch(large, 1e-4, 1)]
     found = of_own_size(tables_of(device), launched, 2**20, has_learnt=False)
     assert found == ([small] if is_timed else [])
@@ -163,9 +163,13 @@ def test_time_for_measuring_may_end(make):
     both = [task for extent in (8, 32) for task in asking(extent)().tasks]
     effort = Effort(every=False, seconds=1.5, again=False)
     with pytest.warns(UserWarning, match="1 convolutions of this were not measured"):
-        first = measure_what_is_launched(device, lambda: Planned("this", both, 2**19), effort, None)
+        first = measure_what_is_launched(
+            device, lambda: PlannedWork("this", both, 2**19), effort, None
+        )
     effort = effort._replace(seconds=9.0)
-    second = measure_what_is_launched(device, lambda: Planned("this", both, 2**19), effort, None)
+    second = measure_what_is_launched(
+        device, lambda: PlannedWork("this", both, 2**19), effort, None
+    )
     assert (widths(first), widths(second)) == ([32], [8])
 
 
@@ -203,7 +207,7 @@ def test_what_was_fast_at_another_size_is_kept_if_it_was_timed(make, fails):
         Option(seconds, 0, Engine(number)) for seconds, number in ((4e-6, 100), (8e-6, 101))
     )
     for operation, option in ((small, slow), (large, fast)):
-        tables_of(device).add(Measured(operation.work(), (option,), operation))
+        tables_of(device).add(Measurement(operation.work(), (option,), operation))
     other.fails = fails
     found = rounds.measure_sizes(device, [small], 2**20, 9.0, None)
     assert [each.engine.number for each in found[small].options] == [100 if fails else 101]
@@ -215,7 +219,7 @@ def test_what_was_fast_at_another_size_is_kept_if_it_was_timed(make, fails):
 def test_a_size_is_nearer_by_its_sites_than_by_its_images():
     def measured(images, extent):
         operation = Convolution.of((images, 4, extent, extent), W.shape, padding=1)
-        return Measured(operation.work(), (Option(images * 1e-3),), operation)
+        return Measurement(operation.work(), (Option(images * 1e-3),), operation)
 
     tables = Tables([measured(16, 14), measured(4, 28)])  # as much to compute
     assert len(list(tables)) == 2

@@ -18,7 +18,7 @@ from ooc_cudnn.devices.engine_files import (
     save_tables,
     tables_of,
 )
-from ooc_cudnn.devices.engines import Engine, Measured, Option
+from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.functions.tune.tune import finish_tuning
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.warnings_once import forget_warnings
@@ -44,7 +44,7 @@ def test_processes_do_not_lose_what_others_stored(make):
     mine._by_kind.clear()
     operation = Convolution.of((8, 2, 16, 16), (4, 2, 3, 3))
     option = Option(1.0, 0, Engine(100), "eng100", 1e-7)
-    mine.add(Measured(operation.work(), (option,), operation))
+    mine.add(Measurement(operation.work(), (option,), operation))
     save_tables(device)
     forget_tables()
     assert len(list(tables_of(device))) == 2
@@ -55,26 +55,26 @@ def test_what_was_only_read_is_not_written_over_what_others_stored(make):
     device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6))
     operation = Convolution.of(X.shape, W.shape, padding=1)
     slow, fast = (Option(s, 0, Engine(n), f"eng{n}") for n, s in ((100, 3e-6), (101, 1e-6)))
-    tables_of(device).add(Measured(operation.work(), (slow,), operation, is_complete=False))
+    tables_of(device).add(Measurement(operation.work(), (slow,), operation, is_complete=False))
     save_tables(device)
     forget_tables()
     mine = tables_of(device)
     assert mine.options(operation) == (slow,)
 
     forget_tables()  # another process tunes
-    tables_of(device).add(Measured(operation.work(), (fast,), operation))
+    tables_of(device).add(Measurement(operation.work(), (fast,), operation))
     save_tables(device)
 
     engine_files._tables[device] = mine
     other = Convolution.of((8, 2, 16, 16), (4, 2, 3, 3))
-    mine.add(Measured(other.work(), (slow,), other))
+    mine.add(Measurement(other.work(), (slow,), other))
     save_tables(device)
     forget_tables()
     assert tables_of(device).options(operation) == (fast,)
     assert tables_of(device).options(other) == (slow,)
 
     engine_files._tables[device] = mine
-    mine.add(Measured(operation.work(), (slow,), operation, is_complete=False))
+    mine.add(Measurement(operation.work(), (slow,), operation, is_complete=False))
     save_tables(device)
     forget_tables()
     assert tables_of(device).options(operation) == (fast,)
@@ -109,7 +109,7 @@ def test_reading_takes_as_long_for_each_of_many_sizes(make, monkeypatch):
         for extent in range(count):
             operation = Convolution.of((1, 4, 100 + extent, 16), W.shape)
             option = Option(1.0, 0, Engine(100), "eng100")
-            tables_of(device).add(Measured(operation.work(), (option,), operation))
+            tables_of(device).add(Measurement(operation.work(), (option,), operation))
         save_tables(device)
         forget_tables()
         asked.clear()
@@ -201,7 +201,7 @@ def stored(device):
     """A table of one launch, made by hand and stored: what its file holds."""
     operation = Convolution.of(X.shape, W.shape, padding=1)
     option = Option(1e-6, 8 * KIB, Engine(101), "eng101", 1e-7)
-    tables_of(device).add(Measured(operation.work(), (option,), operation))
+    tables_of(device).add(Measurement(operation.work(), (option,), operation))
     return save_tables(device)
 
 
@@ -336,7 +336,7 @@ def test_what_no_user_may_ask_for_is_not_stored(make):
     device = make(FakeEngine(100, 1e-6))
     piece = Convolution((1, 4, 2, 16), (4, 4, 3, 3), ((-1, 9), (1, 1)), (1, 1), (1, 1))
     option = Option(1.0, 0, Engine(100), "eng100", 1e-7)
-    tables_of(device).add(Measured(piece.work(), (option,), piece))
+    tables_of(device).add(Measurement(piece.work(), (option,), piece))
     save_tables(device)
     forget_tables()
     assert not list(tables_of(device))

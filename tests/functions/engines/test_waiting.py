@@ -8,7 +8,7 @@ from ooc_cudnn.devices.engine_files import (
     tables_of,
 )
 from ooc_cudnn.devices.measuring import Bench
-from ooc_cudnn.engines.measure import Deadline, Tuning
+from ooc_cudnn.engines.measure import Deadline, EngineTuner
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
@@ -102,11 +102,11 @@ def test_an_engine_without_room_in_one_call_keeps_its_place_for_others(make):
     """Its seconds at that size are guessed from those that were timed."""
     device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, 100 * KIB))
     tuned()
-    launched = tune.launched_of(Convolution.of((6, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    launched = tune.launch_of(Convolution.of((6, 4, 16, 16), (4, 4, 3, 3), padding=1))
     options = tables_of(device).options(launched[0].operation)
     with device.arena.lock:
         bench = Bench(device, 2**17, batches=1, batch_seconds=0.0)
-        found = Tuning(device, bench, Deadline()).measured_again(launched, options)
+        found = EngineTuner(device, bench, Deadline()).measured_again(launched, options)
     assert numbers(found) == [101, 100]
     assert found.options[0].seconds == pytest.approx(6 * IMAGE * 1e-6, rel=0.01)
 
@@ -114,12 +114,12 @@ def test_an_engine_without_room_in_one_call_keeps_its_place_for_others(make):
 def test_known_engines_are_timed_again_for_a_second_at_most(make):
     device = make(FakeEngine(100, 3e-6, build_seconds=0.6), FakeEngine(101, 1e-6, KIB))
     tuned()
-    launched = tune.launched_of(Convolution.of((6, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    launched = tune.launch_of(Convolution.of((6, 4, 16, 16), (4, 4, 3, 3), padding=1))
     options = tables_of(device).options(launched[0].operation)
     with device.arena.lock:
         bench = Bench(device, 2**20, batches=1, batch_seconds=0.0)
         began = time.perf_counter()
         deadline = Deadline(1.0)
-        found = Tuning(device, bench, deadline).measured_again(launched, options[::-1])
+        found = EngineTuner(device, bench, deadline).measured_again(launched, options[::-1])
     assert time.perf_counter() - began < 1.0
     assert numbers(found) == [101, 100]

@@ -12,8 +12,8 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.bound.abstract_step import Group, Outline, TensorSummary, Use, outlined
-from ooc_cudnn.network.bound.relaxation import Link, solved
+from ooc_cudnn.network.bound.abstract_step import Group, Outline, TensorSummary, Use, outline_step
+from ooc_cudnn.network.bound.relaxation import Link, solve
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.search import plan_step
@@ -122,7 +122,7 @@ def test_no_schedule_of_whole_maps_beats_the_bound():
         most = sum(sizes)
         for budget in {most, int(0.7 * most), max(a + b for a, b in itertools.pairwise(sizes))}:
             least = layers.least(budget)
-            found = solved(layers.outline(), Link(speed, speed * 1.5), budget)
+            found = solve(layers.outline(), Link(speed, speed * 1.5), budget)
             assert found is not None
             assert found.seconds <= least * (1 + 1e-7), (draw, budget)
             near += found.seconds >= least * (1 - 1e-7)
@@ -142,7 +142,7 @@ def test_half_a_parent_makes_half_a_child():
     c = TensorSummary("c", 6, [Use(2, False, True), Use(3, True, False)], maker=2)
     seconds, groups = (10.0, 1.0, 1.0, 1.0, 1.0), tuple(Group(at, at, at + 1) for at in range(5))
     outline = Outline(seconds, groups, 3, (a, b, c), {0: (), 1: (0,), 2: ()})
-    found = solved(outline, Link(1e8, 1e8), 7)  # nothing crosses it
+    found = solve(outline, Link(1e8, 1e8), 7)  # nothing crosses it
     assert found.seconds == pytest.approx(sum(seconds) + 6)
 
 
@@ -179,7 +179,7 @@ def test_no_policy_beats_the_bound(seed, slower, share):
             plan = plan_step.plan_step("step", step, terms, policy=policy).plan
         except PlanInfeasibleError:
             continue
-        bound = bound or plan_step.bounded(plan, step, terms).bound_seconds
+        bound = bound or plan_step.plan_with_bound(plan, step, terms).bound_seconds
         assert plan.seconds >= bound * (1 - 1e-6), policy
     assert bound
 
@@ -215,7 +215,7 @@ def test_parts_of_concatenations_are_things():
     a, b = (net.convolution(x, channels, window=1) for channels in (4, 5))
     y = net.convolution(net.concatenate([a, b], name="joined"), 2, window=1)
     step = net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
-    outline = outlined(step, lambda phase: 1.0, small_bytes=1)
+    outline = outline_step(step, lambda phase: 1.0, small_bytes=1)
     parts = [thing for thing in outline.things if thing.name == "joined"]
     assert [part.nbytes for part in parts] == [2 * 4 * 64 * 4, 2 * 5 * 64 * 4]
     assert [part.maker for part in parts] == [0, 1]

@@ -134,7 +134,9 @@ def test_drawn_names_of_nodes_come_back(tmp_path):
 def held_by(net):
     """What files held before names had entries of their own: all by name, NumPy's own writing."""
     graph = {
-        name: held for name, held in serialize.described(net.graph).items() if name != "entries"
+        name: held
+        for name, held in serialize.describe_network(net.graph).items()
+        if name != "entries"
     }
     arrays = {"graph": np.frombuffer(json.dumps(graph).encode(), np.uint8)}
     return arrays | {

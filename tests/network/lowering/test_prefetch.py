@@ -10,10 +10,10 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.cost.copy_timeline import begun_by, left_by
-from ooc_cudnn.network.ir.live_ranges import check_stays
-from ooc_cudnn.network.lowering.prefetch import with_time_to_copy
-from ooc_cudnn.network.policies.offload import leaving
+from ooc_cudnn.network.cost.copy_timeline import offload_ends, prefetch_starts
+from ooc_cudnn.network.ir.live_ranges import check_live_ranges
+from ooc_cudnn.network.lowering.prefetch import prefetch_earlier
+from ooc_cudnn.network.policies.offload import offload_just_in_time
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search import candidate, pass_pipeline, refine_prefetch
 from perfmodel import shipped
@@ -32,13 +32,13 @@ def held(step, stays):
 def test_copies_follow_each_other():
     ends = [1.0, 2.0, 3.0, 4.0, 5.0]
     # the second one waits for the first, which ends at 2.5; those of one phase do for each other
-    assert left_by([(0, 1.5), (1, 1.0)], ends) == [2, 3]
-    assert left_by([(0, 0.5), (0, 1.0)], ends) == [2, 2]
-    assert left_by([(3, 9.0)], ends) == [4]
+    assert offload_ends([(0, 1.5), (1, 1.0)], ends) == [2, 3]
+    assert offload_ends([(0, 0.5), (0, 1.0)], ends) == [2, 2]
+    assert offload_ends([(3, 9.0)], ends) == [4]
     # the last one has ended at 4 and begins at 3.5; the other has ended at 3
-    assert begun_by([(3, 1.5), (4, 0.5)], ends) == [1, 3]
-    assert begun_by([(4, 0.5), (4, 1.0)], ends) == [2, 3]
-    assert begun_by([(0, 1.0), (2, 9.0)], ends) == [0, 0]
+    assert prefetch_starts([(3, 1.5), (4, 0.5)], ends) == [1, 3]
+    assert prefetch_starts([(4, 0.5), (4, 1.0)], ends) == [2, 3]
+    assert prefetch_starts([(0, 1.0), (2, 9.0)], ends) == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -51,11 +51,11 @@ def test_stays_are_longer_where_there_is_room(seed, policy):
     decided = POLICIES[policy].decisions(step, shipped("h200"))[-1]
     stays = dict(POLICIES[policy].residing(step))
     if decided.offloaded:
-        stays = dict(leaving(step, decided.offloaded))
+        stays = dict(offload_just_in_time(step, decided.offloaded))
     before, seconds = held(step, stays), [1e-6] * len(step.phases)
     for room in (int(before.max()), 2 * int(before.max())):
-        longer = with_time_to_copy(step, stays, shipped("h200"), seconds, room)
-        check_stays(step, longer)
+        longer = prefetch_earlier(step, stays, shipped("h200"), seconds, room)
+        check_live_ranges(step, longer)
         assert (held(step, longer) <= np.maximum(room, before)).all()
         for base, found in stays.items():
             for old, new in zip(found, longer[base], strict=True):
@@ -78,7 +78,7 @@ def test_what_is_fetched_begins_behind_what_is_streamed():
     seconds = [1e-9] * len(step.phases)
     first, last = (stays[f"convolution_{number}.w"][0].first for number in (1, 3))
     for found, begins in ((stays, 0), (streaming, first + 1)):
-        longer = with_time_to_copy(step, found, shipped("h200"), seconds, 2**40)
+        longer = prefetch_earlier(step, found, shipped("h200"), seconds, 2**40)
         assert longer["convolution_3.w"][0].first == begins < last
 
 
@@ -87,9 +87,7 @@ def test_nobody_waits_for_weights(monkeypatch):
     net, loss = networks.unet(batch=1)
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, machine="h200", memory_limit="2GiB")
-        monkeypatch.setattr(
-            refine_prefetch, "with_time_to_copy", lambda step, stays, *others: stays
-        )
+        monkeypatch.setattr(refine_prefetch, "prefetch_earlier", lambda step, stays, *others: stays)
         waiting = net.plan(loss, machine="h200", memory_limit="2GiB")
     assert plan.seconds < 0.85 * waiting.seconds
     assert plan.device_bytes <= 2**31
@@ -109,7 +107,7 @@ def test_results_are_the_same(monkeypatch, host_device):
 
     def longer(name, step, stays, terms, **how):
         seconds = [1e-6] * len(step.phases)
-        found = with_time_to_copy(step, stays, terms.target.machine, seconds, 2**20)
+        found = prefetch_earlier(step, stays, terms.target.machine, seconds, 2**20)
         assert found != stays
         return placed(name, step, found, terms, **how)
 
@@ -129,6 +127,6 @@ def test_gradients_that_are_given_when_a_step_pauses_are_not_fetched_before(paus
     (seed,) = step.seeds.values()
     stays = POLICIES["keep"].residing(step)
     seconds = [1e-9] * len(step.phases)
-    longer = with_time_to_copy(step, stays, shipped("h200"), seconds, 2**30)
+    longer = prefetch_earlier(step, stays, shipped("h200"), seconds, 2**30)
     assert stays[seed][0].fetched
     assert longer[seed][0].first == (step.turn if pauses else 0)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network.ir.live_ranges import LiveRange, check_stays
+from ooc_cudnn.network.ir.live_ranges import LiveRange, check_live_ranges
 from ooc_cudnn.network.ir.step import Uses
-from ooc_cudnn.network.lowering.spill_belady import spilled
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.lowering.spill_belady import spill_one
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.strategies import spill
 from ooc_cudnn.pipeline.schedule import make_schedule
 from tests.fuzz.networks import Drawn
@@ -24,7 +24,7 @@ def test_steps_of_drawn_networks():
     for share in (0.5, 0.8):
         limit = int(share * full)
         made = spilling_plans(drawn.net, drawn.loss, limit)[0]
-        check_stays(made.step, made.placed.residency)
+        check_live_ranges(made.step, made.placed.residency)
         assert hazards(make_schedule(made.placed.program)) == []
         drawn.check(limit, "best", plan=made.plan)
 
@@ -32,7 +32,7 @@ def test_steps_of_drawn_networks():
 def test_what_is_made_for_each_reader_anew(monkeypatch):
     """All that is made again is; it goes straight into its reader, and is never whole."""
     monkeypatch.setattr(spill, "LARGE", 0)
-    monkeypatch.setattr(spill, "seconds_to_remake", lambda *_: lambda name: 0.0)
+    monkeypatch.setattr(spill, "remat_seconds", lambda *_: lambda name: 0.0)
     drawn, some = Drawn(15), 0
     full = drawn.net.plan(drawn.loss, memory_limit="1GiB", policy="keep").device_bytes
     made = spilling_plans(drawn.net, drawn.loss, int(0.6 * full))[-1]
@@ -70,7 +70,7 @@ class Joined:
 def test_a_concatenation_is_taken_apart():
     joined = Joined()
     before = joined.net.training_phases(joined.loss)
-    step = apart(before)
+    step = split_concatenations(before)
     assert "joined" in before.tensors
     assert not {"joined", "joined.gradient"} & set(step.tensors)
     names = [phase.name for phase in step.phases if phase.node == "one"]
@@ -81,7 +81,7 @@ def test_a_concatenation_is_taken_apart():
     assert order == ["one data gradient [1]", "one data gradient [0]"]
     maps = [tensor for tensor in step.tensors.values() if len(tensor.shape) == 4]
     assert max(tensor.shape[1] for tensor in maps if tensor.kind == "map") == 5
-    assert apart(step) == step
+    assert split_concatenations(step) == step
 
 
 def test_what_is_apart_gives_the_same():
@@ -103,13 +103,13 @@ def test_what_is_apart_gives_the_same():
 def test_what_is_read_by_others_or_in_few_bits_stays_together():
     joined = Joined("float16")
     step = joined.net.training_phases(joined.loss)
-    assert apart(step) == step
+    assert split_concatenations(step) == step
     net = ooc_cudnn.Network()
     x = net.input("x", (2, 3, 6, 6), gradient=True)
     y = net.concatenate([net.convolution(x, 4, window=1), net.convolution(x, 2, window=1)])
     y = net.convolution(net.activation(y), 2, window=1)
     step = net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
-    assert apart(step) == step
+    assert split_concatenations(step) == step
 
 
 def test_what_a_linear_layer_flattens_stays_together():
@@ -119,7 +119,7 @@ def test_what_a_linear_layer_flattens_stays_together():
     y = net.concatenate([net.convolution(x, 4, window=1), net.convolution(x, 2, window=1)])
     y = net.linear(y, 3)
     step = net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
-    assert apart(step) == step
+    assert split_concatenations(step) == step
 
 
 def test_a_concatenation_within_another_is_taken_apart():
@@ -128,7 +128,9 @@ def test_a_concatenation_within_another_is_taken_apart():
     a, b, c = (net.convolution(x, channels, window=1) for channels in (4, 2, 3))
     y = net.concatenate([net.concatenate([a, b], name="inner"), c], name="outer")
     y = net.convolution(y, 2, window=1)
-    step = apart(net.training_phases(net.mean_squared_error(y, net.input("target", y.shape))))
+    step = split_concatenations(
+        net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
+    )
     assert not {"inner", "outer"} & set(step.tensors)
     assert sorted(t.shape[1] for n, t in step.tensors.items() if n.startswith("outer [")) == [
         2,
@@ -151,14 +153,14 @@ def test_who_is_idle_for_longest_leaves_first():
         "one": (LiveRange(4, 6, leaves=6),),
     }
     # x is smaller, but idle for longer; it was not changed, and need not leave
-    found = spilled(step, uses, {"one"}, stays, 6)
+    found = spill_one(step, uses, {"one"}, stays, 6)
     assert found["x"] == (LiveRange(0, 0, fetched=True), LiveRange(9, 9, fetched=True))
-    found = spilled(step, uses, {"one"}, found, 6)
+    found = spill_one(step, uses, {"one"}, found, 6)
     assert found["joined"] == (LiveRange(1, 5, leaves=5), LiveRange(8, 8, fetched=True))
     # the phase's own: it makes it on the host
-    found = spilled(step, uses, {"one"}, found, 6)
+    found = spill_one(step, uses, {"one"}, found, 6)
     assert found["one"] == (LiveRange(4, 4, leaves=4),)
-    assert spilled(step, uses, {"one"}, found, 6) is None
+    assert spill_one(step, uses, {"one"}, found, 6) is None
 
 
 def test_a_unet_whose_widest_maps_are_joined_is_faster_apart():

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.memory.extents import Extent, held_bytes
-from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering import spill_milp
-from ooc_cudnn.network.lowering.spill_milp import least_copied
+from ooc_cudnn.network.lowering.spill_milp import minimize_copies
 from ooc_cudnn.network.policies.policy import keep
 
 SMALL = 0.05
@@ -37,7 +37,7 @@ class Judge:
 
     def __init__(self, step, pieces, room):
         self.step, self.uses, self.room = step, step.uses, room
-        self.bytes = {base: aligned(step.tensors[base].nbytes) for base in self.uses}
+        self.bytes = {base: align(step.tensors[base].nbytes) for base in self.uses}
         self.large = sorted(base for base in self.uses if self.bytes[base] > SMALL * room)
         self.pieces = pieces.copy()
         for base in self.uses.keys() - set(self.large):
@@ -111,8 +111,8 @@ def test_no_other_stays_copy_less(monkeypatch, seed, share):
     extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, (s,) in kept.items()]
     held = held_bytes(extents, len(step.phases))
     room, pieces = int(share * held.max()), np.full(len(step.phases), 64.0)
-    stays = least_copied(step, kept, pieces, room)
-    check_stays(step, {name: found for name, found in stays.items() if found})
+    stays = minimize_copies(step, kept, pieces, room)
+    check_live_ranges(step, {name: found for name, found in stays.items() if found})
     extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, f in stays.items() for s in f]
     assert (held_bytes(extents, len(step.phases)) + pieces <= room).all()
     judge = Judge(step, pieces, room)
@@ -122,4 +122,4 @@ def test_no_other_stays_copy_less(monkeypatch, seed, share):
 def test_where_all_fits_all_stays():
     step = some_step(0)
     kept = keep(step)
-    assert least_copied(step, kept, np.zeros(len(step.phases)), 2**30) == kept
+    assert minimize_copies(step, kept, np.zeros(len(step.phases)), 2**30) == kept

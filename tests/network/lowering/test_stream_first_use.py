@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network.ir.live_ranges import LiveRange, check_stays, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, check_live_ranges, keep_all
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.stream_first_use import streamed_first
+from ooc_cudnn.network.lowering.stream_first_use import stream_first_uses
 from ooc_cudnn.network.search import best, candidate, refine_prefetch
 
 
@@ -23,9 +23,9 @@ def test_later_readers_find_inputs_on_the_device_or_stream_them():
     net, loss = network()
     step = net.training_phases(loss)
     assert isinstance(step, Step)
-    stays, uses = kept(step), step.uses
-    (later,) = streamed_first(step, stays)
-    check_stays(step, later)
+    stays, uses = keep_all(step), step.uses
+    (later,) = stream_first_uses(step, stays)
+    check_live_ranges(step, later)
     others = stays.keys() - {"x", "target"}
     assert {name: later[name] for name in others} == {name: stays[name] for name in others}
     first, *rest = uses["x"].phases
@@ -36,7 +36,7 @@ def test_later_readers_find_inputs_on_the_device_or_stream_them():
 def test_without_a_fetched_input_there_is_nothing_to_stream():
     net, loss = network()
     step = net.training_phases(loss)
-    assert list(streamed_first(step, {})) == []
+    assert list(stream_first_uses(step, {})) == []
 
 
 def test_the_first_convolution_computes_while_images_come(monkeypatch):
@@ -49,7 +49,7 @@ def test_the_first_convolution_computes_while_images_come(monkeypatch):
     monkeypatch.setattr(best, "VDNN", ())  # its readers stream, too
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, machine="h200", memory_limit="40GiB")
-        monkeypatch.setattr(refine_prefetch, "streamed_first", lambda *given: ())
+        monkeypatch.setattr(refine_prefetch, "stream_first_uses", lambda *given: ())
         waiting = net.plan(loss, machine="h200", memory_limit="40GiB")
     assert plan.seconds < 0.95 * waiting.seconds
     assert dict(waiting.stays)["x"][0].first == 0
@@ -65,7 +65,7 @@ def test_results_are_the_same(monkeypatch, host_device):
     placed = candidate.lower_step
 
     def streaming(name, step, stays, terms, **how):
-        (later,) = streamed_first(step, stays)
+        (later,) = stream_first_uses(step, stays)
         return placed(name, step, later, terms, **how)
 
     monkeypatch.setattr(candidate, "lower_step", streaming)

@@ -9,8 +9,8 @@ import ooc_cudnn
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.microbatch import WholeBatchError
-from ooc_cudnn.network.passes.rematerialize import can_be_remade
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.rematerialize import rematerializable
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
@@ -25,8 +25,8 @@ LIMIT = 1_000_000
 @pytest.mark.parametrize("seed", [7, 30, 37])
 def test_slabs_of_drawn_networks_compute_what_pytorch_does(seed):
     drawn, cut = Rewritten(seed), 0
-    step = apart(canonicalize(drawn.net.training_phases(drawn.loss), "best"))
-    for again in (frozenset(), can_be_remade(step)):
+    step = split_concatenations(canonicalize(drawn.net.training_phases(drawn.loss), "best"))
+    for again in (frozenset(), rematerializable(step)):
         rewritten = apply_passes(step, again, 1, 1, again)
         for slabs in (2, 3, 50):
             made = slice_batch(rewritten, slabs)

@@ -11,7 +11,7 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
 from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
-from ooc_cudnn.network.passes.fuse_gradient_sums import summed
+from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
 from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
 from ooc_cudnn.operations.elementwise.activation_gradient import ActivationGradientCall
 from ooc_cudnn.operations.elementwise.broadcast_reduction import BroadcastGradientCall
@@ -30,7 +30,7 @@ def calls(step, kind):
     return [phase.call for phase in step.phases if isinstance(phase.call, kind)]
 
 
-def checked(net, y, twin, rewrite=summed):
+def checked(net, y, twin, rewrite=fuse_gradient_sums):
     """The rewritten step, which is right."""
     return rewrite(
         check_network(net, y, twin, run=lambda step, *given: run_step(rewrite(step), *given))
@@ -95,7 +95,7 @@ def test_bias_behind_pooling(mode, geometry):
             h = F.avg_pool2d(h, window, stride, padding)
         return conv(t, "convolution_2", torch.tanh(h))
 
-    step = checked(net, y, twin, lambda step: summed(compress_activations(step)))
+    step = checked(net, y, twin, lambda step: fuse_gradient_sums(compress_activations(step)))
     (first,) = (
         (call for call in calls(step, BroadcastGradientCall) if call.shape[1] == 4)
         if mode != "max"
@@ -112,7 +112,7 @@ def normalised(t, name, x):
 
 def through(step):
     """The rewritten step, as plans take it."""
-    return summed(compress_activations(fuse_activation_gradients(step)))
+    return fuse_gradient_sums(compress_activations(fuse_activation_gradients(step)))
 
 
 @pytest.mark.parametrize("mode", ["relu", "leaky_relu", "tanh"])
@@ -246,14 +246,14 @@ def test_fixed_orders_are_summed_as_ever():
 
 def test_biases_of_vgg_but_the_classifiers_and_those_before_poolings():
     net, loss = networks.vgg16(2, 32, "float64", 3, width=1 / 16)
-    step = summed(compress_activations(net.training_phases(loss)))
+    step = fuse_gradient_sums(compress_activations(net.training_phases(loss)))
     assert len(calls(step, BiasActivationGradientCall)) == 13 - 5
 
 
 def test_half_types_are_summed_apart():
     net = ooc_cudnn.Network()
     h = net.activation(net.convolution(net.input("x", (2, 3, 8, 8), "float16"), 4, window=3))
-    step = summed(net.gradient_phases(net.convolution(h, 2, window=3)))
+    step = fuse_gradient_sums(net.gradient_phases(net.convolution(h, 2, window=3)))
     assert not calls(step, BiasActivationGradientCall)
 
 

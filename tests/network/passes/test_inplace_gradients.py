@@ -6,7 +6,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.passes.compress_activations import compress_activations
-from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.policies.policy import keep
 from ooc_cudnn.network.policies.vdnn import vdnn_all
 from tests.support.interpreter import run_step
@@ -67,7 +67,7 @@ def normalised():
 def test_the_same_gradients_of_fewer_bytes(make):
     net, loss = make()
     step = net.training_phases(loss)
-    made = in_place(step)
+    made = share_gradient_memory(step)
     assert len(made.tensors) < len(step.tensors)
     assert most_bytes(made) <= most_bytes(step)
     assert most_bytes(made, keep) <= most_bytes(step, keep)
@@ -88,7 +88,10 @@ def test_the_widest_layers_hold_three_maps_and_not_four():
         x = net.activation(net.convolution(x, 16, window=3, padding=1), "tanh", name=name)
     x = net.linear(net.pooling(x, window=2), 10)
     step = compress_activations(net.training_phases(net.softmax_cross_entropy(x, labels)))
-    assert most_bytes(step) - most_bytes(in_place(step)) > 0.6 * step.tensors["first"].nbytes
+    assert (
+        most_bytes(step) - most_bytes(share_gradient_memory(step))
+        > 0.6 * step.tensors["first"].nbytes
+    )
 
 
 def test_windows_that_no_kernel_keeps_are_not_in_place():
@@ -98,7 +101,7 @@ def test_windows_that_no_kernel_keeps_are_not_in_place():
     h = net.activation(net.local_response_normalization(net.activation(x, "tanh"), 18), "tanh")
     loss = net.mean_squared_error(h, net.input("target", h.shape, "float64"))
     step = net.training_phases(loss)
-    (phase,) = (each for each in in_place(step).phases if "local_response" in each.name
+    (phase,) = (each for each in share_gradient_memory(step).phases if "local_response" in each.name
                 and each.is_backward)  # fmt: skip
     assert phase.binds["dx"] != phase.binds["dy"]
 

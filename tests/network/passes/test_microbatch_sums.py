@@ -7,14 +7,14 @@ import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.network.passes.inplace_gradients import in_place
+from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import images_of, parts_of, split_into_microbatches
-from ooc_cudnn.network.passes.microbatch_sums import run_before, summed_last
-from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.search.pass_pipeline import canonicalize, repeated_in_parts
+from ooc_cudnn.network.passes.microbatch_sums import run_before, sum_microbatches_last
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
+from ooc_cudnn.network.search.pass_pipeline import canonicalize, rematerialize_in_parts
 from ooc_cudnn.network.search.plan_step import plan_step
-from ooc_cudnn.network.search.remat_candidates import INPUTS, made_again
+from ooc_cudnn.network.search.remat_candidates import INPUTS, propose_remats
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 from tests.support.sampling import number
@@ -38,7 +38,7 @@ def twin(t):
 
 
 def phases_of(output, net):
-    return in_place(summed(net.gradient_phases(output)))
+    return share_gradient_memory(fuse_gradient_sums(net.gradient_phases(output)))
 
 
 def names(step, numbers):
@@ -48,7 +48,7 @@ def names(step, numbers):
 def test_filter_gradients_larger_than_what_they_are_made_of():
     net, y = classifier()
     step = phases_of(y, net)
-    assert names(step, summed_last(step, images_of(step))) == [
+    assert names(step, sum_microbatches_last(step, images_of(step))) == [
         "fc2 filter gradient", "fc1 filter gradient",
     ]  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_filter_gradients_larger_than_what_they_are_made_of():
 def test_with_many_images_none_is():
     net, y = classifier(images=600)
     step = phases_of(y, net)
-    assert summed_last(step, images_of(step)) == frozenset()
+    assert sum_microbatches_last(step, images_of(step)) == frozenset()
 
 
 @pytest.mark.parametrize("parts", [2, 4, 6])
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_the_whole_batch(parts):
     net, y = classifier(images=7 if parts == 4 else 6)
 
     def run(step, *given):
-        rewritten = split_into_microbatches(in_place(summed(step)), parts)
+        rewritten = split_into_microbatches(share_gradient_memory(fuse_gradient_sums(step)), parts)
         once = [phase.name for phase in rewritten.phases if "[" not in phase.name]
         assert {"fc1 filter gradient", "fc2 filter gradient"} <= set(once)
         return run_step(rewritten, *given)
@@ -81,7 +81,7 @@ def test_nothing_that_another_phase_adds_to():
     y = net.linear(h, 30, w=net.graph.tensors["fc.w"], name="again")
     step = phases_of(y, net)
     shared = {step.base(step.gradients["fc.w"])}
-    last = summed_last(step, 4)
+    last = sum_microbatches_last(step, 4)
     assert not any(shared & {step.base(n) for n in step.phases[at].writes} for at in last)
 
 
@@ -89,7 +89,7 @@ def test_the_sum_is_made_where_the_part_holds_less():
     """With few parts at once; with more where maps of the part are gone, or at the end."""
     net, loss = ooc_cudnn.networks.vgg16(batch=256)
     step = phases_of(loss, net)
-    last = summed_last(step, 256)
+    last = sum_microbatches_last(step, 256)
     assert names(step, last) == [f"{n} filter gradient" for n in ("logits", "fc7", "fc6")]
     places = {}
     for parts in (2, 16, 256):
@@ -123,7 +123,7 @@ def pooled_twin(t):
 
 def compress_activations(step):
     """As `best` takes it: a pooling saves where its maxima are, beside its result."""
-    return in_place(summed(canonicalize(step, "best")))
+    return share_gradient_memory(fuse_gradient_sums(canonicalize(step, "best")))
 
 
 def test_a_search_knows_what_is_made_beside_what_parts_share():
@@ -135,8 +135,8 @@ def test_a_search_knows_what_is_made_beside_what_parts_share():
     assert "pool2 index" in step.tensors
     with ooc_cudnn.settings(machine="h200"):
         limits = (share * total // 100 for share in range(12, 40))
-        every = (terms_for(limit, None, step, {}) for limit in limits)
-        found = (made_again(step, terms, 2, copied=INPUTS) for terms in every)
+        every = (constraints_for(limit, None, step, {}) for limit in limits)
+        found = (propose_remats(step, terms, 2, copied=INPUTS) for terms in every)
         assert any(made.again for each in found for made in each)
 
 
@@ -148,7 +148,7 @@ def test_what_is_beside_what_parts_share_may_be_made_again(name, parts):
     def run(step, *given):
         ready = compress_activations(step)
         read = [at for at in ready.uses[name].phases if ready.phases[at].is_backward]
-        return run_step(repeated_in_parts(ready, (RematEvent(read[0], name),), parts), *given)
+        return run_step(rematerialize_in_parts(ready, (RematEvent(read[0], name),), parts), *given)
 
     check_network(net, y, pooled_twin, run=run, inference=False)
 
@@ -159,5 +159,5 @@ def test_best_has_a_plan_of_it_under_every_limit(share):
     step = net.gradient_phases(y)
     limit = int(share * sum(tensor.nbytes for tensor in step.tensors.values()))
     with ooc_cudnn.settings(machine="h200"):
-        plan = plan_step("step", step, terms_for(limit, None, step, {})).plan
+        plan = plan_step("step", step, constraints_for(limit, None, step, {})).plan
     assert plan.device_bytes <= limit

@@ -10,9 +10,9 @@ import ooc_cudnn
 from ooc_cudnn.network.ir.tensor import Origin
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import can_be_remade, remade
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.passes.row_tiling import banded
+from ooc_cudnn.network.passes.rematerialize import rematerializable, rematerialize
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.row_tiling import tile_rows
 from ooc_cudnn.network.search.pass_pipeline import RematEvent, canonicalize
 
 
@@ -39,7 +39,7 @@ def test_what_the_network_has_comes_of_nothing_but_gradients(step):
 
 
 def test_a_part_of_a_copy_is_both(step):
-    made = split_into_microbatches(remade(step, can_be_remade(step)), 2)
+    made = split_into_microbatches(rematerialize(step, rematerializable(step)), 2)
     found = origins(made)
     for at in range(2):
         assert found[f"a [{at}]"] == Origin("a", micro_batch=at)
@@ -50,14 +50,14 @@ def test_a_part_of_a_copy_is_both(step):
 def test_copies_of_batch_slices_are_of_the_same_slice(step):
     slices = slice_batch(step, 2)
     turn = slices.turn
-    made = repeated(slices, [RematEvent(turn, "a [1]"), RematEvent(turn + 2, "a [1]")])
+    made = insert_remat_events(slices, [RematEvent(turn, "a [1]"), RematEvent(turn + 2, "a [1]")])
     copies = [t for name, t in made.tensors.items() if name in made.uses and t.origin.copy]
     assert [t.origin for t in copies] == [Origin("a", "", "rematerialized", 1)] * 2
     assert {t.source for t in copies} == {"a"}
 
 
 def test_row_tiles_know_their_number_and_copied_rows_their_source(step):
-    made = banded(step, (), 3)
+    made = tile_rows(step, (), 3)
     found = origins(made).values()
     tiles = {origin.row_tile for origin in found if origin.of == "a"}
     assert tiles == {0, 1, 2}
@@ -85,7 +85,7 @@ def test_nothing_reads_names(step):
     }
     other = replace(step, tensors=tensors, phases=phases, outputs=outputs, **pairs)
     for bands in (2, 3):
-        one, two = (banded(each, (), bands) for each in (step, other))
+        one, two = (tile_rows(each, (), bands) for each in (step, other))
         assert [(p.name, p.call) for p in two.phases if "copy" not in p.name] == [
             (p.name, p.call) for p in one.phases if "copy" not in p.name
         ]

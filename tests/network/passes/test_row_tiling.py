@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
+from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.fuzz.rewrites import Rewritten
 from tests.support import drawn_tall
@@ -57,7 +57,7 @@ def test_what_is_no_part_of_a_band_reads_what_is_made_again_whole(monkeypatch):
     monkeypatch.delitem(drawn_tall.KINDS, drawn_tall.block)  # so was the network drawn
     drawn = Rewritten(2102)
     step = canonicalize(drawn.net.training_phases(drawn.loss), "best")
-    made = banded(step, whole_maps(step), 2)
+    made = tile_rows(step, whole_maps(step), 2)
     names = [phase.name for phase in made.phases]
     assert "group_normalization_1 data gradient" in names
     assert any("(band 1)" in name for name in names)

@@ -7,7 +7,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.passes import row_tiling as bands_module
-from ooc_cudnn.network.passes.row_tiling import banded, whole_maps
+from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.support.network_steps import banded_plan
 
@@ -41,7 +41,7 @@ def copies_of(step):
 def test_a_band_copies_what_its_convolutions_read():
     net, loss = features()
     step = canonicalize(net.training_phases(loss), "best")
-    made = banded(step, whole_maps(step), 2)
+    made = tile_rows(step, whole_maps(step), 2)
     copies = copies_of(made)
     names = [f"{name} copy (band {band})" for name in ("x", "pooling_1") for band in (0, 1)]
     # once for forward; and once for the convolution made again and the gradient of its filters
@@ -70,6 +70,6 @@ def test_it_saves_copies_in_and_changes_no_result(monkeypatch):
     for name, gradient in whole.gradients.items():
         found = np.asarray(step.gradients[name])
         assert found == pytest.approx(np.asarray(gradient), abs=1e-12), name
-    monkeypatch.setattr(bands_module, "with_copied_rows", lambda stretches, cut: stretches)
+    monkeypatch.setattr(bands_module, "cache_rows", lambda stretches, cut: stretches)
     without = banded_plan(net, loss, limit, 4)
     assert plan.bytes_in < 0.8 * without.bytes_in

@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.runtime import array_cache as module
-from ooc_cudnn.network.runtime.array_cache import Wrapping
+from ooc_cudnn.network.runtime.array_cache import ArrayCache
 from tests.support.on_device import on_the_device
 
 
@@ -28,13 +28,13 @@ def looked_at(monkeypatch):
         names.append(name)
         return real(array, device, name=name)
 
-    real = module.wrap
-    monkeypatch.setattr(module, "wrap", wrap)
+    real = module.array_ref
+    monkeypatch.setattr(module, "array_ref", wrap)
     return names
 
 
 def test_what_is_on_the_device_is_looked_at_again_where_it_has_changed(host, looked_at):
-    wrapping = Wrapping()
+    wrapping = ArrayCache()
     array = on_the_device(np.zeros((2, 3, 4), "float32"))
     first = wrapping("w", array, host)
     assert wrapping("w", array, host) == first
@@ -49,7 +49,7 @@ def test_what_is_on_the_device_is_looked_at_again_where_it_has_changed(host, loo
 
 
 def test_nothing_on_the_device_is_kept_alive(host):
-    wrapping = Wrapping()
+    wrapping = ArrayCache()
     before = host.arena.array_bytes
     wrapping("w", on_the_device(np.zeros((2, 3, 4), "float32")), host)
     gc.collect()
@@ -58,7 +58,7 @@ def test_nothing_on_the_device_is_kept_alive(host):
 
 def test_memory_of_the_host_is_asked_for_each_time(host, looked_at):
     """It may be pinned now, and not any more later; what the library made stays as it is."""
-    wrapping = Wrapping()
+    wrapping = ArrayCache()
     array = np.zeros((64, 1024), "float32")
     assert wrapping("w", array, host).spec.placement == "pageable"
     with ooc_cudnn.pin(array):

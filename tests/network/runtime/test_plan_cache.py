@@ -58,7 +58,7 @@ def nothing_is_planned(monkeypatch):
         raise AssertionError("planned anew")
 
     monkeypatch.setattr(plan_cache, "plan_step", plan_step)
-    monkeypatch.setattr(plan_cache, "bounded", plan_step)
+    monkeypatch.setattr(plan_cache, "plan_with_bound", plan_step)
 
 
 # Found again ------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import HostOutOfMemoryError, OocError
-from ooc_cudnn.network.ir.live_ranges import check_stays
-from ooc_cudnn.network.policies.offload import leaving
-from ooc_cudnn.network.runtime.constraints_here import terms_for
-from ooc_cudnn.network.runtime.two_part import PausingStep
+from ooc_cudnn.network.ir.live_ranges import check_live_ranges
+from ooc_cudnn.network.policies.offload import offload_just_in_time
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
+from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from ooc_cudnn.pipeline.parts import parts_of
-from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Home, Move, Program
+from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Binding, Move, Program
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.network_checks import assert_close
 from tests.support.network_steps import plans_by
@@ -86,12 +86,12 @@ def test_a_step_that_pauses_may_go_in_slabs():
     limit = 1_000_000
     with ooc_cudnn.settings(machine="h200"):
         step = canonicalize(net.pausing_phases(y), "best")
-        terms = terms_for(limit, None, step, {})
+        terms = constraints_for(limit, None, step, {})
         made = plans_by(RematerializeSlices(), step, terms)[0]
         plan = replace(made.plan, policy="best")
         assert plan.slabs > 1
         assert plan.again
-        paused = PausingStep(net, partial(net.pausing_phases, y), limit, {}, plan).forward(x=x)
+        paused = TwoPartStep(net, partial(net.pausing_phases, y), limit, {}, plan).forward(x=x)
         found = paused.backward([seed])
     assert_close(paused.outputs[0], expected, "output")
     least = 1e-3 * max(np.abs(each).max() for each in gradients.values())
@@ -162,9 +162,9 @@ def test_an_output_that_backward_reads_leaves_once_and_comes_back():
     h = net.activation(net.convolution(x, 8, window=3, padding=1))
     y = net.activation(net.convolution(h, 8, window=3, padding=1))
     step = net.pausing_phases(y, h)
-    stays = leaving(step, frozenset({h.name}))
+    stays = offload_just_in_time(step, frozenset({h.name}))
     assert len(stays[h.name]) == 2
-    check_stays(step, stays)
+    check_live_ranges(step, stays)
 
 
 def test_what_is_kept_leaves_when_others_want_the_block():
@@ -275,7 +275,7 @@ def without_sums(limit, shape=(7, 3, 32, 32), **asked):
     y = net.linear(net.global_average(h), 10)
     random = np.random.default_rng(0)
     given, seed = random.standard_normal(shape), random.standard_normal(y.shape)
-    step = PausingStep(net, partial(net.pausing_phases, y), limit, asked, None)
+    step = TwoPartStep(net, partial(net.pausing_phases, y), limit, asked, None)
     paused = step.forward(x=given)
     return step, paused.outputs[0], paused.backward([seed])
 
@@ -341,9 +341,11 @@ def test_a_part_has_something_to_do():
 
 def test_what_is_kept_at_a_pause_goes_by_bytes_and_not_by_names():
     shapes = {"x": (2, 3), "y": (6,)}
-    homes = {name: Home(TensorSpec(shape, "float32", "pinned")) for name, shape in shapes.items()}
+    homes = {
+        name: Binding(TensorSpec(shape, "float32", "pinned")) for name, shape in shapes.items()
+    }
     homes |= {
-        f"{name} there": Home(TensorSpec(shape, "float32", "device"), 0)
+        f"{name} there": Binding(TensorSpec(shape, "float32", "device"), 0)
         for name, shape in shapes.items()
     }
     items = (Move("in", COPY_IN, "x", "x there"), Move("out", COPY_OUT, "y there", "y"))

@@ -12,13 +12,13 @@ import ooc_cudnn
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.ir.plan import NetworkPlan
-from ooc_cudnn.network.lowering.lower import most_held
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.lowering.lower import peak_live_bytes
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search import pass_pipeline, plan_step
-from ooc_cudnn.network.search.host_budget import amounts, least_on_host, living_in
+from ooc_cudnn.network.search.host_budget import amounts, least_on_host, remat_to_fit
 from ooc_cudnn.network.search.strategies.host_memory import HostMemory
 from ooc_cudnn.pipeline.schedule import make_schedule
 from tests.support.drawn_networks import drawn_network
@@ -42,7 +42,7 @@ class Drawn:
 
     def within(self, host, limit=LIMIT):
         """What is planned for so much host memory, with what did not fit before."""
-        terms = replace(terms_for(limit, "h100", self.step, {}), host=Room(host, host, 0))
+        terms = replace(constraints_for(limit, "h100", self.step, {}), host=Room(host, host, 0))
         recorder = Recorder(terms)
         recorder.is_short = True
         plans = plans_by(HostMemory(), self.step, terms, recorder)
@@ -132,7 +132,7 @@ def test_plans_are_made_again_from_what_is_stored():
     assert plan.apart
     stored = NetworkPlan.from_json(json.loads(json.dumps(plan.to_json())))
     step = drawn.net.training_phases(drawn.loss)
-    again = plan_step.plan_again(step, stored, terms_for(LIMIT, "h100", step, {}))
+    again = plan_step.plan_again(step, stored, constraints_for(LIMIT, "h100", step, {}))
     assert again.plan.tasks == plan.tasks
     assert again.plan.host_bytes == plan.host_bytes
 
@@ -143,7 +143,7 @@ def test_no_plan_keeps_less_than_the_least(seed):
     net, loss, _ = drawn_network(seed, loss=True)
     full = net.plan(loss, memory_limit="1GiB", machine="h100", policy="keep").device_bytes
     step = net.training_phases(loss)
-    terms = terms_for(int(0.7 * full), "h100", step, {})
+    terms = constraints_for(int(0.7 * full), "h100", step, {})
     for policy in ("best", "keep", "offload", "remake"):
         made = plan_step.plan_step("step", step, terms, policy=policy)
         assert least_on_host(made.step, terms) <= made.plan.host_bytes, policy
@@ -151,15 +151,15 @@ def test_no_plan_keeps_less_than_the_least(seed):
 
 def test_what_lives_at_once_is_what_was_asked_for():
     drawn = unet()
-    step = pass_pipeline.apply_passes(apart(drawn.step), frozenset(), 1, 1)
-    terms = terms_for(LIMIT, "h100", step, {})
+    step = pass_pipeline.apply_passes(split_concatenations(drawn.step), frozenset(), 1, 1)
+    terms = constraints_for(LIMIT, "h100", step, {})
     sizes = amounts(step, terms)
     assert sizes == sorted(sizes, reverse=True)
-    assert living_in(step, terms, sizes[0]) == ()
-    again = living_in(step, terms, 0.6 * sizes[0])
+    assert remat_to_fit(step, terms, sizes[0]) == ()
+    again = remat_to_fit(step, terms, 0.6 * sizes[0])
     assert again
-    rewritten = repeated(step, again)
-    assert most_held(rewritten, POLICIES["keep"].residing(rewritten)) <= 0.6 * sizes[0]
+    rewritten = insert_remat_events(step, again)
+    assert peak_live_bytes(rewritten, POLICIES["keep"].residing(rewritten)) <= 0.6 * sizes[0]
 
 
 def test_policies_make_again_what_host_memory_has_no_room_for():

@@ -6,7 +6,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.cost.compute_bound import LeastComputing
+from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.search import incumbent, pass_pipeline, plan_step
@@ -40,7 +40,7 @@ def proposed(made):
 
 
 def least_seconds(step):
-    return min(LeastComputing(terms()).seconds(step, order) for order in ORDERS)
+    return min(ComputeBound(terms()).seconds(step, order) for order in ORDERS)
 
 
 def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
@@ -48,7 +48,7 @@ def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
     made = plan_step.plan_step("step", step, terms(), policy="keep", micro_batches=1)
     assert fastest.can_beat_incumbent(made.step)
     assert fastest.take(made)
-    computing = LeastComputing(terms()).seconds(made.step, made.plan.order)
+    computing = ComputeBound(terms()).seconds(made.step, made.plan.order)
     assert computing <= made.plan.compute_seconds * (1 + 1e-9) <= made.plan.seconds * (1 + 1e-9)
     assert fastest.can_beat_incumbent(made.step)
     fastest.best = made._replace(

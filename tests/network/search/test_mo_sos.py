@@ -9,11 +9,11 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.mo_sos.plan import MO_SOS, _program
 from ooc_cudnn.network.search.mo_sos.problem import Choice, Map, Problem, Stage
-from ooc_cudnn.network.search.mo_sos.program import Allowed, Program
+from ooc_cudnn.network.search.mo_sos.program import Freedom, Program
 from ooc_cudnn.network.search.mo_sos.replay import schedule_of
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.fuzz.networks import PLENTY, Drawn
@@ -21,9 +21,9 @@ from tests.support.every_schedule import least_seconds
 from tests.support.network_steps import compare
 
 POLICIES = {
-    "mo_sos": Allowed(),
-    "str": Allowed(algorithms=False),
-    "checkmate": Allowed(offload=False, algorithms=False),
+    "mo_sos": Freedom(),
+    "str": Freedom(algorithms=False),
+    "checkmate": Freedom(offload=False, algorithms=False),
 }
 
 
@@ -140,13 +140,15 @@ def test_a_map_is_made_again_as_often_as_a_plan_says(vgg):
     step = net.training_phases(loss)
     backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
     name = "conv1_1.relu"
-    found = repeated(step, [RematEvent(backward[0], name), RematEvent(backward[3], name)])
+    found = insert_remat_events(
+        step, [RematEvent(backward[0], name), RematEvent(backward[3], name)]
+    )
     made = [phase.name for phase in found.phases if phase.name.endswith("again")]
     assert made == ["conv1_1.relu forward again"] * 2
     last = [phase for phase in found.phases if phase.node == "conv1_2"][-2]
     assert f"{name} (2) remade" in last.reads
     with pytest.raises(ValueError, match="cannot be followed"):
-        repeated(step, [RematEvent(0, name)])
+        insert_remat_events(step, [RematEvent(0, name)])
 
 
 def test_what_leaves_was_whole_before():
@@ -158,7 +160,7 @@ def test_what_leaves_was_whole_before():
         x = net.activation(net.convolution(x, 4, window=2, stride=2))
     loss = net.mean_squared_error(x, net.input("target", x.shape))
     step = canonicalize(net.training_phases(loss), "mo_sos")
-    posed, program = _program(step, terms_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
+    posed, program = _program(step, constraints_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
     bias = next(t for t, s in enumerate(posed.problem.stages) if s.adds_to)
     (own,) = posed.problem.stages[bias].adds_to
     starts = [t for t, j in program.copies.out if j == own]

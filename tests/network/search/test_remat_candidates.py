@@ -13,22 +13,22 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.cli.network import drawn_inputs
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.cost.compute_seconds import priced
+from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.network.lowering.lower import most_held
-from ooc_cudnn.network.passes.rematerialize_events import repeated
+from ooc_cudnn.network.lowering.lower import peak_live_bytes
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
 from ooc_cudnn.network.policies.policy import POLICIES
-from ooc_cudnn.network.runtime.constraints_here import terms_for
+from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search import pass_pipeline, plan_step
-from ooc_cudnn.network.search.by_remat import searched
+from ooc_cudnn.network.search.by_remat import propose_remat
 from ooc_cudnn.network.search.remat_candidates import (
     ALL,
     INPUTS,
     RematSolution,
-    coming_back,
-    made_again,
+    propose_remats,
+    refetch_live_ranges,
 )
 from ooc_cudnn.network.search.remat_state import RematState
 from ooc_cudnn.tensor import ORDERS
@@ -46,11 +46,11 @@ def taken(net, loss):
     """The step that is planned, and what it holds if all is kept."""
     step = pass_pipeline.canonicalize(net.training_phases(loss), "best")
     step = pass_pipeline.apply_passes(step, frozenset(), 1, 1)
-    return step, most_held(step, POLICIES["keep"].residing(step))
+    return step, peak_live_bytes(step, POLICIES["keep"].residing(step))
 
 
 def searchable(step, room, *, copied):
-    return RematState(step, priced(shipped("h200")), room, shipped("h200"), copied=copied)
+    return RematState(step, phase_seconds(shipped("h200")), room, shipped("h200"), copied=copied)
 
 
 def joined_network():
@@ -81,8 +81,8 @@ def test_its_bytes_are_those_of_the_step(make, most):
         made = [name for name, item in makings.items.items() if item.made_by]
         events = {RematEvent(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
         makings.change(add=events)
-        rewritten = repeated(step, makings.in_order())
-        held = most_held(rewritten, POLICIES["keep"].residing(rewritten))
+        rewritten = insert_remat_events(step, makings.in_order())
+        held = peak_live_bytes(rewritten, POLICIES["keep"].residing(rewritten))
         assert held <= makings.held()[1].max() <= most * held
         makings.change(remove=makings.unread())
         makings.change(remove=set(makings.events))
@@ -103,39 +103,39 @@ def test_what_leaves_is_back_for_its_readers():
         while unread := makings.unread():
             makings.change(remove=unread)
         made = RematSolution.of(makings)
-        rewritten = repeated(step, made.again)
-        stays = coming_back(step, rewritten, made, int(full / 2))
-        check_stays(rewritten, stays)
+        rewritten = insert_remat_events(step, made.again)
+        stays = refetch_live_ranges(step, rewritten, made, int(full / 2))
+        check_live_ranges(rewritten, stays)
         left += sum(step.tensors[each.name].kind == "map" for each in made.back)
         # what is little stays longer than is counted; copies that begin at once count twice
-        assert 0.85 * makings.held()[1].max() <= most_held(rewritten, stays)
-        assert most_held(rewritten, stays) <= 1.01 * makings.held()[1].max()
+        assert 0.85 * makings.held()[1].max() <= peak_live_bytes(rewritten, stays)
+        assert peak_live_bytes(rewritten, stays) <= 1.01 * makings.held()[1].max()
     assert left > 20
 
 
 def test_what_it_makes_again_fits():
     """Less memory takes more seconds, and what a search says is said again."""
     step, full = taken(*blocks(256, 56, 6, channels=64))
-    seconds, before = priced(shipped("h200")), 0.0
+    seconds, before = phase_seconds(shipped("h200")), 0.0
     for share in (0.8, 0.6, 0.4, 0.25):
         room = int(share * full)
-        made, again = (next(made_again(step, under(room), 1)) for _ in range(2))
+        made, again = (next(propose_remats(step, under(room), 1)) for _ in range(2))
         assert made == again
-        rewritten = repeated(step, made.again)
-        assert most_held(rewritten, coming_back(step, rewritten, made, room)) <= room
+        rewritten = insert_remat_events(step, made.again)
+        assert peak_live_bytes(rewritten, refetch_live_ranges(step, rewritten, made, room)) <= room
         takes = sum(map(seconds, rewritten.phases))
         assert takes > before
         before = takes
     assert max(Counter(each.name for each in made.again).values()) > 1  # and let go in between
-    assert not list(made_again(step, under(full // 10), 1))
+    assert not list(propose_remats(step, under(full // 10), 1))
 
 
 def test_copies_that_save_nothing_are_not_searched(monkeypatch):
     """What is made again in less time than it takes to copy it is made again."""
     step, full = taken(*blocks(256, 56, 3, channels=64))
     terms = under(int(0.6 * full))
-    made = next(made_again(step, terms, 1))
-    again = partial(made_again, step, terms, 1, copied=ALL, before=made.events)
+    made = next(propose_remats(step, terms, 1))
+    again = partial(propose_remats, step, terms, 1, copied=ALL, before=made.events)
     makings = searchable(step, full, copied=ALL)
     makings.change(add=made.events)
     assert 0 < makings.saved_by_copies < 1
@@ -162,9 +162,9 @@ def test_its_plans_run(make, share, parts, copied):
         value = kept(**inputs)
         step, full = taken(net, loss)
         limit = int(share * full)
-        terms = terms_for(limit, None, step, {})
+        terms = constraints_for(limit, None, step, {})
         recorder = Recorder(terms)
-        recorder.explore("step", searched(step, terms, recorder, (copied,), parts=parts))
+        recorder.explore("step", propose_remat(step, terms, recorder, (copied,), parts=parts))
         made = recorder.plans[0]
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
@@ -193,7 +193,7 @@ def test_of_one_image_there_are_no_parts_to_search():
     h = net.activation(net.linear(net.input("x", (1, 12), gradient=True), 30, name="fc"), "tanh")
     net.linear(h, 4, name="end")
     step = net.gradient_phases(net.graph.tensors["end"])
-    assert list(made_again(step, under(2**20), 2, copied=INPUTS)) == []
+    assert list(propose_remats(step, under(2**20), 2, copied=INPUTS)) == []
 
 
 def test_long_chains_of_makings_do_not_send_a_unet_to_the_link():

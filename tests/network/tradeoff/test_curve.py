@@ -7,7 +7,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.search.plan_step import NAMES
-from ooc_cudnn.network.tradeoff.curve import PLENTY, QUICK, SHARES, Trade, trade_of
+from ooc_cudnn.network.tradeoff.curve import PLENTY, QUICK, SHARES, Trade, trade_off
 from ooc_cudnn.network.tradeoff.plot import draw_trade, figure_of
 
 POLICIES = ("best", "keep", "offload")
@@ -31,7 +31,7 @@ def trade(network):
     net, loss = network
     told = []
     limits = [TINY if each == "tiny" else each for each in LIMITS]
-    made = trade_of(
+    made = trade_off(
         net, loss, name="small", limits=limits, policies=POLICIES, machine="h200", tell=told.append
     )
     assert told == list(range(1, len(LIMITS) * len(POLICIES) + 1))
@@ -112,7 +112,7 @@ def test_a_picture_has_a_line_for_each_policy_and_one_for_the_bound(trade, tmp_p
 def test_a_sweep_without_any_plan_is_drawn_empty(network, tmp_path):
     pytest.importorskip("matplotlib")
     net, loss = network
-    trade = trade_of(net, loss, limits=[TINY], policies=["keep"], machine="h200")
+    trade = trade_off(net, loss, limits=[TINY], policies=["keep"], machine="h200")
     assert trade.bounds == {}
     draw_trade(trade, tmp_path / "trade.svg")
     assert (tmp_path / "trade.svg").read_text().startswith("<?xml")
@@ -121,7 +121,7 @@ def test_a_sweep_without_any_plan_is_drawn_empty(network, tmp_path):
 def test_what_host_memory_has_no_room_for_is_no_point(network):
     net, loss = network
     with ooc_cudnn.settings(host_memory_limit=4096):
-        trade = trade_of(net, loss, limits=[1.0], policies=["vdnn_all"], machine="h200")
+        trade = trade_off(net, loss, limits=[1.0], policies=["vdnn_all"], machine="h200")
     (point,) = trade.points
     assert point.plan is None
     assert "pinned host memory" in point.why

@@ -11,9 +11,9 @@ from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.resampling.arguments import (
     adaptive_pooling,
     any_pooling,
-    cropped,
+    describe_crop,
+    describe_padding,
     interpolation,
-    padded,
     pooling_gradient,
 )
 from tests.support.cut_calls import check_cut, rounded
@@ -39,7 +39,7 @@ def adaptive(shape, output, mode):
 
 def around(shape, pairs, value=0.0):
     flat = [side for pair in reversed(pairs) for side in pair]
-    return padded(shape, pairs, value=value), lambda t: F.pad(t, flat, value=value)
+    return describe_padding(shape, pairs, value=value), lambda t: F.pad(t, flat, value=value)
 
 
 def ceiled(shape, window, stride, padding):
@@ -144,10 +144,10 @@ def test_every_split_of_the_gradient(name):
 
 
 def test_a_crop_is_a_padding_turned_round():
-    crop = cropped((1, 2, 6, 5), (1, 2), (3, 2))
-    assert crop.windows == padded((1, 2, 6, 5), ((-1, -2), (-2, -1))).windows
+    crop = describe_crop((1, 2, 6, 5), (1, 2), (3, 2))
+    assert crop.windows == describe_padding((1, 2, 6, 5), ((-1, -2), (-2, -1))).windows
     with pytest.raises(ValueError, match="reach beyond"):
-        cropped((1, 2, 6, 5), 2, 4)
+        describe_crop((1, 2, 6, 5), 2, 4)
 
 
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 30, 63])
@@ -181,7 +181,7 @@ def test_nan_is_the_largest_of_its_window():
         (lambda: interpolation((1, 1), size=3), "1 to 3 spatial axes"),
         (lambda: adaptive_pooling((1, 1, 4), 0), "at least 1"),
         (lambda: adaptive_pooling((1, 1, 4), 2, mode="min"), "mode must be one of"),
-        (lambda: padded((1, 1, 4), ((-2, -2),)), "leaves 0 of 4"),
+        (lambda: describe_padding((1, 1, 4), ((-2, -2),)), "leaves 0 of 4"),
     ],
 )
 def test_arguments_that_do_not_fit(make, why):
@@ -191,6 +191,6 @@ def test_arguments_that_do_not_fit(make, why):
 
 def test_no_rows_are_asked_of_it_where_what_follows_reads_padding_alone():
     """Verifying a patch of such rows was an error."""
-    crop = padded((2, 3, 9, 8), ((2, 1), (-1, 0)))
+    crop = describe_padding((2, 3, 9, 8), ((2, 1), (-1, 0)))
     nothing = replace(crop, makes=((4, 4), crop.makes[1]), reads=((2, 2), crop.reads[1]))
     assert nothing.reference(np.ones(nothing.input_shape)).shape == (2, 3, 0, 7)

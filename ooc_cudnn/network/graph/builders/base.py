@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ooc_cudnn.keywords import explained
+from ooc_cudnn.keywords import explain_keyword
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.initializers import Initial
 from ooc_cudnn.network.graph.nodes.base import Node
@@ -36,7 +36,7 @@ def builder(
             made = method(self, *args, **{**kwargs, "name": name})  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             self._forget(self._known() - known)
-            said = explained(method, kwargs) or error
+            said = explain_keyword(method, kwargs) or error
             raise type(error)(f"{name}: {said}") from error
         self._calls.append((method.__name__, args, {**kwargs, "name": name}))
         return made
@@ -174,12 +174,12 @@ class Builders:
                 (self.parameters if place == "parameter" else self.running).forget(name)
 
 
-def translated(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def translate_arguments(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The arguments of a builder, with the tensors of another network that have these names."""
     if isinstance(value, Tensor):
         return tensors[value.name]
     if isinstance(value, dict):
-        return {name: translated(item, tensors) for name, item in value.items()}
+        return {name: translate_arguments(item, tensors) for name, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(translated(item, tensors) for item in value)
+        return type(value)(translate_arguments(item, tensors) for item in value)
     return value

@@ -10,8 +10,8 @@ from ooc_cudnn.network.graph.nodes.crop import Crop
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.elementwise.reshape import flattened
-from ooc_cudnn.operations.resampling.arguments import cropped, interpolation, padded
+from ooc_cudnn.operations.elementwise.reshape import flatten
+from ooc_cudnn.operations.resampling.arguments import describe_crop, describe_padding, interpolation
 from ooc_cudnn.types import Padding, Sizes
 
 
@@ -22,7 +22,7 @@ class ShapeBuilders(Builders):
     def flatten(self, x: Tensor, *, name: str = "") -> Tensor:
         """All elements of an image on one axis, (n, c * sites): channel after channel."""
         x = self._own(x)
-        return self._add(Reshape(name, self._result(name, flattened(x.shape), x.dtype), x))
+        return self._add(Reshape(name, self._result(name, flatten(x.shape), x.dtype), x))
 
     @builder
     def concatenate(self, parts: Sequence[Tensor], *, name: str = "") -> Tensor:
@@ -57,7 +57,7 @@ class ShapeBuilders(Builders):
         front of a convolution become its padding, and cost nothing.
         """
         x = self._own(x)
-        operation = padded(x.shape, padding, value=value, dtype=x.dtype)
+        operation = describe_padding(x.shape, padding, value=value, dtype=x.dtype)
         y = self._result(name, operation.output_shape, x.dtype)
         return self._add(Pooling(name, y, x, operation))
 
@@ -65,7 +65,7 @@ class ShapeBuilders(Builders):
     def crop(self, x: Tensor, start: Sizes, size: Sizes, *, name: str = "") -> Tensor:
         """The part of x of `size` that begins at `start`, on every spatial axis; no copy."""
         x = self._own(x)
-        operation = cropped(x.shape, start, size, dtype=x.dtype)
+        operation = describe_crop(x.shape, start, size, dtype=x.dtype)
         y = self._result(name, operation.output_shape, x.dtype)
         return self._add(Crop(name, y, x, operation))
 

@@ -16,7 +16,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.convolution import forward as convolution
 from ooc_cudnn.operations.convolution import transposed as transposed_convolution
 from ooc_cudnn.operations.core.window_arguments import is_int, padding_pairs, per_axis
-from ooc_cudnn.operations.elementwise.reshape import flattened
+from ooc_cudnn.operations.elementwise.reshape import flatten
 from ooc_cudnn.operations.pooling.global_average import of_all_sites
 from ooc_cudnn.operations.resampling.arguments import (
     adaptive_pooling,
@@ -129,7 +129,7 @@ class WindowBuilders(Builders):
             raise ValueError(f"features must be a positive int, not {features!r}")
         if len(x.shape) not in (2, 3, 4, 5):
             raise ValueError(f"x must have shape (n, c, up to 3 spatial axes), not {x.shape}")
-        n, elements = flattened(x.shape)
+        n, elements = flatten(x.shape)
         w_shape = (int(features), elements)
         operation = convolution.Convolution.of((n, elements, 1), (*w_shape, 1), dtype=x.dtype)
         filters = self._parameter(name, "w", w_shape, x.dtype, he(elements), w)

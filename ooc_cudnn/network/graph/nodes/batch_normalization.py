@@ -8,7 +8,7 @@ from typing import Any
 
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
-from ooc_cudnn.network.ir.tensor import Tensor, extents, whole
+from ooc_cudnn.network.ir.tensor import Tensor, extents, whole_region
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
@@ -108,7 +108,7 @@ def moments_of(emit: Forward, x: Tensor) -> Tensor:
         if known < start:
             _gather(emit, x, moments, (known, start))
         if part is not None:
-            region = (whole(moments.shape)[0], (start, stop))
+            region = (whole_region(moments.shape)[0], (start, stop))
             emit.tensors[part.name] = replace(part, of=name, region=region)
         known = stop
     return moments
@@ -121,7 +121,7 @@ def _gather(emit: Forward, x: Tensor, moments: Tensor, channels: Range) -> None:
         what = f"moments of channels {channels[0]} to {channels[1]}"
         views = []
         for tensor in (x, moments):
-            images, _, *sites = whole(tensor.shape)
+            images, _, *sites = whole_region(tensor.shape)
             region = (images, channels, *sites)
             name = f"{tensor.name}.from_{channels[0]}"
             views.append(emit.view(tensor, extents(region), region, name))

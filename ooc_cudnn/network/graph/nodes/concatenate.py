@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
-from ooc_cudnn.network.ir.tensor import Tensor, whole
+from ooc_cudnn.network.ir.tensor import Tensor, whole_region
 from ooc_cudnn.operations.core.call import Region
 
 
@@ -25,7 +25,7 @@ class Concatenate(Node):
     def _regions(self) -> Iterator[tuple[Tensor, Region]]:
         ends = itertools.accumulate(part.shape[1] for part in self.parts)
         for part, end in zip(self.parts, ends, strict=True):
-            images, channels, *spatial = whole(part.shape)
+            images, channels, *spatial = whole_region(part.shape)
             yield part, (images, (end - channels[1], end), *spatial)
 
     def forward(self, emit: Forward) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.operations.resampling.axis_windows import seen
+from ooc_cudnn.operations.resampling.axis_windows import seen_range
 from ooc_cudnn.operations.resampling.forward import Resampling
 from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
 
@@ -20,7 +20,7 @@ class Crop(Node):
     operation: Resampling
 
     def forward(self, emit: Forward) -> None:
-        inside = (seen(window, (0, window.count)) for window in self.operation.windows)
+        inside = (seen_range(window, (0, window.count)) for window in self.operation.windows)
         images, channels = ((0, extent) for extent in self.x.shape[:2])
         emit.alias(self.y, self.x, (images, channels, *inside))
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.memory.alignment import aligned
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.network.ir.step import Phase
 from ooc_cudnn.network.search.mo_sos.problem import Choice
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
@@ -16,7 +16,7 @@ from ooc_cudnn.operations.core.launch import Buffer
 PIECES = 64
 
 
-class Choosing:
+class PhaseChoices:
     """The choices that phases have on a target, in a memory order."""
 
     def __init__(self, target: Target, order: str) -> None:
@@ -50,11 +50,11 @@ class Choosing:
             for launch in launches:
                 seconds = float(machine.compute.seconds(launch.operation.work()))
                 of.append(self._of_launch(launch.operation, seconds))
-        found = together(of)
+        found = run_together(of)
         made = [Choice(each.seconds, each.workspace_bytes + scratch + beside) for each in found]
         if scratch:  # cut along its images it takes less, and the algorithms that take least
             made.append(Choice(found[-1].seconds, scratch // PIECES + beside))
-        return together([tuple(made)])
+        return run_together([tuple(made)])
 
     def _of_launch(self, operation: object, seconds: float) -> tuple[Choice, ...]:
         """By what is known of engines: the machine's model has the seconds of the fastest."""
@@ -75,14 +75,14 @@ def _scratch_bytes(buffers: Mapping[str, Buffer], operands: Container[str]) -> i
     for name, buffer in buffers.items():
         block = buffer.block or name
         if block not in operands:
-            blocks[block] = max(blocks.get(block, 0), aligned(buffer.nbytes))
+            blocks[block] = max(blocks.get(block, 0), align(buffer.nbytes))
     return sum(blocks.values())
 
 
-def together(of: Sequence[tuple[Choice, ...]]) -> tuple[Choice, ...]:
+def run_together(of: Sequence[tuple[Choice, ...]]) -> tuple[Choice, ...]:
     """Combine choices of phases in a row that share a workspace: the fastest first.
 
-    >>> both = together([(Choice(1.0, 8), Choice(2.0)), (Choice(3.0, 6), Choice(5.0))])
+    >>> both = run_together([(Choice(1.0, 8), Choice(2.0)), (Choice(3.0, 6), Choice(5.0))])
     >>> [(choice.seconds, choice.workspace_bytes) for choice in both]
     [(4.0, 8), (5.0, 6), (7.0, 0)]
     """

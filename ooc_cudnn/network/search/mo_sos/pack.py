@@ -15,7 +15,7 @@ from ooc_cudnn.network.search.mo_sos.problem import Choice
 Wanted = Mapping[int, Sequence[Choice]]
 
 
-def packed(tensors: Sequence[Extent], wanted: Wanted, room_bytes: int) -> dict[int, int] | None:
+def pack(tensors: Sequence[Extent], wanted: Wanted, room_bytes: int) -> dict[int, int] | None:
     """Bytes of workspace by phase, so that all has an address; None if not even tensors have.
 
     Examples
@@ -23,7 +23,7 @@ def packed(tensors: Sequence[Extent], wanted: Wanted, room_bytes: int) -> dict[i
     Bytes 256 to 512 are free before the tensor at 0 ends, then those below 256.
 
     >>> held = [Extent(0, 1, 256)]
-    >>> packed(held, {1: (Choice(1.0, 512), Choice(3.0, 256)), 2: (Choice(1.0, 512),)}, 512)
+    >>> pack(held, {1: (Choice(1.0, 512), Choice(3.0, 256)), 2: (Choice(1.0, 512),)}, 512)
     {1: 256, 2: 512}
     """
     return _Packing(tensors, wanted, room_bytes).found()

@@ -8,31 +8,31 @@ from dataclasses import replace
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.extents import Extent
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.live_ranges import check_stays
+from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import PlannedStep
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
-from ooc_cudnn.network.passes.compress_activations import with_indices
-from ooc_cudnn.network.passes.fuse_chains import fused
-from ooc_cudnn.network.passes.fuse_gradient_sums import summed
-from ooc_cudnn.network.passes.inplace_gradients import in_place
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.compress_activations import save_indices
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
+from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
+from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.incumbent import Incumbent
-from ooc_cudnn.network.search.mo_sos.choices import Choosing
-from ooc_cudnn.network.search.mo_sos.pack import packed
-from ooc_cudnn.network.search.mo_sos.pose import Posed, pose
-from ooc_cudnn.network.search.mo_sos.program import Allowed, Program
-from ooc_cudnn.network.search.mo_sos.replay import follow, schedule_of
+from ooc_cudnn.network.search.mo_sos.choices import PhaseChoices
+from ooc_cudnn.network.search.mo_sos.pack import pack
+from ooc_cudnn.network.search.mo_sos.pose import PosedProblem, pose
+from ooc_cudnn.network.search.mo_sos.program import Freedom, Program
+from ooc_cudnn.network.search.mo_sos.replay import replay_schedule, schedule_of
 
-MO_SOS, STR = Allowed(), Allowed(algorithms=False)
-CHECKMATE = Allowed(offload=False, algorithms=False)
+MO_SOS, STR = Freedom(), Freedom(algorithms=False)
+CHECKMATE = Freedom(offload=False, algorithms=False)
 #: What each policy decides, and less than that: what solves a program of fewer decisions solves the
 #: whole one too, and is found sooner. Of MO-SOS's the fastest replay is taken. The baselines take
 #: each layer's fastest algorithm for granted, which then runs by the fastest whose workspace fits,
 #: and the first plan that is found.
 CANDIDATES = {
-    "mo_sos": (MO_SOS, STR, Allowed(offload=False), CHECKMATE),
+    "mo_sos": (MO_SOS, STR, Freedom(offload=False), CHECKMATE),
     "str": (STR, CHECKMATE),
     "checkmate": (CHECKMATE,),
 }
@@ -50,15 +50,17 @@ SHARES, AS_SOLVED = (1.0, 0.94), 1.01
 MORE, PLENTY = 1.25, 4
 
 
-def taken_whole(step: Step) -> Step:
+def canonicalize_whole_maps(step: Step) -> Step:
     """The step that these policies take: whole maps for backward, as the paper has it.
 
     Poolings save where their maxima are, so that their maps may be made again by other engines.
     """
-    return in_place(summed(fused(apart(with_indices(step)))))
+    return share_gradient_memory(
+        fuse_gradient_sums(fuse_chains(split_concatenations(save_indices(step))))
+    )
 
 
-def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> PlannedStep:
+def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> LoweredStep:
     """Plan a step by one of the programs.
 
     Raises
@@ -98,10 +100,10 @@ def _planned(
     step: Step,
     terms: PlanConstraints,
     policy: str,
-    allowed: Allowed,
+    allowed: Freedom,
     budget: int,
     stop: float = GAP,
-) -> tuple[PlannedStep, float] | None:
+) -> tuple[LoweredStep, float] | None:
     """Plan a step in so many bytes; None where there is no solution, or it has no addresses.
 
     With the seconds of computing that the program found.
@@ -111,16 +113,16 @@ def _planned(
     if solved is None:
         return None
     schedule = schedule_of(program, solved)
-    followed = follow(posed, program, schedule)
+    followed = replay_schedule(posed, program, schedule)
     rewritten, stays = followed.step, followed.stays
-    check_stays(rewritten, stays)
+    check_live_ranges(rewritten, stays)
     tensors = [
         Extent(stay.first, stay.last, rewritten.tensors[base].nbytes)
         for base, found in stays.items()
         for stay in found
         if base not in _on_device(terms)
     ]
-    reserved = packed(tensors, followed.wanted, terms.target.room_bytes)
+    reserved = pack(tensors, followed.wanted, terms.target.room_bytes)
     if reserved is None:
         return None
     spec = RewriteSpec(again=followed.again, reserved=tuple(sorted(reserved.items())))
@@ -137,9 +139,9 @@ def _planned(
 
 
 def _program(
-    step: Step, terms: PlanConstraints, allowed: Allowed, budget: int
-) -> tuple[Posed, Program]:
-    posed = pose(step, Choosing(terms.target, terms.order), budget, _on_device(terms))
+    step: Step, terms: PlanConstraints, allowed: Freedom, budget: int
+) -> tuple[PosedProblem, Program]:
+    posed = pose(step, PhaseChoices(terms.target, terms.order), budget, _on_device(terms))
     return posed, Program(posed.problem, budget, allowed)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ooc_cudnn.memory.alignment import aligned
-from ooc_cudnn.network.ir.live_ranges import held_by, kept
+from ooc_cudnn.memory.alignment import align
+from ooc_cudnn.network.ir.live_ranges import keep_all, live_bytes
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import whole
+from ooc_cudnn.network.ir.tensor import whole_region
 from ooc_cudnn.network.passes.microbatch import images_of
-from ooc_cudnn.network.passes.rematerialize import compared, makes_maps_alone
-from ooc_cudnn.network.search.mo_sos.choices import PIECES, Choosing, together
+from ooc_cudnn.network.passes.rematerialize import compared_maps, makes_maps_alone
+from ooc_cudnn.network.search.mo_sos.choices import PIECES, PhaseChoices, run_together
 from ooc_cudnn.network.search.mo_sos.problem import Map, Problem, Stage
 
 #: Maps that are smaller, as a share of the largest, stay: there are many, and they take little.
@@ -20,7 +20,7 @@ SHORT, LITTLE = 0.02, 0.25
 
 
 @dataclass(frozen=True)
-class Posed:
+class PosedProblem:
     """A problem, and the step that it is of.
 
     Attributes
@@ -34,7 +34,9 @@ class Posed:
     makers: tuple[tuple[int, ...], ...]
 
 
-def pose(step: Step, choosing: Choosing, budget_bytes: int, given: frozenset[str]) -> Posed:
+def pose(
+    step: Step, choosing: PhaseChoices, budget_bytes: int, given: frozenset[str]
+) -> PosedProblem:
     """Return the problem of a step.
 
     Parameters
@@ -47,38 +49,40 @@ def pose(step: Step, choosing: Choosing, budget_bytes: int, given: frozenset[str
 
 class _Posing:
     def __init__(
-        self, step: Step, choosing: Choosing, budget_bytes: int, given: frozenset[str]
+        self, step: Step, choosing: PhaseChoices, budget_bytes: int, given: frozenset[str]
     ) -> None:
         self.step, self.choosing, self.budget = step, choosing, budget_bytes
         self.uses, self.bases = step.uses, {n: step.base(n) for n in step.tensors}
-        self.compared, self.images = compared(step), images_of(step)
+        self.compared, self.images = compared_maps(step), images_of(step)
         managed = self._managed()
         #: Numbers of the managed maps, in the order in which they are made.
         self.number = {name: at for at, name in enumerate(managed)}
-        self.nbytes = [aligned(step.tensors[name].nbytes) for name in managed]
+        self.nbytes = [align(step.tensors[name].nbytes) for name in managed]
         self.makers = tuple(self._forward_writers(name) for name in managed)
-        stays = {n: s for n, s in kept(step).items() if n not in {*self.number, *given}}
-        self.fixed = held_by(step, stays)
+        stays = {n: s for n, s in keep_all(step).items() if n not in {*self.number, *given}}
+        self.fixed = live_bytes(step, stays)
         self.choices = [
             choosing.choices(phase, self._strided_bytes(phase)) for phase in step.phases
         ]
 
-    def posed(self) -> Posed:
+    def posed(self) -> PosedProblem:
         """The problem."""
         maps = [
             self._map(name, makers) for name, makers in zip(self.number, self.makers, strict=True)
         ]
         rates = (self.choosing.rate(direction) for direction in ("copy_out", "copy_in"))
-        return Posed(Problem(tuple(maps), tuple(self._stages()), *rates), self.step, self.makers)
+        return PosedProblem(
+            Problem(tuple(maps), tuple(self._stages()), *rates), self.step, self.makers
+        )
 
     def _strided_bytes(self, phase: Phase) -> int:
         """What a phase brings to a slot, for it lies apart: parts of filters, or of an image."""
         found = 0
         for name in dict.fromkeys(phase.binds.values()):
             tensor, (base, region) = self.step.tensors[name], self.step.place(name)
-            if region[1:] != whole(self.step.tensors[base].shape)[1:]:
+            if region[1:] != whole_region(self.step.tensors[base].shape)[1:]:
                 pieces = PIECES if tensor.shape[0] == self.images > 1 else 1
-                found += aligned(tensor.nbytes) // pieces
+                found += align(tensor.nbytes) // pieces
         return found
 
     def _forward_writers(self, name: str) -> tuple[int, ...]:
@@ -121,7 +125,7 @@ class _Posing:
         may = not others and name not in self.compared and phases[0].call.beta == 0
         may = may and all(makes_maps_alone(self.step, phase) for phase in phases)
         may = may and all(self.makers[each][-1] < makers[0] for each in read)
-        choices = together([self.choices[at] for at in makers]) if may else ()
+        choices = run_together([self.choices[at] for at in makers]) if may else ()
         return Map(name, nbytes, tuple(sorted(read)), choices)
 
     # Stages -------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ class _Posing:
 
 def _joined(one: Stage, other: Stage) -> Stage:
     return Stage(
-        together([one.choices, other.choices]),
+        run_together([one.choices, other.choices]),
         tuple(dict.fromkeys((*one.reads, *other.reads))),
         (*one.makes, *other.makes),
         max(one.fixed_bytes, other.fixed_bytes),

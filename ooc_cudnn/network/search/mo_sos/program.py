@@ -32,7 +32,7 @@ DEEP = 8
 UNITS = 4096
 
 
-class Allowed(NamedTuple):
+class Freedom(NamedTuple):
     """Freedoms of a program: decisions that it may take."""
 
     offload: bool = True
@@ -59,7 +59,7 @@ class Program(LinearProgram):
         (t, j) to S(t, j).
     """
 
-    def __init__(self, problem: Problem, budget_bytes: int, allowed: Allowed) -> None:
+    def __init__(self, problem: Problem, budget_bytes: int, allowed: Freedom) -> None:
         super().__init__()
         self.problem, self.allowed = problem, allowed
         self.unit = max(budget_bytes // UNITS, 1)

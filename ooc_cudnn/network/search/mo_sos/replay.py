@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, kept
+from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import RematEvent, Step
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.search.mo_sos.pose import Posed
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.search.mo_sos.pose import PosedProblem
 from ooc_cudnn.network.search.mo_sos.problem import Choice
 from ooc_cudnn.network.search.mo_sos.program import Program
 from ooc_cudnn.network.solver.highs import Solution
@@ -77,7 +77,7 @@ def _copies(
     return sorted(Copy(t, ends[t, j], j) for (t, j), v in variables.items() if chosen[v])
 
 
-class Followed(NamedTuple):
+class ReplayedStep(NamedTuple):
     """A step as a schedule has it."""
 
     step: Step
@@ -86,13 +86,13 @@ class Followed(NamedTuple):
     wanted: dict[int, tuple[Choice, ...]]
 
 
-def follow(posed: Posed, program: Program, schedule: Schedule) -> Followed:
+def replay_schedule(posed: PosedProblem, program: Program, schedule: Schedule) -> ReplayedStep:
     """Rewrite a step as a schedule has it."""
-    return _Following(posed, program, schedule).followed()
+    return _Replay(posed, program, schedule).followed()
 
 
-class _Following:
-    def __init__(self, posed: Posed, program: Program, schedule: Schedule) -> None:
+class _Replay:
+    def __init__(self, posed: PosedProblem, program: Program, schedule: Schedule) -> None:
         self.posed, self.schedule, self.touched = posed, schedule, program.touched
         self.stages = posed.problem.stages
         self.names = [each.name for each in posed.problem.maps]
@@ -102,17 +102,17 @@ class _Following:
         for each in self.again:
             if each.is_made:
                 self.put_in[each.before] += len(posed.makers[self.names.index(each.name)])
-        self.step = repeated(posed.step, self.again)
+        self.step = insert_remat_events(posed.step, self.again)
 
-    def followed(self) -> Followed:
+    def followed(self) -> ReplayedStep:
         """The step, and its tensors' stays: those of maps that leave in several parts."""
         uses = self.step.uses
-        stays = dict(kept(self.step))
+        stays = dict(keep_all(self.step))
         for out in self.schedule.out:
             name = self.names[out.map]
             starts = [self._starts(c.start) for c in self.schedule.back if c.map == out.map]
             stays[name] = self._stays(out, uses[name].phases, sorted(starts))
-        return Followed(self.step, stays, self.again, self._wanted())
+        return ReplayedStep(self.step, stays, self.again, self._wanted())
 
     def _wanted(self) -> dict[int, tuple[Choice, ...]]:
         """The algorithms of each phase, of those that are put in too."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent, Step
-from ooc_cudnn.network.lowering.lower import Placed, always
+from ooc_cudnn.network.lowering.lower import LoweredProgram, accept_any
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
-from ooc_cudnn.network.passes.fuse_chains import fused
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.by_remat import SEARCHED
 from ooc_cudnn.network.search.candidate import Candidate
-from ooc_cudnn.network.search.host_budget import amounts, living_in, with_least
+from ooc_cudnn.network.search.host_budget import amounts, remat_to_fit, remat_to_least
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
@@ -36,7 +36,7 @@ class HostMemory(Strategy):
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose what the search finds for each amount that may live at once."""
         constraints = request.constraints
-        step = apply_passes(apart(request.step), frozenset(), 1, 1)
+        step = apply_passes(split_concatenations(request.step), frozenset(), 1, 1)
         assert constraints.host is not None
         available = constraints.host.available_bytes
         living_bytes = float(constraints.target.room_bytes + available)
@@ -44,7 +44,7 @@ class HostMemory(Strategy):
             for nbytes in amounts(step, constraints):
                 if nbytes > living_bytes:
                     continue
-                events = living_in(step, constraints, nbytes)
+                events = remat_to_fit(step, constraints, nbytes)
                 if events is None:
                     continue
                 budget = _HostBudget(available)
@@ -52,7 +52,7 @@ class HostMemory(Strategy):
                     return
                 living_bytes = nbytes - budget.beyond_bytes
             if incumbent.best is None:
-                yield _spilling(step, with_least(step, constraints), constraints)
+                yield _spilling(step, remat_to_least(step, constraints), constraints)
         except PlanInfeasibleError:
             return  # an addition to what another part made takes more than all at once
 
@@ -69,7 +69,7 @@ class _HostBudget:
     def __init__(self, available_bytes: int) -> None:
         self._available_bytes, self.beyond_bytes = available_bytes, 0
 
-    def __call__(self, placed: Placed) -> bool:
+    def __call__(self, placed: LoweredProgram) -> bool:
         self.beyond_bytes = max(placed.program.host_bytes - self._available_bytes, 0)
         return self.beyond_bytes == 0
 
@@ -81,7 +81,7 @@ def _spilling(
     budget: _HostBudget | None = None,
 ) -> Candidate:
     """A candidate that spills; made in any case without a budget."""
-    rewritten = fused(repeated(step, events))
+    rewritten = fuse_chains(insert_remat_events(step, events))
     return Candidate(
         rewritten,
         POLICIES["keep"].residing(rewritten),
@@ -89,6 +89,6 @@ def _spilling(
         SEARCHED,
         RewriteSpec(apart=True, again=events),
         spill=True,
-        is_worth=None if budget else always,
+        is_worth=None if budget else accept_any,
         is_accepted=budget,
     )

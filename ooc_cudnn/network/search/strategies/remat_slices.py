@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.network.lowering.lower import most_touched
+from ooc_cudnn.network.lowering.lower import max_touched_bytes
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.search.by_remat import searched
+from ooc_cudnn.network.search.by_remat import propose_remat
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
 from ooc_cudnn.network.search.remat_candidates import ALL, INPUTS
@@ -34,7 +34,7 @@ class RematerializeSlices(Strategy):
         constraints = request.constraints
         step = apply_passes(request.step, frozenset(), 1, 1)
         small_bytes = max(int(SMALL_PHASE * constraints.target.room_bytes), 1)
-        fewest = -(-most_touched(step, constraints) // small_bytes)
+        fewest = -(-max_touched_bytes(step, constraints) // small_bytes)
         if not 1 < fewest <= min(MOST_SLABS, images_of(step)):
             return
         for slabs in (fewest, fewest + 1):
@@ -42,5 +42,7 @@ class RematerializeSlices(Strategy):
                 sliced = slice_batch(step, slabs)
             except WholeBatchError:
                 return
-            if (yield from searched(sliced, constraints, incumbent, (INPUTS, ALL), slabs=slabs)):
+            if (
+                yield from propose_remat(sliced, constraints, incumbent, (INPUTS, ALL), slabs=slabs)
+            ):
                 return

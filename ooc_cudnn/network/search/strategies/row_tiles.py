@@ -7,7 +7,7 @@ import numpy as np
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.lowering.lower import most_held
+from ooc_cudnn.network.lowering.lower import peak_live_bytes
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
 from ooc_cudnn.network.policies.policy import POLICIES
@@ -62,7 +62,10 @@ class RowTiles(Strategy):
             }
             if not of_bands:
                 return
-            if most_held(rewritten, of_bands) > SHARE_OF_BANDS * constraints.target.room_bytes:
+            if (
+                peak_live_bytes(rewritten, of_bands)
+                > SHARE_OF_BANDS * constraints.target.room_bytes
+            ):
                 continue
             spec = RewriteSpec(count, bands)
             try:

@@ -6,8 +6,8 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
-from ooc_cudnn.network.passes.rematerialize import forward_only, seconds_to_remake
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.rematerialize import forward_only_maps, remat_seconds
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES, mixed
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
@@ -30,7 +30,7 @@ class Spill(Strategy):
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose a candidate for each share."""
         constraints, count = request.constraints, request.micro_batches or 1
-        step = apart(request.step)
+        step = split_concatenations(request.step)
         for share in SHARES_SPILLED:
             remade, anew = _rematerialized(step, constraints, share)
             rewritten = apply_passes(step, remade, count, 1, anew)
@@ -52,7 +52,7 @@ def _rematerialized(
     """Maps to rematerialize, up to a share of their bytes; and those of them for each reader."""
     machine, room_bytes = constraints.target.machine, constraints.target.room_bytes
     remade = mixed(step, machine, share)[-1].remade
-    seconds_of = seconds_to_remake(step, machine, remade | forward_only(step))
+    seconds_of = remat_seconds(step, machine, remade | forward_only_maps(step))
     anew = {
         name
         for name in remade

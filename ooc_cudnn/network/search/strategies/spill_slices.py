@@ -7,13 +7,13 @@ from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.batch_slices import slice_batch
-from ooc_cudnn.network.passes.fuse_chains import fused
+from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.passes.rematerialize_events import repeated
-from ooc_cudnn.network.passes.split_concatenations import apart
+from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate
-from ooc_cudnn.network.search.host_budget import living_in
+from ooc_cudnn.network.search.host_budget import remat_to_fit
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
 from ooc_cudnn.network.search.strategies.remat_slices import MOST_SLABS
@@ -49,15 +49,17 @@ class SpillSlices(Strategy):
         """Propose one candidate, if the search finds what to rematerialize."""
         constraints, slabs = request.constraints, _slabs_of(request)
         try:
-            sliced = slice_batch(apply_passes(apart(request.step), frozenset(), 1, 1), slabs)
+            sliced = slice_batch(
+                apply_passes(split_concatenations(request.step), frozenset(), 1, 1), slabs
+            )
         except WholeBatchError:
             return
         room_bytes = constraints.target.room_bytes
-        solutions = (living_in(sliced, constraints, share * room_bytes) for share in LIVING)
+        solutions = (remat_to_fit(sliced, constraints, share * room_bytes) for share in LIVING)
         events = next((events for events in solutions if events is not None), None)
         if events is None:
             return
-        rewritten, tries = fused(repeated(sliced, events)), iter(range(MOST_TRIES))
+        rewritten, tries = fuse_chains(insert_remat_events(sliced, events)), iter(range(MOST_TRIES))
 
         def is_worth(step: Step, live_ranges: LiveRanges) -> bool:
             return next(tries, None) is not None and incumbent.can_beat_incumbent(step, live_ranges)

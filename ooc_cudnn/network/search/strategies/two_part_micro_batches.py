@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.passes.rematerialize import can_be_remade
+from ooc_cudnn.network.passes.rematerialize import rematerializable
 from ooc_cudnn.network.policies.policy import Decision, Policy, keep
 from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
@@ -27,7 +27,7 @@ class TwoPartMicroBatches(Strategy):
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose a plan for each count, until one is slower than one before it."""
         step, constraints = request.step, request.constraints
-        policy = Policy(keep, lambda step, machine: (Decision(can_be_remade(step)),))
+        policy = Policy(keep, lambda step, machine: (Decision(rematerializable(step)),))
         images, least = images_of(step), float("inf")
         try:
             for count in (count for count in MICRO_BATCHES if count <= images):
