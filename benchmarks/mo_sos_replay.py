@@ -93,7 +93,7 @@ def _whole(name: str) -> Step:
     return canonicalize_whole_maps(fuse_activation_gradients(net.training_phases(loss)))
 
 
-def _terms(name: str, limit: int, *, may_cut: bool) -> PlanConstraints:
+def _constraints(name: str, limit: int, *, may_cut: bool) -> PlanConstraints:
     """The card with the weights on it.
 
     Calls may be cut so that there is room for the fastest algorithms, as the library does where
@@ -126,10 +126,10 @@ def keep_all(name: str) -> int:
 def replayed(name: str, policy: str, ratio: float) -> Replay | None:
     """Plan a step by a policy, with a share of what it takes to keep all; None if it cannot."""
     limit = int(ratio * keep_all(name))
-    terms = _terms(name, limit, may_cut=policy not in CANDIDATES)
+    constraints = _constraints(name, limit, may_cut=policy not in CANDIDATES)
     net, loss = trained(name)
     try:
-        made = plan_step(name, net.training_phases(loss), terms, policy=policy)
+        made = plan_step(name, net.training_phases(loss), constraints, policy=policy)
     except PlanInfeasibleError:
         return None
     plan = made.plan
@@ -140,7 +140,7 @@ def replayed(name: str, policy: str, ratio: float) -> Replay | None:
     return Replay(
         plan.seconds,
         plan.compute_seconds,
-        plan.device_bytes + limit - terms.target.room_bytes,
+        plan.device_bytes + limit - constraints.target.room_bytes,
         by_fate["offloaded"],
         by_fate["recomputed"],
     )

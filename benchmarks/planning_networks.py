@@ -57,14 +57,18 @@ SMALL = (Case("alexnet", 8),)
 
 def planned(step: Step, limit: int, policy: str = "best", **asked: int) -> NetworkPlan:
     """The plan of a step under a limit, beside its bound if it is the best."""
-    terms = PlanConstraints(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
-    return plan_step("training_step", step, terms, policy=policy, **asked).plan
+    constraints = PlanConstraints(
+        Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {}
+    )
+    return plan_step("training_step", step, constraints, policy=policy, **asked).plan
 
 
 def with_bound(plan: NetworkPlan, step: Step) -> NetworkPlan:
     limit = plan.memory_limit
-    terms = PlanConstraints(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
-    return plan_with_bound(plan, step, terms)
+    constraints = PlanConstraints(
+        Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {}
+    )
+    return plan_with_bound(plan, step, constraints)
 
 
 def body(report: script.Report) -> None:

@@ -90,18 +90,20 @@ def _replay(
     weights = sum(spec.nbytes for spec in given.values())
     room = limit - weights
     target = Target(machine(way.algorithms), room, room, ("channels_first",), ask, overlap=True)
-    terms = PlanConstraints(target, given, synchronous=policy.synchronous)
-    placed = lower_step(str(case), step, policy.residing(step), terms, may_stream=False)
-    if placed is None:
+    constraints = PlanConstraints(target, given, synchronous=policy.synchronous)
+    lowered = lower_step(
+        str(case), step, policy.live_ranges_of(step), constraints, may_stream=False
+    )
+    if lowered is None:
         return None
-    tasks = list(placed.program.tasks)
-    begins, busy, seconds = _times(placed.program)
+    tasks = list(lowered.program.tasks)
+    begins, busy, seconds = _times(lowered.program)
     held = np.array([task.plan.device_bytes for task in tasks])
     of_weights, away = {step.base(name) for name in step.gradients.values()}, 0
-    for base, stays in placed.residency.items():
-        away += step.tensors[base].nbytes if len(stays) > 1 else 0
-        for stay in stays if base not in of_weights else ():
-            held[stay.first : stay.last + 1] += step.tensors[base].nbytes
+    for base, live_ranges in lowered.live_ranges.items():
+        away += step.tensors[base].nbytes if len(live_ranges) > 1 else 0
+        for live_range in live_ranges if base not in of_weights else ():
+            held[live_range.first : live_range.last + 1] += step.tensors[base].nbytes
     slower = sum(
         (LEAST_MEMORY_FACTOR - 1) * took
         for task, took in zip(tasks, busy, strict=True)
@@ -109,7 +111,7 @@ def _replay(
     )
     return Replay(
         seconds + slower,
-        placed.program.device_bytes + weights,
+        lowered.program.device_bytes + weights,
         int(held.max()),
         float(np.average(held, weights=np.diff([*begins, seconds]))),
         away,

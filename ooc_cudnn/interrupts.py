@@ -51,7 +51,7 @@ class _SignalRecorder:
             block.noted.append((self.handler, number))
 
 
-class defer_signals:  # used as a statement: ``with deferred():``
+class defer_signals:  # used as a statement: ``with defer_signals():``
     """A block in which no signal's handler runs, but at `hear` and at its end.
 
     Blocks nest; the outermost counts.

@@ -131,18 +131,18 @@ class PlannedCall(NamedTuple):
     @property
     def program(self) -> Program:
         """The program of the call: what its tasks hand on goes through host memory."""
-        homes: dict[str, Binding] = {}
+        bindings: dict[str, Binding] = {}
         tasks = []
         for part in self.parts:
             binds = {own: part.names.get(own, own) for own in part.request.specs}
-            homes |= {binds[own]: Binding(spec) for own, spec in part.request.operands}
+            bindings |= {binds[own]: Binding(spec) for own, spec in part.request.operands}
             tasks.append(Task(self.plan.function, part.request, part.plan, binds))
         # in the order of the call's operands, by whose addresses a bound call is known
         order = [*(name for name, _ in self.plan.operands), *self.between]
         return Program(
             self.plan.function,
             tuple(tasks),
-            {name: homes[name] for name in order},
+            {name: bindings[name] for name in order},
             max(part.plan.device_bytes for part in self.parts),
             self.between,
             self.plan.overlap,

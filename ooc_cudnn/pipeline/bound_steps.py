@@ -36,20 +36,22 @@ class BoundSteps:
     """
 
     def __init__(self, program: Program, steps: Sequence[Step]) -> None:
-        homes = program.homes
-        self._homes, self._base = homes, -1
+        bindings = program.bindings
+        self._bindings, self._base = bindings, -1
         self._device: Device | None = None
         self.sources: dict[str, Source] = {}
         #: What is handed in, and its views, each behind what it is a view of.
         self._views: dict[str, list[str]] = {
-            name: [] for name, home in homes.items() if home.offset is None and not home.of
+            name: []
+            for name, binding in bindings.items()
+            if binding.offset is None and not binding.of
         }
         roots = {name: name for name in self._views}
-        for name, home in homes.items():
-            if home.of:
-                roots[name] = roots[home.of]
+        for name, binding in bindings.items():
+            if binding.of:
+                roots[name] = roots[binding.of]
                 self._views[roots[name]].append(name)
-        self._on_host = [name for name in self._views if homes[name].spec.placement != "device"]
+        self._on_host = [name for name in self._views if bindings[name].spec.placement != "device"]
         self._actions: list[Action | None] = [None] * len(steps)
         self._lasts: list[bool] = [False] * len(steps)
         self._touching = defaultdict[str, list[int]](list)
@@ -66,7 +68,7 @@ class BoundSteps:
         if device is not self._device or base != self._base:
             self._device, self._base, self.sources = device, base, {}
             self._actions = [None] * len(self._actions)
-            for name, (spec, offset, *_) in self._homes.items():
+            for name, (spec, offset, *_) in self._bindings.items():
                 if offset is not None:
                     at = base + offset
                     self.sources[name] = DeviceView(at, spec.dtype, spec.shape, spec.strides)
@@ -78,7 +80,7 @@ class BoundSteps:
                 self._actions[index] = None
             self.sources[root] = array
             for name in views:
-                spec, _, of, region, _ = self._homes[name]
+                spec, _, of, region, _ = self._bindings[name]
                 self.sources[name] = drop_unit_axes(region_of(self.sources[of], region), spec)
 
     def action(self, index: int, make: Callable[[], Action]) -> Action:

@@ -170,7 +170,7 @@ class Executor:
         base = self._begins(self._reserve(device, limit_bytes))
         if base != self._bound_base or len(self._bound) >= BOUND_ADDRESSES:
             self._bound, self._bound_base = {}, base
-        addresses = tuple(arrays[name].pointer for name in self.program.homes)
+        addresses = tuple(arrays[name].pointer for name in self.program.bindings)
         actions = self._bound.get(addresses)
         if actions is None:
             sources = self._sources({name: arrays[name].view() for name in arrays}, base)
@@ -287,7 +287,7 @@ class Executor:
     def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[str, Source]:
         """Every tensor, where it is: handed in, a view of that, or in the block."""
         found: dict[str, Source] = {}
-        for name, (spec, offset, of, region, _) in self.program.homes.items():
+        for name, (spec, offset, of, region, _) in self.program.bindings.items():
             if offset is not None:
                 found[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
             else:

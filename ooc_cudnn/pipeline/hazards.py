@@ -170,11 +170,13 @@ class Hazards:
     wait for each other by its own rings.
     """
 
-    def __init__(self, homes: Mapping[str, Binding]) -> None:
-        self.homes = homes
+    def __init__(self, bindings: Mapping[str, Binding]) -> None:
+        self.bindings = bindings
         self._block = _Bytes()
         self._arrays = {
-            name: _Regions() for name, home in homes.items() if home.offset is None and not home.of
+            name: _Regions()
+            for name, binding in bindings.items()
+            if binding.offset is None and not binding.of
         }
         self._before: dict[str, Latest] = {}
         self._noted: list[tuple[TouchedRegion, Latest, bool]] = []
@@ -194,7 +196,7 @@ class Hazards:
         found = self._before.get(array)
         if found is None:
             found = self._before[array] = {}
-            for name in self.homes[array].after:
+            for name in self.bindings[array].after:
                 latest_steps(found, self._arrays[name].all_users())
         return found
 
@@ -223,12 +225,12 @@ class Hazards:
         self._noted = []
 
     def _where(self, name: str, region: Region | None) -> TouchedRegion:
-        home = self.homes[name]
-        shape = home.spec.shape
+        binding = self.bindings[name]
+        shape = binding.spec.shape
         region = region or tuple((0, extent) for extent in shape)
-        if home.offset is not None:
-            return TouchedRegion("", (byte_range(home, region),))
-        while home.of:
-            region, name = inside(home.region, region, home.spec.shape), home.of
-            home = self.homes[name]
+        if binding.offset is not None:
+            return TouchedRegion("", (byte_range(binding, region),))
+        while binding.of:
+            region, name = inside(binding.region, region, binding.spec.shape), binding.of
+            binding = self.bindings[name]
         return TouchedRegion(name, region)

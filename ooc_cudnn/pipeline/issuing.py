@@ -24,7 +24,7 @@ class Issuer:
         self.item = 0
         self.sizes: list[Mapping[str, int]] = []
         #: None where there is but one item, which has nothing to wait for.
-        self.hazards = Hazards(program.homes) if len(program.items) > 1 else None
+        self.hazards = Hazards(program.bindings) if len(program.items) > 1 else None
         #: The latest step of each stream, and what the next compute step is to wait for beside.
         self.latest: Latest = {}
         self.synchronised: Latest = {}
@@ -72,7 +72,7 @@ class Issuer:
 
     def move(self, move: Move) -> None:
         """Copy a tensor over the link, in large copies."""
-        spec, hazards = self.program.homes[move.source].spec, self.hazards
+        spec, hazards = self.program.bindings[move.source].spec, self.hazards
         index, self.pieces = self.pieces, self.pieces + 1
         for region in chunks(spec):
             others: Latest = {}

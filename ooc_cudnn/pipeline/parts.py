@@ -44,18 +44,18 @@ class Parts:
 
     def moves(self, pause: int, stream: str) -> Program:
         """The program that copies what is kept to the host (or back): arrays "0", "1", ..."""
-        homes: dict[str, Binding] = {}
+        bindings: dict[str, Binding] = {}
         items: list[Item] = []
         for at, (start, stop) in enumerate(self.kept[pause]):
             host, there = str(at), f"{at} on the device"
             shape = (stop - start,)
-            homes[host] = Binding(TensorSpec(shape, "uint8", "pinned"))
-            homes[there] = Binding(TensorSpec(shape, "uint8", "device"), start)
+            bindings[host] = Binding(TensorSpec(shape, "uint8", "pinned"))
+            bindings[there] = Binding(TensorSpec(shape, "uint8", "device"), start)
             ends = (host, there) if stream == COPY_IN else (there, host)
             items.append(Move(f"{stream} of {start} to {stop}", stream, *ends))
         whole = self.programs[0]
         name = f"what {whole.name} keeps on the device"
-        return Program(name, tuple(items), homes, whole.device_bytes)
+        return Program(name, tuple(items), bindings, whole.device_bytes)
 
 
 def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
@@ -77,12 +77,12 @@ def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
 def _of(program: Program, items: tuple[Item, ...]) -> Program:
     """The program of some of the items, with the tensors that they touch."""
     names = {name for item in items for name in tensors_touched(program, item)}
-    homes = {
-        name: home._replace(after=tuple(other for other in home.after if other in names))
-        for name, home in program.homes.items()
+    bindings = {
+        name: binding._replace(after=tuple(other for other in binding.after if other in names))
+        for name, binding in program.bindings.items()
         if name in names
     }
-    return replace(program, items=items, homes=homes, pause=None)
+    return replace(program, items=items, bindings=bindings, pause=None)
 
 
 def _kept(program: Program, pause: int) -> list[tuple[int, int]]:
@@ -106,7 +106,7 @@ def _kept(program: Program, pause: int) -> list[tuple[int, int]]:
                 found += _outside(_within(span, left), written)
         for name in results:
             span = _span(program, name)
-            if span and span[1] - span[0] == program.homes[name].spec.nbytes:
+            if span and span[1] - span[0] == program.bindings[name].spec.nbytes:
                 written = list(_merged([*written, span]))
     return list(_merged(found))
 
@@ -121,10 +121,10 @@ def _written(item: Item) -> set[str]:
 
 def _span(program: Program, name: str) -> tuple[int, int] | None:
     """The bytes of the block that a tensor lies in, if it does."""
-    home = program.homes[name]
-    if home.offset is None:
+    binding = program.bindings[name]
+    if binding.offset is None:
         return None
-    return byte_range(home, tuple((0, extent) for extent in home.spec.shape))
+    return byte_range(binding, tuple((0, extent) for extent in binding.spec.shape))
 
 
 def _within(span: tuple[int, int], ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -162,7 +162,7 @@ def tensors_touched(program: Program, item: Item) -> Iterator[str]:
     for name in names:
         while name:
             yield name
-            name = program.homes[name].of
+            name = program.bindings[name].of
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """The program: calls run one after the other on tensors that they hand on to each other.
 
 A plain function is a program of one task, a chain that memory is short for one of several, and a
-training step one of hundreds. A tensor of a program has one home: an address in the program's block
-of device memory, or an array that is handed in when it runs. What a network holds now here and now
-there is several such tensors, with moves between them.
+training step one of hundreds. A tensor of a program has one binding: an address in the program's
+block of device memory, or an array that is handed in when it runs. What a network holds now here
+and now there is several such tensors, with moves between them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Program:
     items : tuple of Task, Move and Synchronisation
         In the order in which they are issued. Each starts as soon as what it reads is there and
         what it writes is free.
-    homes : mapping
+    bindings : mapping
         Every tensor by name.
     device_bytes : int
         The block: everything that the program holds on the device beside what is handed in.
@@ -146,7 +146,7 @@ class Program:
 
     name: str
     items: tuple[Item, ...]
-    homes: Mapping[str, Binding]
+    bindings: Mapping[str, Binding]
     device_bytes: int
     between: Mapping[str, TensorSpec] = field(default_factory=lambda: MappingProxyType({}))
     overlap: bool = True
@@ -169,9 +169,9 @@ class Program:
     def given(self) -> Mapping[str, TensorSpec]:
         """Tensors that are handed in, with their layout; those made for the run are, too."""
         return {
-            name: home.spec
-            for name, home in self.homes.items()
-            if home.offset is None and not home.of
+            name: binding.spec
+            for name, binding in self.bindings.items()
+            if binding.offset is None and not binding.of
         }
 
     @cached_property
@@ -183,8 +183,8 @@ class Program:
 def program_of(request: Request, plan: Plan) -> Program:
     """The program of one call: its tensors are its operands, handed in."""
     task = Task(plan.function, request, plan, {name: name for name in request.specs})
-    homes = {name: Binding(spec) for name, spec in request.operands}
-    return Program(plan.function, (task,), homes, plan.device_bytes, overlap=plan.overlap)
+    bindings = {name: Binding(spec) for name, spec in request.operands}
+    return Program(plan.function, (task,), bindings, plan.device_bytes, overlap=plan.overlap)
 
 
 def inside(outer: Region, inner: Region, shape: tuple[int, ...]) -> Region:
@@ -201,9 +201,9 @@ def inside(outer: Region, inner: Region, shape: tuple[int, ...]) -> Region:
     return tuple(found)
 
 
-def byte_range(home: Binding, region: Region) -> tuple[int, int]:
+def byte_range(binding: Binding, region: Region) -> tuple[int, int]:
     """The bytes of the block from the first to the last that a region of a tensor takes."""
-    spec, offset = home.spec, home.offset or 0
+    spec, offset = binding.spec, binding.offset or 0
     first = sum(low * stride for (low, _), stride in zip(region, spec.strides, strict=True))
     last = sum((high - 1) * stride for (_, high), stride in zip(region, spec.strides, strict=True))
     return offset + first * spec.itemsize, offset + (last + 1) * spec.itemsize

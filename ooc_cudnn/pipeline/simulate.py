@@ -116,7 +116,7 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
                     cost.copy(machine, step.copies, placement, moved, rows, others[step.item])
             else:
                 assert isinstance(item, Move)
-                spec = program.homes[item.ends[1]].spec
+                spec = program.bindings[item.ends[1]].spec
                 rows = rows_of(shape, spec.strides, spec.itemsize)
                 moved = math.prod(shape) * spec.itemsize
                 cost.copy(machine, step.copies, spec.placement, moved, rows)

@@ -93,7 +93,7 @@ def link_bytes(program: Program, step: Step) -> int:
     (place,) = step.places
     item = program.items[step.item]
     if isinstance(item, Move):
-        spec = program.homes[item.source].spec
+        spec = program.bindings[item.source].spec
     else:
         assert isinstance(item, Task)
         spec = item.request.specs[place.operand]

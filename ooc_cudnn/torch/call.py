@@ -334,8 +334,8 @@ class ReadyModel:
         there = [e.spec.nbytes for e in (*given.values(), out) if e.spec.placement == "device"]
         under = TilingConstraints(self._memory_limit, given, None, -sum(there))
         lying = tuple((name, each.spec) for name, each in given.items()), out.spec
-        terms = under.terms(step)
-        key = current(), terms.target.room_bytes, lying
+        constraints = under.constraints(step)
+        key = current(), constraints.target.room_bytes, lying
         if self._in_blocks is None or self._in_blocks[0] != key:
             plan = plan_tiles(step, under)
             blocks = TiledInference(step, plan.cuts, self._memory_limit, counts_given=True)

@@ -202,7 +202,7 @@ class Tall(Drawn):
         limit = int(random.integers(least, full + 1))
         yield limit, "spill"
         for made in spilling_plans(self.net, self.loss, limit):
-            assert hazards(make_schedule(made.placed.program)) == []
+            assert hazards(make_schedule(made.lowered.program)) == []
             self.check(limit, "best", plan=made.plan)
         for _ in range(2):
             bands, limit = int(random.integers(2, 16)), int(random.integers(least, full + 1))
@@ -212,7 +212,7 @@ class Tall(Drawn):
                 made = banded(self.net, self.loss, limit, bands, parts)
             except PlanInfeasibleError:
                 continue  # a part of a call may take more than all of it
-            assert hazards(make_schedule(made.placed.program)) == []
+            assert hazards(make_schedule(made.lowered.program)) == []
             self.check(limit, "best", plan=made.plan)
 
 

@@ -107,7 +107,7 @@ def test_a_tuned_step_is_right_and_uses_its_engines(cuda_device, random, precisi
         assert found
         assert step(**inputs) == pytest.approx(value, rel=ERRORS[precision])
         (ready,) = step._ready.values()
-        tasks = [item for item in ready.planned.placed.program.items if isinstance(item, Task)]
+        tasks = [item for item in ready.planned.lowered.program.items if isinstance(item, Task)]
         known = tables_of(cuda_device)
         for task in tasks:
             if task.name.startswith("convolution") and not is_one_without_engines(task, known):

@@ -21,9 +21,9 @@ LIMITS = (1_000_000, 1_500_000, 2_000_000, 3_000_000)
 def slice_batch(step):
     """A plan of `step` in slabs, some of them made again: under the first limit that has one."""
     for limit in LIMITS:
-        terms = constraints_for(limit, None, step, {})
+        constraints = constraints_for(limit, None, step, {})
         try:
-            for made in plans_by(RematerializeSlices(), step, terms):
+            for made in plans_by(RematerializeSlices(), step, constraints):
                 if made.plan.slabs > 1 and made.plan.again:
                     return replace(made.plan, policy="best"), limit
         except PlanInfeasibleError:

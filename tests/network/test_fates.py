@@ -53,7 +53,7 @@ def test_of_a_map_in_slices_each_slice_has_its_fate():
     step = insert_remat_events(slices, again)
     target = Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True)
     candidate = Candidate(
-        step, POLICIES["keep"].residing(step), PlanConstraints(target, {}), "keep",
+        step, POLICIES["keep"].live_ranges_of(step), PlanConstraints(target, {}), "keep",
         RewriteSpec(again=again, slabs=2),
     )  # fmt: skip
     fates = lower_and_replay("step", candidate).plan.fate

@@ -57,8 +57,8 @@ def test_more_memory_is_hardly_slower(seed, limits):
     """
     step, machine, before = drawn_step(seed), shipped("host"), float("inf")
     for limit in limits:
-        terms = PlanConstraints(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
-        plan = plan_step("step", step, terms).plan
+        constraints = PlanConstraints(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
+        plan = plan_step("step", step, constraints).plan
         assert plan.device_bytes <= limit
         assert plan.seconds <= (1 + MOST_SLOWER) * before
         before = min(before, plan.seconds)

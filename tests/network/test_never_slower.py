@@ -45,16 +45,16 @@ def drawn_step(seed):
 
 
 def planned(step, machine, limit, policy):
-    terms = PlanConstraints(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
-    made = plan_step("step", step, terms, policy=policy)
+    constraints = PlanConstraints(Target(machine, limit, limit, ORDERS, None, overlap=True), {})
+    made = plan_step("step", step, constraints, policy=policy)
     # plans are left out by these
-    step, plan, stays = made.step, made.plan, made.placed.residency
-    seconds = ComputeBound(terms).of_phases(step, plan.order)
+    step, plan, live_ranges = made.step, made.plan, made.lowered.live_ranges
+    seconds = ComputeBound(constraints).of_phases(step, plan.order)
     assert sum(seconds) <= plan.compute_seconds * (1 + 1e-9)
-    least = least_seconds(step, stays, machine, seconds)
+    least = least_seconds(step, live_ranges, machine, seconds)
     assert least.unwaited <= least.seconds <= plan.seconds * (1 + 1e-9)
     seconds, pieces = zip(*((task.seconds, task.pieces) for task in plan.tasks), strict=True)
-    about = least_seconds(step, stays, machine, seconds, (), pieces)
+    about = least_seconds(step, live_ranges, machine, seconds, (), pieces)
     assert about.seconds <= plan.seconds * 1.01
     return plan
 

@@ -104,7 +104,7 @@ def test_bands_of_one_image_are_computed_on_where_they_lie(host_device):
         for name, gradient in whole.gradients.items():
             found = np.asarray(step.gradients[name])
             assert found == pytest.approx(np.asarray(gradient), abs=1e-12)
-        program = next(iter(step._ready.values())).planned.placed.program
+        program = next(iter(step._ready.values())).planned.lowered.program
         in_rows[order] = sum(
             "h_y" in axes
             for task in program.tasks
@@ -119,9 +119,11 @@ def test_copies_inside_the_card_are_in_turn_with_computing():
     x = net.input("x", (4, 8, 16, 16))
     joined = net.concatenate([net.convolution(x, 8, window=3, padding=1), x])
     loss = net.mean_squared_error(joined, net.input("target", joined.shape))
-    terms = PlanConstraints(Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True), {})
-    made = plan_step("step", net.training_phases(loss), terms, policy="keep")
-    program = made.placed.program
+    constraints = PlanConstraints(
+        Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True), {}
+    )
+    made = plan_step("step", net.training_phases(loss), constraints, policy="keep")
+    program = made.lowered.program
     copies = [step for step in make_schedule(program).steps if step.copies]
     inside = [step for step in copies if not link_bytes(program, step)]
     assert {step.copies for step in inside} == {"copy_in", "copy_out"}
@@ -132,8 +134,8 @@ def test_copies_inside_the_card_are_in_turn_with_computing():
 
 def test_bytes_between_rows_are_those_of_the_last_step_that_wrote_there():
     """Two results of a call lie between each other: one leaves its slot after the other is made."""
-    homes = {"block": Binding(TensorSpec((64,), "uint8", "device"), 0)}
-    hazards = Hazards(homes)
+    bindings = {"block": Binding(TensorSpec((64,), "uint8", "device"), 0)}
+    hazards = Hazards(bindings)
     hazards.note("block", ((0, 48),), {"compute": 7}, writes=True)
     hazards.note("block", ((16, 64),), {"compute": 5}, writes=True)
     hazards.close()

@@ -121,35 +121,45 @@ def test_best_says_which_policy_it_took(small):
     assert "policy keep: " in asked.explain()
 
 
-def without(stay, at):
+def without(live_range, at):
     return [
-        stay[0],
-        [[*each[:at], None if at == 3 else False, *each[at + 1 :]] for each in stay[1]],
+        live_range[0],
+        [[*each[:at], None if at == 3 else False, *each[at + 1 :]] for each in live_range[1]],
     ]
 
 
 @pytest.mark.parametrize(
     ("key", "edit", "said"),
     [
-        ("stays", lambda stays: [without(stay, 2) for stay in stays], "is not always where it is"),
-        ("stays", lambda stays: [without(stay, 3) for stay in stays], "is not always where it is"),
         (
             "stays",
-            lambda stays: [[n, [[a, max(a, b - 1), *c] for a, b, *c in s]] for n, s in stays],
+            lambda live_ranges: [without(live_range, 2) for live_range in live_ranges],
+            "is not always where it is",
+        ),
+        (
+            "stays",
+            lambda live_ranges: [without(live_range, 3) for live_range in live_ranges],
+            "is not always where it is",
+        ),
+        (
+            "stays",
+            lambda live_ranges: [
+                [n, [[a, max(a, b - 1), *c] for a, b, *c in s]] for n, s in live_ranges
+            ],
             "is not always where it is read",
         ),
         (
             "stays",
-            lambda stays: [[stays[0][0], [[0, 99, True, None]]]],
+            lambda live_ranges: [[live_ranges[0][0], [[0, 99, True, None]]]],
             "cannot be followed: LiveRange",
         ),
         (
             "stays",
-            lambda stays: [*stays, ["z", [[0, 1, False, None]]]],
+            lambda live_ranges: [*live_ranges, ["z", [[0, 1, False, None]]]],
             "cannot be followed: LiveRange",
         ),
-        ("stays", lambda stays: [[n, []] for n, s in stays], None),
-        ("stays", lambda stays: 3, "no plan of a network"),
+        ("stays", lambda live_ranges: [[n, []] for n, s in live_ranges], None),
+        ("stays", lambda live_ranges: 3, "no plan of a network"),
         ("tasks", lambda tasks: [[1]], "no plan of a network"),
         ("order", lambda order: "rows", "order must be one of"),
         ("policy", lambda policy: "fast", "policy must be one of"),

@@ -76,7 +76,7 @@ def planned(order):
 @pytest.mark.parametrize("order", ["channels_first", "channels_last"])
 def test_normalizations_and_poolings_copy_no_map_inside_the_card(order):
     made = planned(order)
-    schedule = make_schedule(made.placed.program)
+    schedule = make_schedule(made.lowered.program)
     for step in schedule.steps:
         task = schedule.program.items[step.item]
         shape = [stop - start for start, stop in step.places[0].region] if step.places else ()
@@ -89,7 +89,7 @@ def test_normalizations_and_poolings_copy_no_map_inside_the_card(order):
 
 def test_what_is_copied_inside_the_card_takes_its_time():
     made = planned("channels_last")
-    schedule, machine = make_schedule(made.placed.program), shipped("h200")
+    schedule, machine = make_schedule(made.lowered.program), shipped("h200")
     replayed = ReplayedSchedule(schedule)
     inside = [
         (step, cost)

@@ -33,9 +33,9 @@ def schedule_of(seed, share, policy, micro_batches=None):
     full = net.plan(loss, memory_limit="1GiB", policy="keep").device_bytes
     limit = int(full * share)
     step = net.training_phases(loss)
-    terms = constraints_for(limit, None, step, {})
-    made = plan_step("step", step, terms, policy=policy, micro_batches=micro_batches)
-    return make_schedule(made.placed.program)
+    constraints = constraints_for(limit, None, step, {})
+    made = plan_step("step", step, constraints, policy=policy, micro_batches=micro_batches)
+    return make_schedule(made.lowered.program)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def images(rows=24):
 def test_bands_of_rows(parts):
     net, loss = images()
     step = net.training_phases(loss)
-    terms = constraints_for("64KiB", None, step, {})
+    constraints = constraints_for("64KiB", None, step, {})
     rewritten = apply_passes(canonicalize(step, "best"), frozenset(), parts, 3)
-    placed = lower_step("rows", rewritten, POLICIES["keep"].residing(rewritten), terms)
-    schedule = make_schedule(placed.program)
+    lowered = lower_step("rows", rewritten, POLICIES["keep"].live_ranges_of(rewritten), constraints)
+    schedule = make_schedule(lowered.program)
     assert len(schedule.steps) > 60
     assert hazards(schedule) == []
 
@@ -110,7 +110,7 @@ def test_what_follows_in_pinned_memory_is_ordered():
     """Networks' plans have such tensors, and the judge sees who was there before."""
     schedule = schedule_of(4, 0.3, "keep")
     made = schedule.program
-    assert any(home.after for home in made.homes.values())
+    assert any(binding.after for binding in made.bindings.values())
     assert made.pinned_bytes < sum(made.between[name].nbytes for name in made.pinned)
     assert hazards(schedule) == []
 
@@ -129,7 +129,7 @@ def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
     )  # fmt: skip
     split = replace(call.extents, **{"n" if shape[0] > 1 else "h_y": 1})
     plan = Planner(request, None).plan(split)
-    homes = {
+    bindings = {
         "X": Binding(host),
         "Y": Binding(host),
         "x": Binding(there, 0),
@@ -140,7 +140,7 @@ def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
         Task("relu", request, plan, {"x": "x", "y": "y"}, 2 * host.nbytes),
         Move("offload", "copy_out", "y", "Y"),
     )
-    made = Program("step", items, homes, 2 * host.nbytes, {"X": host, "Y": host})
+    made = Program("step", items, bindings, 2 * host.nbytes, {"X": host, "Y": host})
     schedule = make_schedule(made)
     assert [step.stream for step in schedule.steps] == 4 * ["copy_in"] + 4 * ["compute"] + 4 * [
         "copy_out"
@@ -152,12 +152,12 @@ def test_a_piece_waits_for_what_it_touches_alone(monkeypatch, shape):
 def test_what_leaves_for_the_same_place_waits_for_what_left_before():
     """Though it is of one stream: threads may write the first one to the host after the second."""
     spec = TensorSpec((8, 8), placement="pinned")
-    homes = {name: Binding(spec) for name in "AB"}
-    homes |= {
+    bindings = {name: Binding(spec) for name in "AB"}
+    bindings |= {
         name: Binding(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
     }
     items = tuple(Move("offload", "copy_out", name.lower(), name) for name in "AB")
-    moves = Program("moves", items, homes, 512, dict.fromkeys("AB", spec))
+    moves = Program("moves", items, bindings, 512, dict.fromkeys("AB", spec))
     assert [step.waits for step in make_schedule(moves).steps] == [(), ()]
     made = assign_pinned_offsets(moves, apart=())
     schedule = make_schedule(made)
@@ -169,12 +169,12 @@ def test_what_leaves_for_the_same_place_waits_for_what_left_before():
 def test_who_takes_over_pinned_memory_waits_for_all_who_were_there(monkeypatch):
     """B leaves for where A is still fetched from: by another stream, and of other memory."""
     spec = TensorSpec((8, 8), placement="pinned")
-    homes = {name: Binding(spec) for name in "AB"}
-    homes |= {
+    bindings = {name: Binding(spec) for name in "AB"}
+    bindings |= {
         name: Binding(replace(spec, placement="device"), at) for name, at in (("a", 0), ("b", 256))
     }
     items = (Move("fetch", "copy_in", "A", "a"), Move("offload", "copy_out", "b", "B"))
-    moves = Program("moves", items, homes, 512, dict.fromkeys("AB", spec))
+    moves = Program("moves", items, bindings, 512, dict.fromkeys("AB", spec))
     assert assign_pinned_offsets(moves, apart="B").pinned == {"A": 0}
     made = assign_pinned_offsets(moves, apart=())
     assert made.pinned == {"A": 0, "B": 0}

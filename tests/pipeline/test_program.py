@@ -30,6 +30,6 @@ def test_threads_stage_what_is_worth_them(program):
 
 @pytest.mark.parametrize("tasks", [2, 16])
 def test_a_long_program_issues_its_steps_itself_where_it_stages_little(program, tasks):
-    staged = sum(home.spec.nbytes for home in program.homes.values())
+    staged = sum(binding.spec.nbytes for binding in program.bindings.values())
     long = replace(program, items=program.items * tasks)
     assert long.in_threads == (staged > tasks * WORTH_A_TASK_BYTES)

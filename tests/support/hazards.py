@@ -103,9 +103,9 @@ class _Uses:
         self.block = _Memory((program.device_bytes,))
         self.pinned = _Memory((program.pinned_bytes,))
         self.arrays = {
-            name: _Memory(home.spec.shape)
-            for name, home in program.homes.items()
-            if home.offset is None and not home.of and name not in program.pinned
+            name: _Memory(binding.spec.shape)
+            for name, binding in program.bindings.items()
+            if binding.offset is None and not binding.of and name not in program.pinned
         }
         self.offsets = {
             index: lay_out(item.plan, schedule.sizes[index], item.offset)
@@ -143,20 +143,22 @@ class _Uses:
         return self.block.use(f"bytes {start} to {stop}", writes, lambda known: known[start:stop])
 
     def _tensor(self, name, region, writes):
-        home = self.program.homes[name]
-        if home.offset is not None:
+        binding = self.program.bindings[name]
+        if binding.offset is not None:
             return self.block.use(
-                name, writes, lambda known: _sliced(_view(known, home.spec, home.offset), region)
+                name,
+                writes,
+                lambda known: _sliced(_view(known, binding.spec, binding.offset), region),
             )
         path = [region]
-        while home.of:
-            path.append((home.spec.shape, home.region))
-            name, home = home.of, self.program.homes[home.of]
+        while binding.of:
+            path.append((binding.spec.shape, binding.region))
+            name, binding = binding.of, self.program.bindings[binding.of]
         if name not in self.program.pinned:
             return self.arrays[name].use(name, writes, lambda known: _part(known, path))
         start = self.program.pinned[name]
         return self.pinned.use(
-            name, writes, lambda known: _part(_view(known, home.spec, start), path)
+            name, writes, lambda known: _part(_view(known, binding.spec, start), path)
         )
 
 

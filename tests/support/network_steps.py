@@ -27,13 +27,13 @@ def banded_plan(net, loss, limit, bands, micro_batches=1):
 def banded(net, loss, limit, bands, micro_batches=1):
     """The same, with its program."""
     step = canonicalize(net.training_phases(loss), "best")
-    terms = constraints_for(limit, None, step, {})
+    constraints = constraints_for(limit, None, step, {})
     rewritten = apply_passes(step, frozenset(), micro_batches, bands)
-    residing = POLICIES["keep"].residing(rewritten)
-    placed = lower_step("training_step", rewritten, residing, terms)
+    live_ranges_of = POLICIES["keep"].live_ranges_of(rewritten)
+    lowered = lower_step("training_step", rewritten, live_ranges_of, constraints)
     how = RewriteSpec(micro_batches, bands)
-    plan = summarize("training_step", "best", rewritten, placed, how, terms)
-    return LoweredStep(plan, rewritten, placed)
+    plan = summarize("training_step", "best", rewritten, lowered, how, constraints)
+    return LoweredStep(plan, rewritten, lowered)
 
 
 class Recorder(Incumbent):

@@ -24,16 +24,18 @@ def shared():
     """Plan each step once in this block."""
     known, plan_step = _known, plan_cache.plan_step
 
-    def planned_once(name, step, terms, *, policy, micro_batches):
+    def planned_once(name, step, constraints, *, policy, micro_batches):
         key = (
-            plan_cache._key(name, step, terms, policy, micro_batches),
-            plan_cache._host_bytes(step, terms),
+            plan_cache._key(name, step, constraints, policy, micro_batches),
+            plan_cache._host_bytes(step, constraints),
             *(best.BEST_OF, best.VDNN, best.STRATEGIES, best.WAITING_A_LITTLE),
             best.propose_remat.__qualname__,
             by_policy.SHARES_HELD,
         )
         if key not in known:
-            known[key] = plan_step(name, step, terms, policy=policy, micro_batches=micro_batches)
+            known[key] = plan_step(
+                name, step, constraints, policy=policy, micro_batches=micro_batches
+            )
         known.move_to_end(key)
         while len(known) > KEPT:
             known.popitem(last=False)

@@ -40,7 +40,7 @@ class Bound(NamedTuple):
     micro_batches: int
 
 
-def bound_of(step: Step, terms: PlanConstraints, counts: Iterable[int]) -> Bound | None:
+def bound_of(step: Step, constraints: PlanConstraints, counts: Iterable[int]) -> Bound | None:
     """Return the least seconds of a step over numbers of micro-batches; None where none fits.
 
     Parameters
@@ -50,12 +50,12 @@ def bound_of(step: Step, terms: PlanConstraints, counts: Iterable[int]) -> Bound
     counts : iterable of int
         Numbers of micro-batches.
     """
-    machine, best = terms.target.machine, None
+    machine, best = constraints.target.machine, None
     seconds_of = phase_seconds(machine)
     for count in counts:
         most = float("inf") if best is None else best.seconds
         try:
-            found = _bound(step, terms, count, seconds_of, most)
+            found = _bound(step, constraints, count, seconds_of, most)
         except WholeBatchError:
             break
         if found is not None and found < most:
@@ -63,11 +63,13 @@ def bound_of(step: Step, terms: PlanConstraints, counts: Iterable[int]) -> Bound
     return best
 
 
-def outline_of(step: Step, terms: PlanConstraints, seconds_of: Callable[[Phase], float]) -> Outline:
+def outline_of(
+    step: Step, constraints: PlanConstraints, seconds_of: Callable[[Phase], float]
+) -> Outline:
     """A step in outline, in as many groups as are solved quickly."""
-    on_device = terms.on_device
+    on_device = constraints.on_device
     together = sum(each.nbytes for each in step.tensors.values() if not each.of)
-    small = max(int(SMALL * min(terms.target.room_bytes, together)), 1)
+    small = max(int(SMALL * min(constraints.target.room_bytes, together)), 1)
     fine = outline_step(step, seconds_of, small_bytes=small, on_device=on_device)
     most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)
     return outline_step(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
@@ -75,25 +77,25 @@ def outline_of(step: Step, terms: PlanConstraints, seconds_of: Callable[[Phase],
 
 def _bound(
     step: Step,
-    terms: PlanConstraints,
+    constraints: PlanConstraints,
     count: int,
     seconds_of: Callable[[Phase], float],
     most: float,
 ) -> float | None:
     """The bound for one number of micro-batches; None where none fits, or it is above `most`."""
-    machine, room = terms.target.machine, terms.target.room_bytes
+    machine, room = constraints.target.machine, constraints.target.room_bytes
     link = Link.of(machine)
     if count == 1:
         if sum(map(seconds_of, step.phases)) >= most:
             return None
         issued = _issued(step.phases, machine)
-        found = solve(outline_of(step, terms, seconds_of), link, room, issued=issued)
+        found = solve(outline_of(step, constraints, seconds_of), link, room, issued=issued)
         return None if found is None else max(found.seconds, issued[-1])
     parts = parts_of(step, count)
     once = sum(map(seconds_of, (*parts.once, *parts.rest)))
     if once + parts.equal * sum(map(seconds_of, parts.part.phases)) >= most:
         return None
-    outline = outline_of(parts.part, terms, seconds_of)
+    outline = outline_of(parts.part, constraints, seconds_of)
     whole = {name: each.nbytes for name, each in step.tensors.items()}
     things = tuple(
         replace(

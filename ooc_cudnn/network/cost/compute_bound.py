@@ -20,9 +20,9 @@ class ComputeBound:
     whichever layout takes least; what is laid out anew for that takes its time.
     """
 
-    def __init__(self, terms: PlanConstraints) -> None:
-        self._terms, self._known = terms, dict[Hashable, float]()
-        machine = terms.target.machine
+    def __init__(self, constraints: PlanConstraints) -> None:
+        self._constraints, self._known = constraints, dict[Hashable, float]()
+        machine = constraints.target.machine
         self._machine = replace(machine, compute=machine.compute.at_best)
         #: The step that was asked for last, and its seconds by order: it is asked for often.
         self._last: tuple[Step | None, dict[str, list[float]]] = None, {}
@@ -45,7 +45,7 @@ class ComputeBound:
         orders = self._orders(step, phase, order_of)
         kind = kind_of(phase.call), tuple(orders.items())
         if kind not in self._known:
-            machine, layouts = self._machine, self._terms.target.layouts
+            machine, layouts = self._machine, self._constraints.target.layouts
             self._known[kind] = (
                 min(seconds_in(layout, phase.call, machine, orders) for layout in layouts)
                 if orders
@@ -60,7 +60,7 @@ class ComputeBound:
         found = dict[str, str]()
         for operand, name in phase.binds.items():
             shape, base = step.tensors[name].shape, step.tensors[step.base(name)]
-            given = self._terms.given.get(base.name)
+            given = self._constraints.given.get(base.name)
             if given is not None and given.order != "channels_first":
                 return {}
             found[operand] = _order(shape, order_of(base))

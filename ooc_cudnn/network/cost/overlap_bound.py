@@ -26,7 +26,7 @@ class OverlapBound(NamedTuple):
 
 def least_seconds(
     step: Step,
-    stays: LiveRanges,
+    live_ranges: LiveRanges,
     machine: MachineModel,
     seconds: Sequence[float],
     on_device: Collection[str] = (),
@@ -36,14 +36,14 @@ def least_seconds(
 
     Parameters
     ----------
-    stays : LiveRanges
+    live_ranges : LiveRanges
         What is in none of its own when a phase reads or writes it is streamed.
     seconds, pieces : sequence
         Of each phase; several pieces when left out.
     on_device : collection of str
         Tensors that lie there in any case.
     """
-    copies = _Copies(step, stays, machine, on_device)
+    copies = _Copies(step, live_ranges, machine, on_device)
     come, left, end, busy_out, there = 0.0, 0.0, 0.0, 0.0, dict[int, float]()
     for at, lasts in enumerate(seconds):
         for reader, copied in copies.fetched[at]:  # one after the other
@@ -65,7 +65,7 @@ class _Copies:
     """Seconds of the copies of each phase."""
 
     def __init__(
-        self, step: Step, stays: LiveRanges, machine: MachineModel, on_device: Collection[str]
+        self, step: Step, live_ranges: LiveRanges, machine: MachineModel, on_device: Collection[str]
     ) -> None:
         self.streamed_in, self.leaving, self.summed_out = (
             defaultdict[int, float](float) for _ in range(3)
@@ -73,23 +73,23 @@ class _Copies:
         #: What is fetched before a phase, in order: by which one all of it is read first, or -1.
         self.fetched = defaultdict[int, list[tuple[int, float]]](list)
         tensors, uses, copy_seconds = step.tensors, step.uses, machine.transfer.copy_seconds
-        for base, found in stays.items():
+        for base, found in live_ranges.items():
             if base in on_device:
                 continue
             nbytes, used = tensors[base].nbytes, uses[base]
-            for stay in found:
-                if stay.fetched:
-                    reader = next(at for at in used.phases if at >= stay.first)
+            for live_range in found:
+                if live_range.fetched:
+                    reader = next(at for at in used.phases if at >= live_range.first)
                     reader = reader if base in step.phases[reader].reads else -1
                     copied = copy_seconds("copy_in", "pinned", nbytes)
-                    self.fetched[stay.first].append((reader, copied))
-                if stay.leaves is not None:
-                    to = self.leaving if used.written == (stay.leaves,) else self.summed_out
-                    to[stay.leaves] += copy_seconds("copy_out", "pinned", nbytes)
+                    self.fetched[live_range.first].append((reader, copied))
+                if live_range.leaves is not None:
+                    to = self.leaving if used.written == (live_range.leaves,) else self.summed_out
+                    to[live_range.leaves] += copy_seconds("copy_out", "pinned", nbytes)
         streamed = {
             base
             for base in uses.keys() - on_device
-            if not all(is_live(stays.get(base, ()), at) for at in uses[base].phases)
+            if not all(is_live(live_ranges.get(base, ()), at) for at in uses[base].phases)
         }
         for at, phase in enumerate(step.phases if streamed else ()):
             if phase.call.on_host:
@@ -98,5 +98,5 @@ class _Copies:
                 to = self.streamed_in if way == "copy_in" else self.summed_out
                 for name in set(names):
                     base = step.base(name)
-                    if base in streamed and not is_live(stays.get(base, ()), at):
+                    if base in streamed and not is_live(live_ranges.get(base, ()), at):
                         to[at] += copy_seconds(way, "pinned", tensors[name].nbytes)

@@ -30,7 +30,7 @@ class OrderSeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanConstraints:
-    """Under what a step is placed.
+    """Constraints under which a step is lowered.
 
     Attributes
     ----------

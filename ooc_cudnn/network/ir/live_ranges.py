@@ -1,8 +1,8 @@
 """Live ranges on the device of a step's tensors; outside of them a tensor is on the host.
 
-A stay is the phases during which a tensor holds memory of the device. A tensor without any lives on
-the host, and whoever reads or writes it streams it. Between two stays it is on the host: it left in
-the first, and is fetched for the second.
+A live range is the phases during which a tensor holds memory of the device. A tensor without any
+lives on the host, and whoever reads or writes it streams it. Between two live ranges it is on the
+host: it left in the first, and is fetched for the second.
 """
 
 from __future__ import annotations
@@ -33,42 +33,45 @@ class LiveRange(NamedTuple):
     leaves: int | None = None
 
 
-#: The stays of each tensor that is no view.
+#: The live ranges of each tensor that is no view.
 LiveRanges = Mapping[str, tuple[LiveRange, ...]]
 
 
-def is_live(stays: Iterable[LiveRange], phase: int) -> bool:
+def is_live(live_ranges: Iterable[LiveRange], phase: int) -> bool:
     """True if a tensor is on the device in a phase."""
-    return any(stay.first <= phase <= stay.last for stay in stays)
+    return any(live_range.first <= phase <= live_range.last for live_range in live_ranges)
 
 
-def live_bytes(step: Step, stays: LiveRanges) -> Any:
+def live_bytes(step: Step, live_ranges: LiveRanges) -> Any:
     """Bytes that tensors hold in each phase, an array of int64."""
     extents = [
-        Extent(stay.first, stay.last, step.tensors[base].nbytes)
-        for base, found in stays.items()
-        for stay in found
+        Extent(live_range.first, live_range.last, step.tensors[base].nbytes)
+        for base, found in live_ranges.items()
+        for live_range in found
     ]
     return held_bytes(extents, len(step.phases))
 
 
-def check_live_ranges(step: Step, stays: LiveRanges) -> None:
+def check_live_ranges(step: Step, live_ranges: LiveRanges) -> None:
     """Check that whoever reads a tensor finds there what was made of it: plans may be edited.
 
     Raises
     ------
     ValueError
-        With the tensor whose stays do not fit the step.
+        With the tensor whose live ranges do not fit the step.
     """
     uses, count = step.uses, len(step.phases)
     results, given = step.results, step.host_inputs
-    for base in stays.keys() | results:
-        found, free = stays.get(base, ()), 0
-        for stay in found:
-            leaves = stay.last if stay.leaves is None else stay.leaves
-            if base not in uses or not free <= stay.first <= leaves <= stay.last < count:
-                raise ValueError(f"the plan cannot be followed: {stay} of {base!r}")
-            free = stay.last + 1
+    for base in live_ranges.keys() | results:
+        found, free = live_ranges.get(base, ()), 0
+        for live_range in found:
+            leaves = live_range.last if live_range.leaves is None else live_range.leaves
+            if (
+                base not in uses
+                or not free <= live_range.first <= leaves <= live_range.last < count
+            ):
+                raise ValueError(f"the plan cannot be followed: {live_range} of {base!r}")
+            free = live_range.last + 1
         lost = base in uses and _reads_stale_copy(uses[base], found, base in given, base in results)
         if lost:
             raise ValueError(
@@ -77,23 +80,25 @@ def check_live_ranges(step: Step, stays: LiveRanges) -> None:
 
 
 def _reads_stale_copy(
-    used: Uses, stays: tuple[LiveRange, ...], is_given: bool, is_result: bool
+    used: Uses, live_ranges: tuple[LiveRange, ...], is_given: bool, is_result: bool
 ) -> bool:
     """True if a tensor is somewhere read, or wanted in the end, where it is not up to date."""
-    streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in stays)}
+    streamed = {at for at in used.phases if not any(s.first <= at <= s.last for s in live_ranges)}
     on_host = exists = is_given
-    for first, stay in sorted([(s.first, s) for s in stays] + [(at, None) for at in streamed]):
-        if stay is None:
+    for first, live_range in sorted(
+        [(s.first, s) for s in live_ranges] + [(at, None) for at in streamed]
+    ):
+        if live_range is None:
             if exists and not on_host:
                 return True
             on_host = exists = exists or first in used.written
             continue
-        if stay.fetched != exists or (stay.fetched and not on_host):
+        if live_range.fetched != exists or (live_range.fetched and not on_host):
             return True
-        made = [at for at in used.written if stay.first <= at <= stay.last]
+        made = [at for at in used.written if live_range.first <= at <= live_range.last]
         exists = exists or bool(made)
         if made:
-            on_host = stay.leaves is not None and stay.leaves >= made[-1]
+            on_host = live_range.leaves is not None and live_range.leaves >= made[-1]
     return is_result and not on_host
 
 

@@ -13,15 +13,15 @@ from ooc_cudnn.tensor import TensorSpec, packed_strides
 
 
 class Bindings:
-    """The homes of a step's tensors, made as they are asked for.
+    """The bindings of a step's tensors, made as they are asked for.
 
     Parameters
     ----------
     step : Step
-    stays : mapping
+    live_ranges : mapping
     spans : mapping
-        Of each stay (tensor, index) the bytes of the block that it takes; known before it is asked
-        for a tensor on the device.
+        Of each live range (tensor, index) the bytes of the block that it takes; known before it is
+        asked for a tensor on the device.
     given : mapping
         Name to the spec of the array that is handed in.
     order : str
@@ -32,7 +32,7 @@ class Bindings:
     Attributes
     ----------
     found : dict
-        The program's name of a tensor, to its home.
+        The program's name of a tensor, to its binding.
     between : dict
         Name to the spec of what the step keeps on the host itself.
     """
@@ -40,7 +40,7 @@ class Bindings:
     def __init__(
         self,
         step: Step,
-        stays: LiveRanges,
+        live_ranges: LiveRanges,
         spans: Mapping[tuple[str, int], tuple[int, int]],
         given: Mapping[str, TensorSpec],
         order: str,
@@ -48,17 +48,17 @@ class Bindings:
     ) -> None:
         self.found: dict[str, Binding] = {}
         self.between: dict[str, TensorSpec] = {}
-        self._step, self._stays, self.spans = step, stays, spans
+        self._step, self._stays, self.spans = step, live_ranges, spans
         self._given, self._misaligned = given, misaligned
         self._order_of = orders_of(step, order)
 
     def _stay(self, base: str, at: int) -> int | None:
-        for index, stay in enumerate(self._stays.get(base, ())):
-            if stay.first <= at <= stay.last:
+        for index, live_range in enumerate(self._stays.get(base, ())):
+            if live_range.first <= at <= live_range.last:
                 return index
         return None
 
-    def home_of(self, name: str, at: int) -> str:
+    def binding_of(self, name: str, at: int) -> str:
         """The program's name for a tensor in a phase: where it is then."""
         base = self._step.base(name)
         index = self._stay(base, at)
@@ -86,7 +86,7 @@ class Bindings:
         return name
 
     def on_device(self, name: str, index: int) -> str:
-        """The program's name for a tensor during one of its stays on the device."""
+        """The program's name for a tensor during one of its live ranges."""
         there = f"{name} on the device" + f" ({index + 1})" * bool(index)
         if there not in self.found:
             tensor, (base, region) = self._step.tensors[name], self._step.place(name)
@@ -121,13 +121,13 @@ class Bindings:
 
     def is_aligned(self, name: str) -> bool:
         """True if a tensor of the program begins on a 16-byte boundary."""
-        home = self.found[name]
-        if home.offset is not None:
-            return home.offset % WIDEST_ACCESS_BYTES == 0
-        if not home.of:
+        binding = self.found[name]
+        if binding.offset is not None:
+            return binding.offset % WIDEST_ACCESS_BYTES == 0
+        if not binding.of:
             return name not in self._misaligned
-        start, _ = byte_range(self.found[home.of], home.region)
-        return start % WIDEST_ACCESS_BYTES == 0 and self.is_aligned(home.of)
+        start, _ = byte_range(self.found[binding.of], binding.region)
+        return start % WIDEST_ACCESS_BYTES == 0 and self.is_aligned(binding.of)
 
 
 def _strides(

@@ -24,7 +24,7 @@ SURELY = 1 / 4
 
 
 def reserve_external_memory(
-    step: Step, terms: PlanConstraints, on_host: Collection[str] | None = None
+    step: Step, constraints: PlanConstraints, on_host: Collection[str] | None = None
 ) -> tuple[Step, PlanConstraints]:
     """Return a step in which few images are computed outside at once, and the room beside.
 
@@ -34,35 +34,42 @@ def reserve_external_memory(
         Phases that the host computes; those that do not fit on the device when left out.
     """
     if not any(isinstance(phase.call, AnyExternalCall) for phase in step.phases):
-        return step, terms
-    most = int(SHARE * terms.target.limit_bytes)
+        return step, constraints
+    most = int(SHARE * constraints.target.limit_bytes)
     step = replace(step, phases=tuple(_fitting(phase, most) for phase in step.phases))
-    moved = frozenset(_too_large(step, terms) if on_host is None else on_host)
+    moved = frozenset(_too_large(step, constraints) if on_host is None else on_host)
     phases = tuple(
         replace(phase, call=whole.there()) if phase.name in moved and whole else phase
         for phase, whole in ((phase, _whole(phase.call)) for phase in step.phases)
     )
     step = replace(step, phases=phases)
-    room = terms.target.room_bytes - external_bytes(step)
-    terms = replace(terms, target=terms.target._replace(room_bytes=room), on_host=moved)
-    return step, terms
+    room = constraints.target.room_bytes - external_bytes(step)
+    constraints = replace(
+        constraints, target=constraints.target._replace(room_bytes=room), on_host=moved
+    )
+    return step, constraints
 
 
-def _too_large(step: Step, terms: PlanConstraints) -> set[str]:
+def _too_large(step: Step, constraints: PlanConstraints) -> set[str]:
     """The phases that must be computed on the host, so that all others fit on the device.
 
     Those that take most first; not those that host memory is short for, nor what waits for others.
     """
-    room, most = terms.target.room_bytes, terms.host and terms.host.available_bytes
+    room, most = (
+        constraints.target.room_bytes,
+        constraints.host and constraints.host.available_bytes,
+    )
     held = {
         phase.name: external_bytes_of(phase.call) or 0
         for phase in step.phases
         if isinstance(phase.call, AnyExternalCall)
     }
     theirs = tuple(phase for phase in step.phases if phase.name in held)
-    if sum(map(max, (held.values(), least_bytes(step, terms, theirs)))) <= SURELY * room:
+    if sum(map(max, (held.values(), least_bytes(step, constraints, theirs)))) <= SURELY * room:
         return set()
-    least = dict(zip((each.name for each in step.phases), least_bytes(step, terms), strict=True))
+    least = dict(
+        zip((each.name for each in step.phases), least_bytes(step, constraints), strict=True)
+    )
     there = {
         phase.name: held[phase.name] + least[phase.name]
         for phase in theirs

@@ -30,16 +30,16 @@ def assign_pinned_offsets(program: Program, apart: Collection[str]) -> Program:
         name: (offset, offset + align(lives[name].nbytes))
         for name, offset in zip(names, offsets, strict=True)
     }
-    homes = dict(program.homes)
+    bindings = dict(program.bindings)
     for name in names:
         after = tuple(
             other
             for other in names
             if lives[other].last < lives[name].first and _meet(spans[other], spans[name])
         )
-        homes[name] = homes[name]._replace(after=after)
+        bindings[name] = bindings[name]._replace(after=after)
     starts = {name: start for name, (start, _) in spans.items()}
-    return replace(program, homes=homes, pinned=starts, pinned_bytes=nbytes)
+    return replace(program, bindings=bindings, pinned=starts, pinned_bytes=nbytes)
 
 
 def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -51,7 +51,7 @@ def _live_ranges(program: Program) -> dict[str, Extent]:
     found = dict[str, Extent]()
     for at, item in enumerate(program.items):
         for name in _touched(item):
-            base = _base(name, program.homes)
+            base = _base(name, program.bindings)
             if base in program.between:
                 first = found[base].first if base in found else at
                 found[base] = Extent(first, at, program.between[base].nbytes)
@@ -66,7 +66,7 @@ def _touched(item: Item) -> Iterator[str]:
         yield item.ends[1]
 
 
-def _base(name: str, homes: Mapping[str, Binding]) -> str:
-    while homes[name].of:
-        name = homes[name].of
+def _base(name: str, bindings: Mapping[str, Binding]) -> str:
+    while bindings[name].of:
+        name = bindings[name].of
     return name

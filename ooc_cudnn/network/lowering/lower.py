@@ -52,10 +52,10 @@ LOOK_BACK = 128
 
 
 class LoweredProgram(NamedTuple):
-    """A step as a program, and the stays that it was made with in the end."""
+    """A step as a program, and the live ranges that it was made with in the end."""
 
     program: Program
-    residency: LiveRanges
+    live_ranges: LiveRanges
 
 
 class LoweredStep(NamedTuple):
@@ -63,14 +63,14 @@ class LoweredStep(NamedTuple):
 
     plan: NetworkPlan
     step: Step
-    placed: LoweredProgram
+    lowered: LoweredProgram
 
 
-#: Whether stays of a step are worth a plan.
+#: Whether live ranges of a step are worth a plan.
 Worth = Callable[[Step, LiveRanges], bool]
 
 
-def accept_any(step: Step, stays: LiveRanges) -> bool:
+def accept_any(step: Step, live_ranges: LiveRanges) -> bool:
     """Whatever they are."""
     return True
 
@@ -78,8 +78,8 @@ def accept_any(step: Step, stays: LiveRanges) -> bool:
 def lower_step(
     name: str,
     step: Step,
-    residency: LiveRanges,
-    terms: PlanConstraints,
+    live_ranges: LiveRanges,
+    constraints: PlanConstraints,
     *,
     may_stream: bool = True,
     spill: bool = False,
@@ -92,124 +92,134 @@ def lower_step(
     Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
     little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
     are `reserved` for a phase, it finds so many in one range, beside tensors. None, too, where
-    stays are not worth it (`is_worth`).
+    live ranges are not worth it (`is_worth`).
 
     Raises
     ------
     PlanInfeasibleError
         If some phase does not fit by itself, with the least limit for which all do.
     """
-    stays: LiveRanges = {base: found for base, found in residency.items() if found}
+    live_ranges = {base: found for base, found in live_ranges.items() if found}
     uses, results = step.uses, step.results
-    for base, spec in terms.given.items():
+    for base, spec in constraints.given.items():
         if spec.placement == "device":
-            stays = {name: found for name, found in stays.items() if name != base}  # it is there
-    room = terms.target.room_bytes
+            live_ranges = {
+                name: found for name, found in live_ranges.items() if name != base
+            }  # it is there
+    room = constraints.target.room_bytes
     if spill:
-        stays = minimize_copies(step, stays, _Lowering(name, step, stays, terms).working(), room)
-        stays = {base: found for base, found in stays.items() if found}
-    while is_worth(step, stays):
-        worst, before = _overflow(step, stays, share * room), stays
+        live_ranges = minimize_copies(
+            step, live_ranges, _Lowering(name, step, live_ranges, constraints).working(), room
+        )
+        live_ranges = {base: found for base, found in live_ranges.items() if found}
+    while is_worth(step, live_ranges):
+        worst, before = _overflow(step, live_ranges, share * room), live_ranges
         short: Sequence[int] = [] if worst is None else [worst]
         if worst is None:
             try:
-                return _Lowering(name, step, stays, terms, reserved).placed(find_all=spill)
+                return _Lowering(name, step, live_ranges, constraints, reserved).lower(
+                    find_all=spill
+                )
             except _TooLittleError as error:
                 short = error.phases
         if not may_stream:
             return None
         for phase in short:
-            if _is_relieved(before, stays, phase):
+            if _is_relieved(before, live_ranges, phase):
                 continue
             fewer = (
-                spill_one(step, uses, results, stays, phase)
+                spill_one(step, uses, results, live_ranges, phase)
                 if spill
-                else _without_largest(step, stays, phase)
+                else _without_largest(step, live_ranges, phase)
             )
             if fewer is None:
-                least, setting = _least(name, step, terms)
+                least, setting = _least(name, step, constraints)
                 raise PlanInfeasibleError(
                     function=f"{name}: {setting or step.phases[phase].name}",
-                    limit_bytes=terms.target.limit_bytes,
+                    limit_bytes=constraints.target.limit_bytes,
                     smallest_bytes=least,
-                    beside_bytes=terms.target.beside_bytes,
+                    beside_bytes=constraints.target.beside_bytes,
                 )
-            stays = fewer
+            live_ranges = fewer
     return None
 
 
-def _is_relieved(before: LiveRanges, stays: LiveRanges, phase: int) -> bool:
+def _is_relieved(before: LiveRanges, live_ranges: LiveRanges, phase: int) -> bool:
     """True if something that was on the device in a phase is there no more."""
     return any(
-        is_live(found, phase) and not is_live(stays.get(base, ()), phase)
+        is_live(found, phase) and not is_live(live_ranges.get(base, ()), phase)
         for base, found in before.items()
-        if stays.get(base) is not found
+        if live_ranges.get(base) is not found
     )
 
 
-def _without_largest(step: Step, stays: LiveRanges, phase: int) -> LiveRanges | None:
-    largest = _largest(step, stays, phase)
+def _without_largest(step: Step, live_ranges: LiveRanges, phase: int) -> LiveRanges | None:
+    largest = _largest(step, live_ranges, phase)
     if largest is None:
         return None
-    return {name: found for name, found in stays.items() if name != largest}
+    return {name: found for name, found in live_ranges.items() if name != largest}
 
 
-def _overflow(step: Step, stays: LiveRanges, room_bytes: float) -> int | None:
+def _overflow(step: Step, live_ranges: LiveRanges, room_bytes: float) -> int | None:
     """The phase in which most lives at once, if that is more than there is."""
-    held = live_bytes(step, stays)
+    held = live_bytes(step, live_ranges)
     worst = int(held.argmax())
     return worst if held[worst] > room_bytes else None
 
 
-def peak_live_bytes(step: Step, stays: LiveRanges) -> int:
+def peak_live_bytes(step: Step, live_ranges: LiveRanges) -> int:
     """The most bytes that tensors hold in one phase, without what its task takes."""
-    return int(live_bytes(step, stays).max())
+    return int(live_bytes(step, live_ranges).max())
 
 
-def max_touched_bytes(step: Step, terms: PlanConstraints) -> int:
+def max_touched_bytes(step: Step, constraints: PlanConstraints) -> int:
     """The most bytes of tensors that one phase touches, but for those that are on the device."""
-    there = terms.on_device
+    there = constraints.on_device
     return max(
         sum(align(step.tensors[base].nbytes) for base in bases - there)
         for bases in step.bases_of_phases
     )
 
 
-def working_bytes(step: Step, stays: LiveRanges, terms: PlanConstraints) -> np.ndarray[Any, Any]:
+def working_bytes(
+    step: Step, live_ranges: LiveRanges, constraints: PlanConstraints
+) -> np.ndarray[Any, Any]:
     """Bytes that each phase takes beside tensors on the device, if all memory were free for it."""
-    return _Lowering("", step, stays, terms).working()
+    return _Lowering("", step, live_ranges, constraints).working()
 
 
-def _extents(step: Step, stays: LiveRanges) -> list[tuple[str, int, Extent]]:
+def _extents(step: Step, live_ranges: LiveRanges) -> list[tuple[str, int, Extent]]:
     return [
-        (base, index, Extent(stay.first, stay.last, step.tensors[base].nbytes))
-        for base, found in stays.items()
-        for index, stay in enumerate(found)
+        (base, index, Extent(live_range.first, live_range.last, step.tensors[base].nbytes))
+        for base, found in live_ranges.items()
+        for index, live_range in enumerate(found)
     ]
 
 
-def _largest(step: Step, stays: LiveRanges, phase: int) -> str | None:
+def _largest(step: Step, live_ranges: LiveRanges, phase: int) -> str | None:
     """The name of the largest tensor that holds memory in a phase; None if none does."""
     there = [
         base
-        for base, found in stays.items()
-        if any(stay.first <= phase <= stay.last for stay in found)
+        for base, found in live_ranges.items()
+        if any(live_range.first <= phase <= live_range.last for live_range in found)
     ]
     return max(there, key=lambda base: step.tensors[base].nbytes, default=None)
 
 
-def _least(name: str, step: Step, terms: PlanConstraints) -> tuple[int, str]:
+def _least(name: str, step: Step, constraints: PlanConstraints) -> tuple[int, str]:
     """The least memory limit, in bytes, that lets every phase be streamed; and which sets it."""
-    found = least_bytes(step, terms)
+    found = least_bytes(step, constraints)
     least = max(found, default=0)
     setting = step.phases[found.index(least)].name if least else ""
-    return least + terms.target.beside_bytes, setting
+    return least + constraints.target.beside_bytes, setting
 
 
-def least_bytes(step: Step, terms: PlanConstraints, phases: Sequence[Phase] = ()) -> list[int]:
+def least_bytes(
+    step: Step, constraints: PlanConstraints, phases: Sequence[Phase] = ()
+) -> list[int]:
     """The least that phases (all by default) take of the device: with their tensors on the host."""
-    placing = _Lowering("", step, {}, terms)
-    return [placing.least_of(phase) for phase in phases or step.phases]
+    lowering = _Lowering("", step, {}, constraints)
+    return [lowering.least_of(phase) for phase in phases or step.phases]
 
 
 class _TooLittleError(Exception):
@@ -221,34 +231,46 @@ class _TooLittleError(Exception):
 
 
 class _Lowering:
-    """The tasks and moves of a step, from its stays."""
+    """Lowering of a step: its tasks and moves, from its live ranges."""
 
     def __init__(
         self,
         name: str,
         step: Step,
-        stays: LiveRanges,
-        terms: PlanConstraints,
+        live_ranges: LiveRanges,
+        constraints: PlanConstraints,
         reserved: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self.name, self.step, self.stays, self.terms = name, step, stays, terms
+        self.name, self.step, self.live_ranges, self.constraints = (
+            name,
+            step,
+            live_ranges,
+            constraints,
+        )
         self.reserved = [Extent(at, at, nbytes) for at, nbytes in reserved.items()]
-        self.room = terms.target.room_bytes // ALIGNMENT * ALIGNMENT
-        #: Of each stay, the bytes of the block that it takes.
+        self.room = constraints.target.room_bytes // ALIGNMENT * ALIGNMENT
+        #: Of each live range, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
-        self.homes = Bindings(step, stays, self.spans, terms.given, terms.order, terms.misaligned)
+        self.bindings = Bindings(
+            step,
+            live_ranges,
+            self.spans,
+            constraints.given,
+            constraints.order,
+            constraints.misaligned,
+        )
         #: The bytes that tasks so far work in, and their phases.
         self._worked: list[tuple[int, int, int]] = []
-        #: By stream and phase the stays whose copy starts there.
+        #: By stream and phase the live ranges whose copy starts there.
         self._starting: dict[str, dict[int, list[tuple[str, int]]]] = {COPY_IN: {}, COPY_OUT: {}}
-        for base, found in stays.items():
-            for index, stay in enumerate(found):
-                if stay.fetched:
-                    self._starting[COPY_IN].setdefault(stay.first, []).append((base, index))
-                if stay.leaves is not None:
-                    self._starting[COPY_OUT].setdefault(stay.leaves, []).append((base, index))
+        for base, found in live_ranges.items():
+            for index, live_range in enumerate(found):
+                if live_range.fetched:
+                    self._starting[COPY_IN].setdefault(live_range.first, []).append((base, index))
+                if live_range.leaves is not None:
+                    self._starting[COPY_OUT].setdefault(live_range.leaves, []).append((base, index))
 
-    def placed(self, *, find_all: bool = False) -> LoweredProgram:
+    def lower(self, *, find_all: bool = False) -> LoweredProgram:
         """Place everything, plan every task.
 
         Raises
@@ -256,10 +278,10 @@ class _Lowering:
         _TooLittleError
             With the first phase that has too little memory; with all of them to `find_all`.
         """
-        extents = _extents(self.step, self.stays)
+        extents = _extents(self.step, self.live_ranges)
         offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
         if peak > self.room:
-            raise _TooLittleError(int(live_bytes(self.step, self.stays).argmax()))
+            raise _TooLittleError(int(live_bytes(self.step, self.live_ranges).argmax()))
         for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
             self.spans[base, index] = offset, offset + align(extent.nbytes)
         held = sorted((*self.spans[base, index], *extent[:2]) for base, index, extent in extents)
@@ -286,23 +308,29 @@ class _Lowering:
                 top = max(top, task.offset + task.plan.device_bytes)
                 items.append(task)
             # What the phase made leaves beside the next one: that is not waited for.
-            if self.terms.synchronous and self._left_by(at):
+            if self.constraints.synchronous and self._left_by(at):
                 items.append(Synchronisation())
             items += self._moves(at, COPY_OUT)
         if turn == len(self.step.phases):  # gradients of outputs are all that there are
             pause = len(items)
-        overlap = self.terms.target.overlap
+        overlap = self.constraints.target.overlap
         if short:
             raise _TooLittleError(*short)
         program = Program(
-            self.name, tuple(items), self.homes.found, top, self.homes.between, overlap, pause=pause
+            self.name,
+            tuple(items),
+            self.bindings.found,
+            top,
+            self.bindings.between,
+            overlap,
+            pause=pause,
         )
         apart = self.step.results | self.step.host_inputs
-        return LoweredProgram(assign_pinned_offsets(program, apart), self.stays)
+        return LoweredProgram(assign_pinned_offsets(program, apart), self.live_ranges)
 
     def working(self) -> np.ndarray[Any, Any]:
         """Bytes that each task takes beside tensors on the device, if all of them are there."""
-        self.spans = self.homes.spans = defaultdict(lambda: (0, 0))
+        self.spans = self.bindings.spans = defaultdict(lambda: (0, 0))
         found = np.zeros(len(self.step.phases))
         for at, phase in enumerate(self.step.phases):
             with suppress(PlanInfeasibleError):  # then it is for it to stream
@@ -315,7 +343,7 @@ class _Lowering:
         """The moves that start before a phase (copies in), or after it (copies out)."""
         found: list[Item] = []
         for base, index in self._starting[stream].get(at, ()):
-            host, there = self.homes.on_host(base), self.homes.on_device(base, index)
+            host, there = self.bindings.on_host(base), self.bindings.on_device(base, index)
             if stream == COPY_IN:
                 found.append(Move(f"fetch of {base}", COPY_IN, host, there))
             else:
@@ -326,7 +354,7 @@ class _Lowering:
         """True if something that is fetched again is off the device after a phase."""
         return any(
             len(found) > 1 and found[0].leaves is not None and found[0].last == at
-            for found in self.stays.values()
+            for found in self.live_ranges.values()
         )
 
     def _task(self, phase: Phase, at: int) -> Task:
@@ -338,12 +366,14 @@ class _Lowering:
             raise _TooLittleError(at) from error
         if self._is_starved(plan, phase, at):
             raise _TooLittleError(at)
-        plan = choose_engines(request, plan, self.terms.target, most)
+        plan = choose_engines(request, plan, self.constraints.target, most)
         plan = plan.with_deeper_rings(most // 2)
         offset = self._offset(plan, at, gaps)
         self._worked.append((offset, offset + align(plan.device_bytes), at))
-        binds = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
-        slowness = slowness_of(request, plan, self.terms.target)
+        binds = {
+            operand: self.bindings.binding_of(name, at) for operand, name in phase.binds.items()
+        }
+        slowness = slowness_of(request, plan, self.constraints.target)
         return Task(phase.name, request, plan, binds, offset, slowness)
 
     def _on_host(self, phase: Phase, at: int) -> list[Item]:
@@ -351,8 +381,8 @@ class _Lowering:
         call, binds = phase.call, dict[str, str]()
         before, after = list[Item](), list[Item]()
         for operand, name in phase.binds.items():
-            there = self.homes.home_of(name, at)
-            own = binds[operand] = self.homes.also_on_host(there)
+            there = self.bindings.binding_of(name, at)
+            own = binds[operand] = self.bindings.also_on_host(there)
             if own == there:
                 continue
             if operand in call.loaded:
@@ -386,7 +416,7 @@ class _Lowering:
 
     def _is_starved(self, plan: Plan, phase: Phase, at: int) -> bool:
         """True if tensors that could be elsewhere leave a phase so little that it crawls."""
-        if plan.pieces <= MANY_PIECES or _largest(self.step, self.stays, at) is None:
+        if plan.pieces <= MANY_PIECES or _largest(self.step, self.live_ranges, at) is None:
             return False
         with_all = self.plan_of(phase, at, self.room)[1]
         return plan.seconds > MUCH_SLOWER * with_all.seconds
@@ -403,9 +433,11 @@ class _Lowering:
 
     def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""
-        call, target = phase.call, self.terms.target
-        homes = {operand: self.homes.home_of(name, at) for operand, name in phase.binds.items()}
-        specs = {operand: self.homes.found[homes[operand]].spec for operand in call.operands}
+        call, target = phase.call, self.constraints.target
+        bindings = {
+            operand: self.bindings.binding_of(name, at) for operand, name in phase.binds.items()
+        }
+        specs = {operand: self.bindings.found[bindings[operand]].spec for operand in call.operands}
         request = make_request(
             phase.name,
             call,
@@ -414,7 +446,9 @@ class _Lowering:
             limit_bytes,
             target.layouts,
             overlap=target.overlap,
-            aligned={operand: self.homes.is_aligned(home) for operand, home in homes.items()},
+            aligned={
+                operand: self.bindings.is_aligned(binding) for operand, binding in bindings.items()
+            },
         )
         plan = plan_request(request, target)
         return request.along(plan.row_axis), plan

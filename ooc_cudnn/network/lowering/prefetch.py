@@ -22,13 +22,13 @@ from perfmodel import MachineModel
 
 def prefetch_earlier(
     step: Step,
-    stays: LiveRanges,
+    live_ranges: LiveRanges,
     machine: MachineModel,
     seconds: Sequence[float],
     room_bytes: Any,
     on_device: Collection[str] = (),
 ) -> LiveRanges:
-    """Return longer stays.
+    """Return longer live ranges.
 
     Parameters
     ----------
@@ -39,13 +39,17 @@ def prefetch_earlier(
     on_device : collection of str
         Tensors that lie on the device in any case.
     """
-    longer = _LongerRanges(step, stays, machine, room_bytes, on_device)
+    longer = _LongerRanges(step, live_ranges, machine, room_bytes, on_device)
     ends = list(accumulate(seconds))
-    fetched = [at for at, stay in longer.stays() if stay.fetched]
+    fetched = [at for at, live_range in longer.live_ranges() if live_range.fetched]
     begun = prefetch_starts(
-        [(longer.stay(at).first, longer.copies[at[0]].back) for at in fetched], ends
+        [(longer.live_range(at).first, longer.copies[at[0]].back) for at in fetched], ends
     )
-    leaving = [(at, stay.leaves) for at, stay in longer.stays() if stay.leaves is not None]
+    leaving = [
+        (at, live_range.leaves)
+        for at, live_range in longer.live_ranges()
+        if live_range.leaves is not None
+    ]
     left = offload_ends([(leaves, longer.copies[at[0]].out) for at, leaves in leaving], ends)
     # what takes longest is waited for longest
     for copied in sorted(zip(fetched, begun, strict=True), key=longer.largest_first):
@@ -56,7 +60,7 @@ def prefetch_earlier(
     return {base: tuple(found) for base, found in longer.found.items()}
 
 
-#: Which stay of which tensor.
+#: A live range: its tensor, and its number among the tensor's.
 _At = tuple[str, int]
 
 
@@ -64,13 +68,13 @@ class _LongerRanges:
     def __init__(
         self,
         step: Step,
-        stays: LiveRanges,
+        live_ranges: LiveRanges,
         machine: MachineModel,
         room: Any,
         on_device: Collection[str],
     ) -> None:
-        self.found = {base: list(each) for base, each in stays.items()}
-        self.nbytes = {base: step.tensors[base].nbytes for base in stays}
+        self.found = {base: list(each) for base, each in live_ranges.items()}
+        self.nbytes = {base: step.tensors[base].nbytes for base in live_ranges}
         self.copies = {
             base: copy_of(nbytes, machine, leaves=True) for base, nbytes in self.nbytes.items()
         }
@@ -78,7 +82,8 @@ class _LongerRanges:
         #: Gradients of outputs are given when forward has ended, and no earlier.
         self._given = dict.fromkeys(step.seeds.values(), step.turn if step.pauses else 0)
         extents = [
-            Extent(stay.first, stay.last, self.nbytes[base]) for (base, _), stay in self.stays()
+            Extent(live_range.first, live_range.last, self.nbytes[base])
+            for (base, _), live_range in self.live_ranges()
         ]
         #: Phases that stream: what is fetched behind them is copied behind their pieces.
         self._streaming = sorted(
@@ -87,17 +92,20 @@ class _LongerRanges:
                 for base, used in self._uses.items()
                 if base not in on_device
                 for at in used.phases
-                if not any(stay.first <= at <= stay.last for stay in stays.get(base, ()))
+                if not any(
+                    live_range.first <= at <= live_range.last
+                    for live_range in live_ranges.get(base, ())
+                )
             }
         )
         self._free = room - held_bytes(extents, len(step.phases))
 
-    def stays(self) -> Iterator[tuple[_At, LiveRange]]:
+    def live_ranges(self) -> Iterator[tuple[_At, LiveRange]]:
         for base, each in self.found.items():
-            for index, stay in enumerate(each):
-                yield (base, index), stay
+            for index, live_range in enumerate(each):
+                yield (base, index), live_range
 
-    def stay(self, at: _At) -> LiveRange:
+    def live_range(self, at: _At) -> LiveRange:
         return self.found[at[0]][at[1]]
 
     def largest_first(self, copied: tuple[_At, int]) -> tuple[int, _At]:
@@ -105,24 +113,24 @@ class _LongerRanges:
         return -self.nbytes[base], (base, index)
 
     def begin(self, at: _At, phase: int) -> None:
-        """Let a stay begin in a phase, or as soon as there is room; not before others touch it."""
+        """Begin a live range in a phase, or once there is room; not before others touch it."""
         base, index = at
-        stay = self.stay(at)
-        before = [used for used in self._uses[base].phases if used < stay.first]
+        live_range = self.live_range(at)
+        before = [used for used in self._uses[base].phases if used < live_range.first]
         before += [self.found[base][index - 1].last] if index else []
-        before += self._streaming[: bisect_left(self._streaming, stay.first)][-1:]
+        before += self._streaming[: bisect_left(self._streaming, live_range.first)][-1:]
         earliest = max([phase, self._given.get(base, 0), *(used + 1 for used in before)])
-        more = self._held(base, range(stay.first - 1, earliest - 1, -1))
-        self.found[base][index] = stay._replace(first=stay.first - more)
+        more = self._held(base, range(live_range.first - 1, earliest - 1, -1))
+        self.found[base][index] = live_range._replace(first=live_range.first - more)
 
     def end(self, at: _At, phase: int) -> None:
-        """Let a stay end in a phase, or while there is room; not after others touch it."""
+        """End a live range in a phase, or while there is room; not after others touch it."""
         base, index = at
-        stay = self.stay(at)
-        after = [used for used in self._uses[base].phases if used > stay.last]
+        live_range = self.live_range(at)
+        after = [used for used in self._uses[base].phases if used > live_range.last]
         after += [each.first for each in self.found[base][index + 1 : index + 2]]
-        more = self._held(base, range(stay.last + 1, min([phase + 1, *after])))
-        self.found[base][index] = stay._replace(last=stay.last + more)
+        more = self._held(base, range(live_range.last + 1, min([phase + 1, *after])))
+        self.found[base][index] = live_range._replace(last=live_range.last + more)
 
     def _held(self, base: str, phases: Iterable[int]) -> int:
         """Hold a tensor in phases, as far as there is room; in how many."""

@@ -17,10 +17,10 @@ def spill_one(
     step: Step,
     uses: Mapping[str, Uses],
     results: Set[str],
-    stays: LiveRanges,
+    live_ranges: LiveRanges,
     phase: int,
 ) -> LiveRanges | None:
-    """Stays in which one tensor less is on the device in a phase; None if none is.
+    """Spill one tensor more in a phase, the one with the farthest next use; None if none is there.
 
     Parameters
     ----------
@@ -30,10 +30,10 @@ def spill_one(
         What must be on the host in the end.
     """
     there = {
-        base: stay
-        for base, found in stays.items()
-        for stay in found
-        if stay.first <= phase <= stay.last
+        base: live_range
+        for base, found in live_ranges.items()
+        for live_range in found
+        if live_range.first <= phase <= live_range.last
     }
     if not there:
         return None
@@ -48,21 +48,29 @@ def spill_one(
 
     base = max(there, key=worth)
     parts = list(_without(uses[base], there[base], phase, base in results))
-    made = [part for stay in stays[base] for part in (parts if stay is there[base] else [stay])]
-    others = {name: found for name, found in stays.items() if name != base}
+    made = [
+        part
+        for live_range in live_ranges[base]
+        for part in (parts if live_range is there[base] else [live_range])
+    ]
+    others = {name: found for name, found in live_ranges.items() if name != base}
     return {**others, base: tuple(made)} if made else others
 
 
-def _without(used: Uses, stay: LiveRange, phase: int, is_result: bool) -> Iterator[LiveRange]:
-    """A stay without a phase: what is before it, and after."""
-    before = [at for at in used.phases if stay.first <= at < phase]
-    after = [at for at in used.phases if phase < at <= stay.last]
+def _without(used: Uses, live_range: LiveRange, phase: int, is_result: bool) -> Iterator[LiveRange]:
+    """Split a live range around a phase: what is before it, and after."""
+    before = [at for at in used.phases if live_range.first <= at < phase]
+    after = [at for at in used.phases if phase < at <= live_range.last]
     if before:
-        written = [at for at in used.written if stay.first <= at <= before[-1]]
+        written = [at for at in used.written if live_range.first <= at <= before[-1]]
         read_later = used.phases[-1] > before[-1] or is_result
         leaves = written[-1] if written and read_later else None
-        yield LiveRange(stay.first, before[-1], stay.fetched, leaves)
+        yield LiveRange(live_range.first, before[-1], live_range.fetched, leaves)
     if after:
-        exists = stay.fetched or used.phases[0] <= phase
-        leaves = stay.leaves if stay.leaves is not None and stay.leaves >= after[0] else None
-        yield LiveRange(after[0], stay.last, exists, leaves)
+        exists = live_range.fetched or used.phases[0] <= phase
+        leaves = (
+            live_range.leaves
+            if live_range.leaves is not None and live_range.leaves >= after[0]
+            else None
+        )
+        yield LiveRange(after[0], live_range.last, exists, leaves)

@@ -36,31 +36,34 @@ GAP, MOST_NODES = 0.01, 200
 
 
 def minimize_copies(
-    step: Step, stays: LiveRanges, pieces: np.ndarray[Any, Any], room_bytes: int
+    step: Step, live_ranges: LiveRanges, pieces: np.ndarray[Any, Any], room_bytes: int
 ) -> LiveRanges:
-    """Stays in which all fits and little is copied; the given ones where there is nothing to do.
+    """Find live ranges that fit with few copies; the given ones where there is nothing to do.
 
     Parameters
     ----------
-    stays : mapping
+    live_ranges : mapping
         Those of a step that keeps everything: one for each tensor.
     pieces : array
         Bytes that each phase takes for its pieces, beside tensors on the device.
     """
     if room_bytes <= 0:  # arrays that are there take all of it: there is nothing to share out
-        return dict(stays)
+        return dict(live_ranges)
     room = room_bytes - np.minimum(pieces, MOST_FOR_PIECES * room_bytes)
-    held = live_bytes(step, stays)
+    held = live_bytes(step, live_ranges)
     program = _Program(step, held > room, room_bytes)
-    for base, (stay,) in stays.items():
+    for base, (live_range,) in live_ranges.items():
         nbytes = align(step.tensors[base].nbytes)
-        if nbytes > SMALL * room_bytes and program.is_short[stay.first : stay.last + 1].any():
-            held[stay.first : stay.last + 1] -= nbytes
+        if (
+            nbytes > SMALL * room_bytes
+            and program.is_short[live_range.first : live_range.last + 1].any()
+        ):
+            held[live_range.first : live_range.last + 1] -= nbytes
             program.add(base)
     found = None
     with optional_solver():
         found = program.solved(room - held) if program.bases else None
-    return dict(stays) if found is None else {**stays, **found}
+    return dict(live_ranges) if found is None else {**live_ranges, **found}
 
 
 class _Program(LinearProgram):
@@ -101,7 +104,7 @@ class _Program(LinearProgram):
         self.bases[base] = there, gaps
 
     def solved(self, room: np.ndarray[Any, Any]) -> LiveRanges | None:
-        """Stays by the solution for so much room in each phase; None where none was found."""
+        """Live ranges by the solution for so much room in each phase; None where none was found."""
         for at in np.flatnonzero(self.is_short).tolist():
             self.at_most(self.held[at], room[at] / self.room_bytes)
         found = self.minimize_whole(GAP, MOST_NODES)

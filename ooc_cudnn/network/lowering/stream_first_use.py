@@ -12,21 +12,23 @@ from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
 
 
-def stream_first_uses(step: Step, stays: LiveRanges) -> Iterator[LiveRanges]:
-    """Stays without the first readers of the inputs.
+def stream_first_uses(step: Step, live_ranges: LiveRanges) -> Iterator[LiveRanges]:
+    """Yield live ranges without the first readers of the inputs.
 
     Nothing where no input is fetched.
     """
     inputs = [
         base
-        for base, found in stays.items()
+        for base, found in live_ranges.items()
         if step.tensors[base].kind == "input" and found and found[0].fetched
     ]
     if not inputs:
         return
-    uses, later = step.uses, dict(stays)
+    uses, later = step.uses, dict(live_ranges)
     for base in inputs:
-        stay = stays[base][0]
-        rest = [at for at in uses[base].phases if stay.first < at <= stay.last]
-        later[base] = ((stay._replace(first=rest[0]),) if rest else ()) + stays[base][1:]
+        live_range = live_ranges[base][0]
+        rest = [at for at in uses[base].phases if live_range.first < at <= live_range.last]
+        later[base] = ((live_range._replace(first=rest[0]),) if rest else ()) + live_ranges[base][
+            1:
+        ]
     yield later

@@ -1,4 +1,4 @@
-"""The plan of a placed step: what it will take, by a replay, and what becomes of its tensors."""
+"""The plan of a lowered step: what it will take, by a replay, and what becomes of its tensors."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def summarize(
     name: str,
     policy: str,
     step: Step,
-    placed: LoweredProgram,
+    lowered: LoweredProgram,
     how: RewriteSpec | NetworkPlan,
-    terms: PlanConstraints,
+    constraints: PlanConstraints,
 ) -> NetworkPlan:
-    """Return the plan of a placed step, with what its replay takes."""
-    program, target = placed.program, terms.target
+    """Return the plan of a lowered step, with what its replay takes."""
+    program, target = lowered.program, constraints.target
     schedule = make_schedule(program)
     replayed = ReplayedSchedule(schedule)
     busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
@@ -88,32 +88,32 @@ def summarize(
         again=how.again,
         reserved=how.reserved,
         slabs=how.slabs,
-        stays=tuple((base, tuple(found)) for base, found in placed.residency.items()),
-        fates=tuple(_fates(step, placed.residency, terms)),
+        stays=tuple((base, tuple(found)) for base, found in lowered.live_ranges.items()),
+        fates=tuple(_fates(step, lowered.live_ranges, constraints)),
         tasks=tasks,
-        order=terms.order,
-        by_order=terms.by_order,
-        synchronous=terms.synchronous,
-        gradient_bytes=device_gradient_bytes(step, terms.given),
+        order=constraints.order,
+        by_order=constraints.by_order,
+        synchronous=constraints.synchronous,
+        gradient_bytes=device_gradient_bytes(step, constraints.given),
         outside_bytes=external_bytes(step),
-        on_host=tuple(sorted(terms.on_host)),
+        on_host=tuple(sorted(constraints.on_host)),
     )
 
 
-def _fates(step: Step, residency: LiveRanges, terms: PlanConstraints) -> Iterator[Fate]:
+def _fates(step: Step, live_ranges: LiveRanges, constraints: PlanConstraints) -> Iterator[Fate]:
     """What becomes of each tensor that is no view; what is made twice counts once."""
     touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
-    there = gradients_of(step, terms.given)
+    there = gradients_of(step, constraints.given)
     copies = (t for name in touched if (t := step.tensors[name]).origin.copy == "rematerialized")
     again = {(each.source, each.origin.batch_slice) for each in copies}
     for name, tensor in step.tensors.items():
         if name not in touched or tensor.origin.copy:
             continue
-        stays = residency.get(name, ())
+        ranges = live_ranges.get(name, ())
         if (tensor.source, tensor.origin.batch_slice) in again:
             fate = "recomputed"
-        elif not stays:
+        elif not ranges:
             fate = "given" if tensor.kind in GIVEN or name in there else "streamed"
         else:
-            fate = "offloaded" if len(stays) > 1 else "kept"
+            fate = "offloaded" if len(ranges) > 1 else "kept"
         yield Fate(name, fate, tensor.nbytes)

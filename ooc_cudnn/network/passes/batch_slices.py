@@ -6,7 +6,7 @@ the phases of forward up to the last large one, and those of backward from the f
 The phases between them run once, for all images.
 
 A batch normalization needs the statistics of the whole batch, so all slabs must have come to it
-before any goes on: the phases from one such barrier to the next are a *stretch*. Each map is one
+before any goes on: the phases from one such barrier to the next are a *region*. Each map is one
 tensor for each slab, which is kept, made again or on the host by itself. What is summed adds up in
 place; statistics are found for each slab and merged behind the last.
 """
@@ -49,7 +49,7 @@ class _SlicedRegion:
 
 
 class _Slices(OfImages):
-    """A step cut into stretches, those of outer phases into slabs."""
+    """A step cut into regions, those of outer phases into slabs."""
 
     numbered = "batch_slice"
 
@@ -59,15 +59,18 @@ class _Slices(OfImages):
         size = -(-self.images // slabs)
         starts = range(0, self.images, size)
         self.parts: list[Range] = [(at, min(at + size, self.images)) for at in starts]
-        self.stretches = self._stretches()
+        self.sliced_regions = self._sliced_regions()
         self._whole = {
             self._base(name)
             for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
         }
         batched = set[str]()
-        for stretch in self.stretches:
-            for at in (*stretch.each, *stretch.tail):
-                phase, cut = step.phases[at], self._is_cut(stretch) and at in stretch.each
+        for sliced_region in self.sliced_regions:
+            for at in (*sliced_region.each, *sliced_region.tail):
+                phase, cut = (
+                    step.phases[at],
+                    self._is_cut(sliced_region) and at in sliced_region.each,
+                )
                 for operand, name in phase.binds.items():
                     if cut and operand in self.own[at]:
                         batched.add(self._base(name))
@@ -92,7 +95,7 @@ class _Slices(OfImages):
         forward, backward = ([at for at in large if (at < turn) == before] for before in (1, 0))
         return range(max(forward, default=-1) + 1, min(backward, default=len(touched)))
 
-    def _stretches(self) -> list[_SlicedRegion]:
+    def _sliced_regions(self) -> list[_SlicedRegion]:
         found = [_SlicedRegion()]
         turn = self.step.turn
         for at, phase in enumerate(self.step.phases):
@@ -113,22 +116,22 @@ class _Slices(OfImages):
                 of.late |= shared
         return found
 
-    def _is_cut(self, stretch: _SlicedRegion) -> bool:
-        """True if a stretch goes slab by slab."""
-        return bool(stretch.each) and stretch.each[0] not in self._inner
+    def _is_cut(self, sliced_region: _SlicedRegion) -> bool:
+        """True if a region goes slab by slab."""
+        return bool(sliced_region.each) and sliced_region.each[0] not in self._inner
 
     def step_of(self) -> Step:
         """The rewritten step."""
         phases: list[Phase] = []
-        for stretch in self.stretches:
-            if not self._is_cut(stretch):
-                order = sorted((*stretch.each, *stretch.tail))
+        for sliced_region in self.sliced_regions:
+            if not self._is_cut(sliced_region):
+                order = sorted((*sliced_region.each, *sliced_region.tail))
                 phases += [self.step.phases[at] for at in order]
                 continue
             for index, images in enumerate(self.parts):
-                phases += [self._part(at, index, images) for at in stretch.each]
-            phases += self._merged(stretch.each)
-            phases += [self.step.phases[at] for at in stretch.tail]
+                phases += [self._part(at, index, images) for at in sliced_region.each]
+            phases += self._merged(sliced_region.each)
+            phases += [self.step.phases[at] for at in sliced_region.tail]
         count = sum(not phase.is_backward for phase in phases)
         return replace(self.step, tensors=self.tensors, phases=tuple(phases), forward_count=count)
 

@@ -1,4 +1,4 @@
-"""Bands: stretches of a step that go down the rows of an image, for images that do not fit.
+"""Row tiling: regions of a step that go down the rows of an image, for images that do not fit.
 
 A rewrite of a step. Some maps stay whole (on the host, where they do not fit the device); between
 them phases run band by band, forward as well as backward, and what lies between exists for one band
@@ -44,51 +44,51 @@ def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
     again = rematerializable(step) - whole
     while True:
         maps = again | (forward_only_maps(step) - whole)
-        stretches = TilingRegions(rematerialize(step, again), maps, whole)
-        # what is remade in one stretch and read in another must be whole
-        tensors = stretches.step.tensors
-        surely_whole = {tensors[name].source for name in stretches.whole} & again
+        tiling_regions = TilingRegions(rematerialize(step, again), maps, whole)
+        # what is remade in one region and read in another must be whole
+        tensors = tiling_regions.step.tensors
+        surely_whole = {tensors[name].source for name in tiling_regions.whole} & again
         if not surely_whole:
             break
         again -= surely_whole
 
-    copied = cache_rows(stretches, lambda step: TilingRegions(step, maps, whole))
+    copied = cache_rows(tiling_regions, lambda step: TilingRegions(step, maps, whole))
     return _tile_regions(copied, bands)
 
 
-def _tile_regions(stretches: TilingRegions, bands: int) -> Step:
-    """The step, each stretch that has banded tensors band by band."""
-    step = stretches.step
+def _tile_regions(tiling_regions: TilingRegions, bands: int) -> Step:
+    """The step, each region that has banded tensors band by band."""
+    step = tiling_regions.step
     tensors = {
         name: tensor
         for name, tensor in step.tensors.items()
-        if stretches.places[name].base not in stretches.banded_tensors
+        if tiling_regions.places[name].base not in tiling_regions.banded_tensors
     }
     phases: list[Phase] = []
-    for start, stop in stretches.stretches:
+    for start, stop in tiling_regions.intervals:
         part = step.phases[start:stop]
-        touched = {stretches.places[n].base for phase in part for n in phase.binds.values()}
-        if not touched & stretches.banded_tensors:
+        touched = {tiling_regions.places[n].base for phase in part for n in phase.binds.values()}
+        if not touched & tiling_regions.banded_tensors:
             phases += part
             continue
         for band in range(bands):
-            phases += _Band(stretches, part, band, bands, tensors).phases()
+            phases += _Band(tiling_regions, part, band, bands, tensors).phases()
     count = sum(not phase.is_backward for phase in phases)
     return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
 
 
 class _Band:
-    """One band of a stretch: the rows that each phase makes, and those that each tensor holds."""
+    """One band of a region: the rows that each phase makes, and those that each tensor holds."""
 
     def __init__(
         self,
-        stretches: TilingRegions,
+        tiling_regions: TilingRegions,
         part: tuple[Phase, ...],
         band: int,
         bands: int,
         tensors: dict[str, Tensor],
     ) -> None:
-        self.stretches, self.part, self.band, self.bands = stretches, part, band, bands
+        self.tiling_regions, self.part, self.band, self.bands = tiling_regions, part, band, bands
         self.tensors = tensors
         self.needed: dict[str, Range] = {}
 
@@ -112,7 +112,7 @@ class _Band:
                 continue
             for operand in phase.call.operands:
                 name = phase.binds[operand]
-                if name in self.stretches.banded_tensors and operand in phase.call.loaded:
+                if name in self.tiling_regions.banded_tensors and operand in phase.call.loaded:
                     region = self._region(phase, operand, rows)
                     if region is not None:
                         self._need(name, region[ROW_AXIS])
@@ -121,7 +121,7 @@ class _Band:
     def _wanted(self, phase: Phase) -> Range | None:
         """The rows that a phase makes: those of banded results that are needed, else its share."""
         results = [phase.binds[result] for result in phase.call.results]
-        banded = [name for name in results if name in self.stretches.banded_tensors]
+        banded = [name for name in results if name in self.tiling_regions.banded_tensors]
         wanted = [self.needed[name] for name in banded if name in self.needed]
         if len(banded) < len(results):
             if banded and phase.call.beta:
@@ -145,7 +145,7 @@ class _Band:
     def _need(self, name: str, rows: Range) -> None:
         first, last = rows
         if first == last:  # padding alone is read; but no tensor is without rows
-            first = min(first, height(self.stretches.step.tensors[name].shape) - 1)
+            first = min(first, height(self.tiling_regions.step.tensors[name].shape) - 1)
             last = first + 1
         low, high = self.needed.get(name, (first, last))
         self.needed[name] = (min(low, first), max(high, last))
@@ -164,8 +164,8 @@ class _Band:
         call, held, binds = phase.call, list[tuple[str, Region]](), dict[str, str]()
         for operand, name in phase.binds.items():
             binds[operand] = name
-            if name in self.stretches.banded_tensors:
-                tensor = self.stretches.step.tensors[name]
+            if name in self.tiling_regions.banded_tensors:
+                tensor = self.tiling_regions.step.tensors[name]
                 region = [(0, extent) for extent in tensor.shape]
                 region[ROW_AXIS] = self.needed[name]
                 held.append((operand, tuple(region)))

@@ -1,7 +1,7 @@
 """Rows that are read often: a band's rows of a whole tensor come to the device once.
 
 A rewrite of a step that goes down the rows. A whole tensor may lie on the host; what several phases
-of a stretch read of it would cross the link for each of them. Instead a phase copies it, and they
+of a region read of it would cross the link for each of them. Instead a phase copies it, and they
 read the copy, which exists for one band at a time as what is made again does. So does one phase
 that takes several channels for each of its results, a convolution: else it would be cut into small
 pieces, in order to begin before all of its rows are there.
@@ -18,12 +18,12 @@ from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
 from ooc_cudnn.operations.chain.chain import Chain
 
-#: Makes stretches of a step, whose banded tensors may be copies, too.
+#: Makes regions of a step, whose banded tensors may be copies, too.
 Cut = Callable[[Step], TilingRegions]
 
 
 class _Copy(NamedTuple):
-    """Of a tensor that phases of one stretch read."""
+    """A copy of rows of a tensor that phases of one region read."""
 
     source: str
     readers: tuple[int, ...]
@@ -33,16 +33,16 @@ class _Copy(NamedTuple):
         return f"{self.source} of {self.readers[0]} remade"
 
 
-def cache_rows(stretches: TilingRegions, cut: Cut) -> TilingRegions:
-    """The stretches of a step in which each reads rows of a whole tensor once."""
-    step, copies = stretches.step, tuple(_wanted(stretches))
+def cache_rows(tiling_regions: TilingRegions, cut: Cut) -> TilingRegions:
+    """Rewrite regions so that each reads rows of a whole tensor once."""
+    step, copies = tiling_regions.step, tuple(_wanted(tiling_regions))
     while copies:
         found = cut(_insert_copies(step, copies))
         banded = tuple(copy for copy in copies if copy.name in found.banded_tensors)
         if banded == copies:
             return found
         copies = banded
-    return stretches
+    return tiling_regions
 
 
 class _Rows(Chain):
@@ -55,16 +55,16 @@ class _Rows(Chain):
         return axis == "h_y" and super().may_cut(axis)
 
 
-def _wanted(stretches: TilingRegions) -> Iterator[_Copy]:
-    """Whole tensors, no views, that a stretch of bands reads and does not write, and is to copy."""
-    step = stretches.step
-    for start, stop in stretches.stretches:
+def _wanted(tiling_regions: TilingRegions) -> Iterator[_Copy]:
+    """Whole tensors, no views, that a region of bands reads and does not write, and is to copy."""
+    step = tiling_regions.step
+    for start, stop in tiling_regions.intervals:
         part = step.phases[start:stop]
-        bases = {stretches.places[n].base for phase in part for n in phase.binds.values()}
-        written = {stretches.places[n].base for phase in part for n in phase.writes}
-        if not bases & stretches.banded_tensors:
+        bases = {tiling_regions.places[n].base for phase in part for n in phase.binds.values()}
+        written = {tiling_regions.places[n].base for phase in part for n in phase.writes}
+        if not bases & tiling_regions.banded_tensors:
             continue
-        for name in sorted(bases - stretches.banded_tensors - written):
+        for name in sorted(bases - tiling_regions.banded_tensors - written):
             readers = tuple(at for at in range(start, stop) if name in step.phases[at].reads)
             if not all(_by_rows(step.phases[at], name) for at in readers):
                 continue

@@ -1,7 +1,7 @@
-"""Stretches: which phases of a step may go down the rows together, and which tensors in bands.
+"""Tiling regions: which phases of a step may go down the rows together, and which tensors in bands.
 
 A tensor exists for one band at a time where every phase that touches it takes rows of it, and all
-of them lie in one stretch. A stretch ends where a phase reads what must be there whole first, or
+of them lie in one region. A region ends where a phase reads what must be there whole first, or
 writes over rows that a band of an earlier phase is still to read.
 """
 
@@ -18,16 +18,16 @@ from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
 
 
 class TilingRegions:
-    """The phases of a step as stretches: each banded tensor begins and ends within one.
+    """The phases of a step as regions: each banded tensor begins and ends within one.
 
     Attributes
     ----------
     banded_tensors : set of str
         Tensors that exist for one band at a time.
-    stretches : list of (int, int)
+    intervals : list of (int, int)
         Ranges of phases, each of which goes down the rows by itself.
     whole : set of str
-        Tensors that could have been banded, but are needed whole: several stretches touch them.
+        Tensors that could have been banded, but are needed whole: several regions touch them.
     """
 
     def __init__(self, step: Step, again: Iterable[str], whole: Iterable[str]) -> None:
@@ -46,7 +46,7 @@ class TilingRegions:
         }
         self.whole: set[str] = set()
         while True:
-            self.stretches = list(self._cut())
+            self.intervals = list(self._cut())
             crossing = self._crossing()
             if not crossing:
                 break
@@ -84,7 +84,7 @@ class TilingRegions:
         return height(self.step.tensors[name].shape) > 1
 
     def _cut(self) -> Iterator[tuple[int, int]]:
-        """Cut before each phase that cannot follow those of its stretch band by band."""
+        """Cut before each phase that cannot follow those of its region band by band."""
         start, held, phases = 0, _WholeTensorUses(self), self.step.phases
         turn = self.step.turn if self.step.pauses else None
         for at, phase in enumerate(phases):
@@ -107,7 +107,7 @@ class TilingRegions:
 
     @staticmethod
     def _is_alone(phase: Phase) -> bool:
-        """True if a phase is a stretch by itself, and runs on all rows at once.
+        """True if a phase is a region by itself, and runs on all rows at once.
 
         It sums over rows in a way that cannot be added to (moments are merged), or would add to
         what else it makes, too; or it has no rows, or bits of several rows in a byte.
@@ -127,11 +127,11 @@ class TilingRegions:
         )
 
     def _crossing(self) -> set[str]:
-        """Banded tensors that several stretches touch."""
+        """Banded tensors that several regions touch."""
         found = set[str]()
         for name in self.banded_tensors:
             phases = self.uses[name].phases
-            if not any(a <= phases[0] and phases[-1] < b for a, b in self.stretches):
+            if not any(a <= phases[0] and phases[-1] < b for a, b in self.intervals):
                 found.add(name)
         return found
 

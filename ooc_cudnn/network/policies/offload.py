@@ -29,20 +29,24 @@ def offload_maps(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
         Name of each map that leaves, to the phase before which the copy back starts.
     """
     uses = step.uses
-    stays, gaps = keep_all(step), idle_phases(step, uses)
+    live_ranges, gaps = keep_all(step), idle_phases(step, uses)
     for name, back in fetches.items():
         last, first = gaps[name]
-        (stay,) = stays[name]
+        (live_range,) = live_ranges[name]
         written = max((phase for phase in uses[name].written if phase <= last), default=-1)
         leaves = None if step.tensors[name].kind == "input" else max(last - 1, written)
         back = min(max(back, last + 1), first)
         # an output of the network has left by then: it leaves again only if backward writes it
-        again = stay.leaves if stay.leaves is not None and stay.leaves >= back else None
-        stays[name] = (
-            LiveRange(stay.first, last, stay.fetched, leaves),
-            LiveRange(back, stay.last, fetched=True, leaves=again),
+        again = (
+            live_range.leaves
+            if live_range.leaves is not None and live_range.leaves >= back
+            else None
         )
-    return stays
+        live_ranges[name] = (
+            LiveRange(live_range.first, last, live_range.fetched, leaves),
+            LiveRange(back, live_range.last, fetched=True, leaves=again),
+        )
+    return live_ranges
 
 
 def offload_just_in_time(step: Step, names: frozenset[str]) -> LiveRanges:

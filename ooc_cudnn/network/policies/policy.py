@@ -33,7 +33,7 @@ class Decision(NamedTuple):
 #: those that fit the first is taken.
 Decisions = Callable[[Step, MachineModel], Sequence[Decision]]
 #: Says where the tensors of a step are.
-Residing = Callable[[Step], LiveRanges]
+LiveRangeRule = Callable[[Step], LiveRanges]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Policy:
 
     Attributes
     ----------
-    residing : callable
+    live_ranges_of : callable
         Where its tensors are, but for what a decision lets leave.
     decisions : callable
         What is remade and what leaves: a list, for memory that gets shorter and shorter.
@@ -50,7 +50,7 @@ class Policy:
         Whether computing waits at the end of a layer for what leaves there, as vDNN does.
     """
 
-    residing: Residing
+    live_ranges_of: LiveRangeRule
     decisions: Decisions = lambda step, machine: (Decision(),)
     synchronous: bool = False
 
@@ -91,7 +91,7 @@ def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Dec
     return [*remaking[:-1], *offload_decisions(step, machine, remaking[-1].remade)]
 
 
-# Remaking ---------------------------------------------------------------------------------------
+# Rematerialization ------------------------------------------------------------------------------
 
 
 def remake(step: Step, machine: MachineModel) -> Sequence[Decision]:
@@ -120,8 +120,8 @@ def checkpoint(step: Step, machine: MachineModel) -> Sequence[Decision]:
     ends = [name for name in _single_maps(step) if name in again]
     if not ends:
         return (Decision(again),)
-    stretches = max(math.isqrt(len(ends)), 1)
-    size = math.ceil(len(ends) / (stretches + 1))
+    segments = max(math.isqrt(len(ends)), 1)
+    size = math.ceil(len(ends) / (segments + 1))
     return (Decision(again - set(ends[size - 1 :: size])),)
 
 

@@ -72,7 +72,7 @@ def course_of(made: LoweredStep, measured: Trace | None = None) -> Course:
     ValueError
         If it is the trace of another step.
     """
-    program, plan = made.placed.program, made.plan
+    program, plan = made.lowered.program, made.plan
     schedule = make_schedule(program)
     if measured is None:
         replay = ReplayedSchedule(schedule)
@@ -118,10 +118,10 @@ def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]
 
 
 def _stays(made: LoweredStep) -> Iterator[tuple[int, int, int, int]]:
-    """Row of `CLASSES`, first and last phase, and bytes of each stay on the device."""
+    """Row of `CLASSES`, first and last phase, and bytes of each live range."""
     step = made.step
     of_weights = {step.base(name) for name in step.gradients.values()}
-    for base, stays in made.placed.residency.items():
+    for base, live_ranges in made.lowered.live_ranges.items():
         tensor = step.tensors[base]
         if tensor.kind in ("parameter", "running") or base in of_weights:
             name = "weights"
@@ -130,9 +130,9 @@ def _stays(made: LoweredStep) -> Iterator[tuple[int, int, int, int]]:
         elif tensor.origin.copy:
             name = "recomputed maps"
         else:
-            name = "offloaded maps" if len(stays) > 1 else "kept maps"
-        for stay in stays:
-            yield CLASSES.index(name), stay.first, stay.last, tensor.nbytes
+            name = "offloaded maps" if len(live_ranges) > 1 else "kept maps"
+        for live_range in live_ranges:
+            yield CLASSES.index(name), live_range.first, live_range.last, tensor.nbytes
 
 
 def draw_step(

@@ -41,7 +41,7 @@ def measure_engines(
         found = (quick or plan)()
         tasks = [
             (item.request, item.plan)
-            for item in found.placed.program.items
+            for item in found.lowered.program.items
             if isinstance(item, Task)
         ]
         return PlannedWork("the step", tasks, found.plan.memory_limit, is_as_run=quick is None)

@@ -87,9 +87,9 @@ class Executable:
     def __init__(self, planned: LoweredStep, device: Device) -> None:
         self.planned, self.device = planned, device
         self.memory: Memory = OwnMemory(device, planned.plan.memory_limit)
-        step, self.program = planned.step, planned.placed.program
+        step, self.program = planned.step, planned.lowered.program
         results = step.results
-        specs = {name: home.spec for name, home in self.program.homes.items()}
+        specs = {name: binding.spec for name, binding in self.program.bindings.items()}
         self._results = {n: spec for n, spec in self.program.between.items() if n in results}
         self._gradients = gradients_of(step, specs)
         self._results |= self._gradients
@@ -106,8 +106,8 @@ class Executable:
         self.device_bytes += planned.plan.outside_bytes
         #: Whether nothing of it is on the host, neither given nor made: the host need not wait.
         self.is_all_there = all(
-            home.offset is not None or home.of or home.spec.placement == "device"
-            for home in self.program.homes.values()
+            binding.offset is not None or binding.of or binding.spec.placement == "device"
+            for binding in self.program.bindings.values()
         )
         self._views: dict[str, tuple[TensorSpec, DeviceView]] = {}
 
@@ -168,14 +168,14 @@ class Executable:
 
     def _changed_on_host(self, names: Iterable[str]) -> GradientBlock:
         """Where what a step changes lies in a block of pinned memory, but for what is elsewhere."""
-        specs = {name: self.program.homes[name].spec for name in names}
+        specs = {name: self.program.bindings[name].spec for name in names}
         return GradientBlock(
             {name: spec for name, spec in specs.items() if spec.placement != "device"}
         )
 
     def _changed_made(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Arrays for what a step changes; those on the host in one block of pinned memory."""
-        specs = {name: self.program.homes[name].spec for name in names}
+        specs = {name: self.program.bindings[name].spec for name in names}
         there = {name: spec for name, spec in specs.items() if spec.placement == "device"}
         pinned = self._changed_on_host(specs)
         if pinned.nbytes:
@@ -194,7 +194,7 @@ class Executable:
                 there = each.spec.placement == "device"
                 arrays[name] = self._view(name, each.spec, each.pointer) if there else each.array
         for name, array in made.items():
-            spec = self.program.homes[name].spec
+            spec = self.program.bindings[name].spec
             if spec.placement == "device":
                 if name in self.changed:  # packed, however the given one lies
                     spec = array_ref(array, self.device, name=name, written=True).spec

@@ -49,7 +49,7 @@ def plans_folder() -> Path:
 def load_or_plan(
     name: str,
     step: Step,
-    terms: PlanConstraints,
+    constraints: PlanConstraints,
     *,
     policy: str = "best",
     micro_batches: int | None = None,
@@ -63,22 +63,22 @@ def load_or_plan(
     check_asked(policy, micro_batches)
     path = found = None
     if current().plan_cache:
-        path = plans_folder() / f"{_key(name, step, terms, policy, micro_batches)}.json"
-        found = _load(path, step, terms, policy)
+        path = plans_folder() / f"{_key(name, step, constraints, policy, micro_batches)}.json"
+        found = _load(path, step, constraints, policy)
     begin = time.perf_counter()
-    made = found or plan_step(name, step, terms, policy=policy, micro_batches=micro_batches)
+    made = found or plan_step(name, step, constraints, policy=policy, micro_batches=micro_batches)
     if bound and made.plan.bound_seconds is None:
-        made = made._replace(plan=plan_with_bound(made.plan, step, terms, micro_batches))
+        made = made._replace(plan=plan_with_bound(made.plan, step, constraints, micro_batches))
     if path is not None and time.perf_counter() - begin >= SHORTEST_SECONDS:
-        _keep(path, made.plan, _host_bytes(step, terms))
+        _keep(path, made.plan, _host_bytes(step, constraints))
     return made if bound else made._replace(plan=replace(made.plan, bound_seconds=None))
 
 
 def _key(
-    name: str, step: Step, terms: PlanConstraints, policy: str, micro_batches: int | None
+    name: str, step: Step, constraints: PlanConstraints, policy: str, micro_batches: int | None
 ) -> str:
     """A digest of all that a plan depends on, but for what host memory has free."""
-    target = terms.target
+    target = constraints.target
     asked: object = None
     if target.ask_workspace is not None:
         device = get_device(current().device)
@@ -91,32 +91,32 @@ def _key(
         step,
         (target.machine, target.limit_bytes, target.room_bytes, target.layouts, target.overlap),
         asked,
-        (terms.given, terms.order, terms.synchronous, terms.misaligned),
-        None if terms.host is None else terms.host.limit_bytes,
+        (constraints.given, constraints.order, constraints.synchronous, constraints.misaligned),
+        None if constraints.host is None else constraints.host.limit_bytes,
     )
 
 
-def _host_bytes(step: Step, terms: PlanConstraints) -> int | None:
+def _host_bytes(step: Step, constraints: PlanConstraints) -> int | None:
     """What host memory had room for when a step was planned; None for all that it could want."""
     most = PLENTY * sum(tensor.nbytes for tensor in step.tensors.values() if not tensor.of)
-    if terms.host is None or terms.host.available_bytes >= most:
+    if constraints.host is None or constraints.host.available_bytes >= most:
         return None
-    return terms.host.available_bytes
+    return constraints.host.available_bytes
 
 
 # Reading -----------------------------------------------------------------------------------------
 
 
-def _load(path: Path, step: Step, terms: PlanConstraints, policy: str) -> LoweredStep | None:
+def _load(path: Path, step: Step, constraints: PlanConstraints, policy: str) -> LoweredStep | None:
     """The plan of a file, placed; None where there is none, or it cannot be used here."""
     try:
         plan, host_bytes = _read(path)
         if plan.policy != policy:
             raise ValueError(f"it is a plan by {plan.policy!r}, not by {policy!r}")
-        now = _host_bytes(step, terms)
+        now = _host_bytes(step, constraints)
         if host_bytes is not None and (now is None or now > host_bytes):
             return None  # there is more room: a faster plan may fit
-        made = plan_again(step, plan, terms)
+        made = plan_again(step, plan, constraints)
     except (FileNotFoundError, NotADirectoryError, HostOutOfMemoryError):
         return None
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:

@@ -104,8 +104,8 @@ class PreparedStep(ABC, Generic[R]):
             Of what will be handed in how it lies; what is left out is packed in pinned memory.
         """
         wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
-        terms = constraints_for(self._limit, machine, self._step, wrapped)
-        return load_or_plan(self._name, self._step, terms, **self._asked).plan
+        constraints = constraints_for(self._limit, machine, self._step, wrapped)
+        return load_or_plan(self._name, self._step, constraints, **self._asked).plan
 
     def tune_for(
         self,
@@ -202,8 +202,8 @@ class PreparedStep(ABC, Generic[R]):
 
     def _planned(self, given: Mapping[str, ArrayRef], *, ask: bool = True) -> LoweredStep:
         more = self._kept_bytes(given) - self._given_bytes(given)
-        terms = constraints_for(self._limit, None, self._step, given, more)
-        terms = replace(terms, target=terms.target.asking(ask=ask, sparing=0))
+        constraints = constraints_for(self._limit, None, self._step, given, more)
+        constraints = replace(constraints, target=constraints.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
-            return plan_again(self._step, self._given_plan, terms)
-        return load_or_plan(self._name, self._step, terms, **self._asked)
+            return plan_again(self._step, self._given_plan, constraints)
+        return load_or_plan(self._name, self._step, constraints, **self._asked)

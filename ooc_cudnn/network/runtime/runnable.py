@@ -96,9 +96,14 @@ class Runnable:
             setting host_memory_limit).
         """
         step = self.training_phases(loss)
-        terms = constraints_for(memory_limit, machine, step, {})
+        constraints = constraints_for(memory_limit, machine, step, {})
         return load_or_plan(
-            "training_step", step, terms, policy=policy, micro_batches=micro_batches, bound=bound
+            "training_step",
+            step,
+            constraints,
+            policy=policy,
+            micro_batches=micro_batches,
+            bound=bound,
         ).plan
 
     def plot(
@@ -127,8 +132,8 @@ class Runnable:
             If matplotlib is not installed.
         """
         step = self.training_phases(loss)
-        terms = constraints_for(plan.memory_limit, machine, step, {})
-        draw_step(plan_again(step, plan, terms), path)
+        constraints = constraints_for(plan.memory_limit, machine, step, {})
+        draw_step(plan_again(step, plan, constraints), path)
 
     def training_step(
         self,

@@ -319,13 +319,13 @@ class PausedStep:
 
     def _take(self, seeds: Collection[Any]) -> None:
         """Accept gradients of the outputs, where and as the plan has them."""
-        step, homes = self._ready.planned.step, self._ready.program.homes
+        step, bindings = self._ready.planned.step, self._ready.program.bindings
         if len(seeds) != len(step.seeds):
             raise TypeError(f"there are {len(step.seeds)} outputs, not {len(seeds)}")
         for name, seed in zip(step.seeds.values(), seeds, strict=True):
             found = array_ref(seed, self._ready.device, name=name)
             check_given(step.tensors[name], found)
-            spec = homes[name].spec if name in homes else found.spec  # no phase may read it
+            spec = bindings[name].spec if name in bindings else found.spec  # no phase may read it
             if found.spec != spec:
                 copied = self._ready._made(spec)
                 memcpy(copied, found.array)

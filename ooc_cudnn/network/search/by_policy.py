@@ -89,7 +89,12 @@ class PolicyPlanner:
                 continue
             fits = peak_live_bytes(rewritten, live_ranges) <= share * room_bytes
             # what fits in a share of memory is lowered as in all of it
-            key = self.parts, self.decisions[index], self.rule.residing, 1.0 if fits else share
+            key = (
+                self.parts,
+                self.decisions[index],
+                self.rule.live_ranges_of,
+                1.0 if fits else share,
+            )
             if key in incumbent.tried or not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 return None
             planned = yield Candidate(
@@ -126,7 +131,7 @@ class PolicyPlanner:
             if decision.offloaded:
                 live_ranges = offload_just_in_time(rewritten, decision.offloaded)
             else:
-                live_ranges = self.rule.residing(rewritten)
+                live_ranges = self.rule.live_ranges_of(rewritten)
             self._known[index] = rewritten, live_ranges
         return self._known[index]
 

@@ -69,7 +69,7 @@ def lower_and_replay(
         If some phase does not fit by itself, with the least limit for which all do.
     """
     step, constraints = candidate.step, candidate.constraints
-    placed = lower_step(
+    lowered = lower_step(
         name,
         step,
         candidate.live_ranges,
@@ -80,7 +80,7 @@ def lower_and_replay(
         reserved=candidate.reserved,
         is_worth=candidate.is_worth or is_worth,
     )
-    if placed is None or (candidate.is_accepted and not candidate.is_accepted(placed)):
+    if lowered is None or (candidate.is_accepted and not candidate.is_accepted(lowered)):
         return None
-    plan = summarize(name, candidate.policy, step, placed, candidate.rewrite, constraints)
-    return LoweredStep(plan, step, placed)
+    plan = summarize(name, candidate.policy, step, lowered, candidate.rewrite, constraints)
+    return LoweredStep(plan, step, lowered)

@@ -22,16 +22,16 @@ from ooc_cudnn.network.search.remat_state import RematState
 SMALLER = 0.95
 
 
-def least_on_host(step: Step, terms: PlanConstraints) -> int:
+def least_on_host(step: Step, constraints: PlanConstraints) -> int:
     """Return the least bytes of pinned memory that a step takes, wherever its tensors are.
 
     What is handed in or asked for has memory of its own there all the time; of all else what lives
     at once, but for what the device holds.
     """
-    own = (step.host_inputs | step.results) - terms.given.keys()
+    own = (step.host_inputs | step.results) - constraints.given.keys()
     always = sum(step.tensors[base].nbytes for base in own & step.uses.keys())
-    peak = int(_live_bytes(step, own | terms.given.keys()).max(initial=0))
-    return always + max(peak - terms.target.room_bytes, 0)
+    peak = int(_live_bytes(step, own | constraints.given.keys()).max(initial=0))
+    return always + max(peak - constraints.target.room_bytes, 0)
 
 
 def _live_bytes(step: Step, without: Set[str]) -> Any:
@@ -44,9 +44,9 @@ def _live_bytes(step: Step, without: Set[str]) -> Any:
     return held_bytes(extents, len(step.phases))
 
 
-def amounts(step: Step, terms: PlanConstraints) -> list[float]:
+def amounts(step: Step, constraints: PlanConstraints) -> list[float]:
     """Return bytes that may live at once, from all that does to what one phase touches."""
-    given = terms.given.keys()
+    given = constraints.given.keys()
     least = max(
         sum(step.tensors[base].nbytes for base in bases - given) for bases in step.bases_of_phases
     )
@@ -57,7 +57,7 @@ def amounts(step: Step, terms: PlanConstraints) -> list[float]:
 
 
 def remat_to_fit(
-    step: Step, terms: PlanConstraints, nbytes: float
+    step: Step, constraints: PlanConstraints, nbytes: float
 ) -> tuple[RematEvent, ...] | None:
     """Find events with which no more than so many bytes live at once; None if there are none.
 
@@ -66,12 +66,14 @@ def remat_to_fit(
     step : Step
         As it is planned, nothing rematerialized.
     """
-    machine, given = terms.target.machine, terms.given.keys()
+    machine, given = constraints.target.machine, constraints.given.keys()
     state = RematState(step, phase_seconds(machine), nbytes, machine, given, copied=())
     return state.in_order() if search(state) else None
 
 
-def remat_to_least(step: Step, terms: PlanConstraints) -> tuple[RematEvent, ...]:
+def remat_to_least(step: Step, constraints: PlanConstraints) -> tuple[RematEvent, ...]:
     """Find events with which as little lives at once as the search can reach."""
-    solutions = (remat_to_fit(step, terms, nbytes) for nbytes in reversed(amounts(step, terms)))
+    solutions = (
+        remat_to_fit(step, constraints, nbytes) for nbytes in reversed(amounts(step, constraints))
+    )
     return next((events for events in solutions if events is not None), ())

@@ -61,16 +61,19 @@ class Incumbent:
     """
 
     def __init__(
-        self, terms: PlanConstraints, step: Step | None = None, least: ComputeBound | None = None
+        self,
+        constraints: PlanConstraints,
+        step: Step | None = None,
+        least: ComputeBound | None = None,
     ) -> None:
-        self.room, self._terms = terms.host, terms
+        self.room, self._constraints = constraints.host, constraints
         self.skips = self.is_short = False
         self._asked: tuple[Step, bool] | None = None
-        self.on_device = terms.on_device
+        self.on_device = constraints.on_device
         #: It may be shared by several, for it knows what it was asked before.
-        self.computing = ComputeBound(terms) if least is None else least
-        #: Plans have their maps in one of these, that of the terms most likely.
-        self._orders = tuple(dict.fromkeys((terms.order, *terms.target.layouts)))
+        self.computing = ComputeBound(constraints) if least is None else least
+        #: Plans have their maps in one of these, that of the constraints most likely.
+        self._orders = tuple(dict.fromkeys((constraints.order, *constraints.target.layouts)))
         self._in_one_piece = (
             min(self.computing.seconds(step, order) for order in self._orders) if step else 0.0
         )
@@ -117,7 +120,7 @@ class Incumbent:
 
     def _may_be_in(self, order: str, step: Step, live_ranges: LiveRanges) -> bool:
         assert self.best is not None
-        machine, most = self._terms.target.machine, self.best.plan.seconds
+        machine, most = self._constraints.target.machine, self.best.plan.seconds
         seconds = self.computing.of_phases(step, order)
         least = least_seconds(step, live_ranges, machine, seconds, self.on_device)
         return least.seconds < most or self.is_worth_time(least.unwaited)
@@ -131,7 +134,7 @@ class Incumbent:
         if self.room is None:
             return True
         if self._asked is None or self._asked[0] is not step:
-            fits = least_on_host(step, self._terms) <= self.room.available_bytes
+            fits = least_on_host(step, self._constraints) <= self.room.available_bytes
             self._asked, self.is_short = (step, fits), self.is_short or not fits
         return self._asked[1]
 

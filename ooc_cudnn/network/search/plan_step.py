@@ -43,7 +43,7 @@ NAMES = ("best", *BEST_OF, *VDNN, *WHOLE)
 def plan_step(
     name: str,
     step: Step,
-    terms: PlanConstraints,
+    constraints: PlanConstraints,
     *,
     policy: str = "best",
     micro_batches: int | None = None,
@@ -69,17 +69,17 @@ def plan_step(
         If host memory has no room for what the step would keep there.
     """
     check_asked(policy, micro_batches)
-    of_all = step, terms
-    step, terms = reserve_external_memory(step, terms)
-    given, asked = step, terms
-    step, terms = _taken(given, asked, policy)
+    of_all = step, constraints
+    step, constraints = reserve_external_memory(step, constraints)
+    given, asked = step, constraints
+    step, constraints = _taken(given, asked, policy)
     if policy in WHOLE:
-        return plan_mo_sos(name, step, terms, policy)
+        return plan_mo_sos(name, step, constraints, policy)
     if policy == "vdnn_dyn":
-        return _vdnn_dyn(name, step, terms, micro_batches or 1)
+        return _vdnn_dyn(name, step, constraints, micro_batches or 1)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    comparison = Comparison(PlanRequest(name, step, terms, micro_batches), policy)
+    comparison = Comparison(PlanRequest(name, step, constraints, micro_batches), policy)
     comparison.by_policies()
     if policy == "best":
         comparison.try_strategies()
@@ -96,11 +96,11 @@ def plan_step(
 
 
 def plan_with_bound(
-    plan: NetworkPlan, step: Step, terms: PlanConstraints, micro_batches: int | None = None
+    plan: NetworkPlan, step: Step, constraints: PlanConstraints, micro_batches: int | None = None
 ) -> NetworkPlan:
     """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
     taken = apply_passes(canonicalize(step, "best"), frozenset(), 1, 1)
-    bound = bound_of(taken, terms, micro_batches_of(taken, micro_batches, terms))
+    bound = bound_of(taken, constraints, micro_batches_of(taken, micro_batches, constraints))
     return replace(plan, bound_seconds=None if bound is None else bound.seconds)
 
 
@@ -114,7 +114,7 @@ def check_asked(policy: str, micro_batches: int | None) -> None:
         raise ValueError(f"policy {policy!r} takes the batch whole, not in {micro_batches} parts")
 
 
-def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> LoweredStep:
+def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> LoweredStep:
     """Make the program of a plan that was made before.
 
     Raises
@@ -130,7 +130,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Lowered
     if plan.bands > MOST_BANDS:  # each is gone through, however few rows there are
         raise ValueError(f"bands must be at most {MOST_BANDS}, not {plan.bands}")
     again = frozenset(plan.remade)
-    step, terms = reserve_external_memory(step, terms, plan.on_host)
+    step, constraints = reserve_external_memory(step, constraints, plan.on_host)
     step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
         step = split_concatenations(step)
@@ -145,7 +145,7 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Lowered
         step = apply_passes(step, again, plan.micro_batches, plan.bands, anew)
         step = slice_batch(step, plan.slabs)
     names = [figures.name for figures in plan.tasks], [phase.name for phase in step.phases]
-    if names[0] != names[1]:  # stays count phases
+    if names[0] != names[1]:  # live ranges count phases
         stranger, own = next(pair for pair in zip_longest(*names) if pair[0] != pair[1])
         raise ValueError(
             f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
@@ -154,40 +154,42 @@ def plan_again(step: Step, plan: NetworkPlan, terms: PlanConstraints) -> Lowered
     check_live_ranges(step, dict(plan.stays))
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
-    terms = replace(terms, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous)
+    constraints = replace(
+        constraints, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous
+    )
     candidate = Candidate(
-        step, dict(plan.stays), terms, plan.policy, plan, reserved=dict(plan.reserved)
+        step, dict(plan.stays), constraints, plan.policy, plan, reserved=dict(plan.reserved)
     )
     planned = lower_and_replay(plan.name, candidate)
     assert planned is not None
-    incumbent = Incumbent(terms)
+    incumbent = Incumbent(constraints)
     figures = replace(planned.plan, taken=plan.taken, gap=plan.gap)
     incumbent.take(planned._replace(plan=figures))
     return incumbent.found()
 
 
-def _taken(step: Step, terms: PlanConstraints, policy: str) -> tuple[Step, PlanConstraints]:
-    """The step that a policy takes, and terms with the memory order that it computes fastest in."""
-    step, target = canonicalize(step, policy), terms.target
+def _taken(step: Step, constraints: PlanConstraints, policy: str) -> tuple[Step, PlanConstraints]:
+    """Return the step that a policy takes, and constraints with its fastest memory order."""
+    step, target = canonicalize(step, policy), constraints.target
     if len(target.layouts) > 1:
         by_order = order_seconds(step, target.machine, target.layouts)
-        terms = replace(terms, order=by_order.fastest, by_order=by_order)
-    return step, terms
+        constraints = replace(constraints, order=by_order.fastest, by_order=by_order)
+    return step, constraints
 
 
-def _vdnn_dyn(name: str, step: Step, terms: PlanConstraints, parts: int) -> LoweredStep:
+def _vdnn_dyn(name: str, step: Step, constraints: PlanConstraints, parts: int) -> LoweredStep:
     """vDNN's dynamic policy: the first of its passes that fits (section 3.4).
 
     Without offload, then with convolutions' inputs offloaded, then with all; else what is too large
     is streamed, where vDNN gives up.
     """
-    incumbent = Incumbent(terms)
+    incumbent = Incumbent(constraints)
     for policy in ("keep", "vdnn_conv", "vdnn_all"):
-        candidates = PolicyPlanner(step, terms, policy, parts).candidates(incumbent)
+        candidates = PolicyPlanner(step, constraints, policy, parts).candidates(incumbent)
         if incumbent.explore(name, candidates, free_plans=ALL_PLANS):
             break
     else:
-        planner = PolicyPlanner(step, terms, "vdnn_all", parts)
+        planner = PolicyPlanner(step, constraints, "vdnn_all", parts)
         streaming = planner.candidates(incumbent, share=1.0)
         incumbent.explore(name, streaming, free_plans=ALL_PLANS)
     return _named(incumbent.found(), "vdnn_dyn")

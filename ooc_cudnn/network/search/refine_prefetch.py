@@ -47,9 +47,9 @@ def _candidates(
 
 def _refinements(planned: LoweredStep) -> Iterator[LiveRanges]:
     """Live ranges to refine: with inputs that first readers stream, then as they were lowered."""
-    residency = planned.placed.residency
-    yield from stream_first_uses(planned.step, residency)
-    yield residency
+    live_ranges = planned.lowered.live_ranges
+    yield from stream_first_uses(planned.step, live_ranges)
+    yield live_ranges
 
 
 def _prefetch_earlier(
@@ -59,17 +59,17 @@ def _prefetch_earlier(
     incumbent: Incumbent,
 ) -> Candidates[None]:
     """Propose a plan with time to copy in less and less memory, until addresses find a place."""
-    plan, step, placed = planned
+    plan, step, lowered = planned
     assert incumbent.best is not None
     if plan.compute_seconds >= incumbent.best.plan.seconds:
         return
-    tasks = [item for item in placed.program.items if isinstance(item, Task)]
+    tasks = [item for item in lowered.program.items if isinstance(item, Task)]
     machine, on_device = constraints.target.machine, incumbent.on_device
     free = constraints.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])
     seconds, pieces = zip(*((task.seconds, task.pieces) for task in plan.tasks), strict=True)
     for share in FOR_COPIES:
         longer = prefetch_earlier(step, live_ranges, machine, seconds, share * free, on_device)
-        if longer == placed.residency:
+        if longer == lowered.live_ranges:
             return
         least = least_seconds(step, longer, machine, seconds, on_device, pieces).seconds
         if not incumbent.is_worth_time(least):

@@ -63,20 +63,18 @@ class RematSolution(NamedTuple):
     events: frozenset[RematEvent] = frozenset()
 
     @classmethod
-    def of(cls, makings: RematState, phases: Sequence[int] = ()) -> Self:
+    def of(cls, state: RematState, phases: Sequence[int] = ()) -> Self:
         """Build a solution from the search state; `phases` numbers those of a micro-batch."""
-        events = makings.in_order()
-        again = tuple(each for each in events if makings.step.tensors[each.name].kind == "map")
+        events = state.in_order()
+        again = tuple(each for each in events if state.step.tensors[each.name].kind == "map")
         if phases:
             again = tuple(
-                RematEvent(
-                    phases[each.before], makings.step.tensors[each.name].source, each.is_made
-                )
+                RematEvent(phases[each.before], state.step.tensors[each.name].source, each.is_made)
                 for each in again
             )
-        back = (Refetch(makings.begins(e), e.before, e.name) for e in events if not e.is_made)
-        found = frozenset(makings.events)
-        return cls(again, tuple(back), makings.left, makings.seconds, found)
+        back = (Refetch(state.begins(e), e.before, e.name) for e in events if not e.is_made)
+        found = frozenset(state.events)
+        return cls(again, tuple(back), state.left, state.seconds, found)
 
 
 class Refetch(NamedTuple):
@@ -89,7 +87,7 @@ class Refetch(NamedTuple):
 
 def propose_remats(
     step: Step,
-    terms: PlanConstraints,
+    constraints: PlanConstraints,
     micro_batches: int,
     *,
     copied: Collection[str] = INPUTS,
@@ -107,8 +105,8 @@ def propose_remats(
         The events to begin with, those of a plan in which less may be copied. Nothing is yielded
         where more copies can hardly save anything of what these take.
     """
-    machine, room = terms.target.machine, terms.target.room_bytes
-    always = terms.on_device
+    machine, room = constraints.target.machine, constraints.target.room_bytes
+    always = constraints.on_device
     phases: Sequence[int] = ()
     part = step
     if micro_batches > 1:
@@ -121,17 +119,15 @@ def propose_remats(
     seconds_of = phase_seconds(machine)
 
     def begun(share: float, working: Sequence[float] = ()) -> RematState:
-        makings = RematState(
-            part, seconds_of, share * room, machine, always, working, copied=copied
-        )
-        makings.change(add=before)
-        return makings
+        state = RematState(part, seconds_of, share * room, machine, always, working, copied=copied)
+        state.change(add=before)
+        return state
 
     if before and begun(1.0).saved_by_copies < WORTH_COPYING:
         return
     if micro_batches > 1 and not fits(begun(1.0)):
         return  # planning what phases work in takes longer than that
-    working = working_bytes(part, keep_all(part), terms)
+    working = working_bytes(part, keep_all(part), constraints)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     most, found, failed = working.max(), NO_WAY, NO_WAY
     for share, left in WAYS:
@@ -140,10 +136,10 @@ def propose_remats(
             continue
         if share <= failed[0] and (failed[1] - left) * most < SAME * room:
             continue
-        makings = begun(share, left * working)
-        if search(makings):
-            before, found = frozenset(makings.events), (share, left)
-            yield RematSolution.of(makings, phases)
+        state = begun(share, left * working)
+        if search(state):
+            before, found = frozenset(state.events), (share, left)
+            yield RematSolution.of(state, phases)
         else:
             failed = share, left
 
@@ -159,12 +155,12 @@ def refetch_live_ranges(
     #: Of each phase, how many are put in before it, those just before it among them.
     put_in = list(accumulate(put_in))
     uses = rewritten.uses
-    stays = dict(keep_all(rewritten))
-    for name, (stay,) in stays.items() if made.back else ():
-        if stay.leaves is not None and rewritten.tensors[name].nbytes <= little:
-            stays[name] = (stay._replace(last=len(rewritten.phases) - 1),)
+    live_ranges = dict(keep_all(rewritten))
+    for name, (live_range,) in live_ranges.items() if made.back else ():
+        if live_range.leaves is not None and rewritten.tensors[name].nbytes <= little:
+            live_ranges[name] = (live_range._replace(last=len(rewritten.phases) - 1),)
     for name in dict.fromkeys(each.name for each in made.back):
-        (stay,), used = stays[name], uses[name]
+        (live_range,), used = live_ranges[name], uses[name]
         found, end = list[LiveRange](), len(rewritten.phases)
         for back in sorted((each for each in made.back if each.name == name), reverse=True):
             begins = back.begins + (put_in[back.begins - 1] if back.begins else 0)
@@ -178,5 +174,8 @@ def refetch_live_ranges(
             left = made.left[name]
             leaves = used.written[-1]
             last = min(max(last, left + put_in[left]), end - 1)
-        stays[name] = (LiveRange(stay.first, last, stay.fetched, leaves), *reversed(found))
-    return stays
+        live_ranges[name] = (
+            LiveRange(live_range.first, last, live_range.fetched, leaves),
+            *reversed(found),
+        )
+    return live_ranges

@@ -38,35 +38,35 @@ MOST_INSTEAD, MOST_ROUNDS = 12, 4
 MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 
 
-def search(makings: RematState) -> bool:
+def search(state: RematState) -> bool:
     """Add events that take few seconds to those that are there, until all fits; whether it does."""
-    search, before = _Search(makings), frozenset(makings.events)
+    search, before = _Search(state), frozenset(state.events)
     found = list[tuple[float, int, frozenset[RematEvent]]]()
     for measure, tried in enumerate(FIRST):
         search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
             search.trim()
-            found.append((makings.seconds, measure, frozenset(makings.events)))
-        makings.change(add=before, remove=makings.events - before)
+            found.append((state.seconds, measure, frozenset(state.events)))
+        state.change(add=before, remove=state.events - before)
         if found and before:
             break
     if not found:
         return False
     _, measure, events = min(found, key=lambda each: each[:2])
     search.begin(measure, MOST_TO_IMPROVE)
-    makings.change(add=events, remove=before - events)
+    state.change(add=events, remove=before - events)
     search.improve()
     return True
 
 
-def fits(makings: RematState) -> bool:
+def fits(state: RematState) -> bool:
     """True if a search finds events with which all fits, whatever they take."""
-    search, before = _Search(makings), frozenset(makings.events)
+    search, before = _Search(state), frozenset(state.events)
     for measure, tried in enumerate(FIRST):
         search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
             return True
-        makings.change(add=before, remove=makings.events - before)
+        state.change(add=before, remove=state.events - before)
     return False
 
 
@@ -93,15 +93,15 @@ def _together(slabs: Sequence[_Candidate]) -> _Candidate:
 
 
 class _Search:
-    def __init__(self, makings: RematState) -> None:
-        self.of, self.measure, self.states, self.together = makings, 0, 0, False
+    def __init__(self, state: RematState) -> None:
+        self.state, self.measure, self.states, self.together = state, 0, 0, False
 
     def begin(self, measure: int, most: int, *, together: bool = False) -> None:
         """Begin anew, by a measure; `most` is how often bytes may be counted, times tensors.
 
         The slabs of a map may go together, which takes fewer states; else each goes by itself.
         """
-        self.measure, self.states = measure, most // (len(self.of.versions) or 1)
+        self.measure, self.states = measure, most // (len(self.state.versions) or 1)
         self.together = together
 
     def fit(
@@ -116,28 +116,28 @@ class _Search:
         added = 0
         while most_events is None or added <= most_events:
             slots, held = self._held()
-            over = np.maximum(held - self.of.room, 0)
+            over = np.maximum(held - self.state.room, 0)
             if not over.any():
                 return True
-            if self.of.seconds >= seconds or self.states < 0:
+            if self.state.seconds >= seconds or self.states < 0:
                 return False
             best = self._best(slots, held, over, tried, forbidden)
             if best is None:
                 return False
-            self.of.change(add=best)
+            self.state.change(add=best)
             self._prune()
             added += 1
         return False
 
     def _held(self) -> tuple[Any, Any]:
         self.states -= 1
-        return self.of.held()
+        return self.state.held()
 
     def _best(
         self, slots: Any, held: Any, over: Any, tried: int, forbidden: Collection[RematEvent]
     ) -> tuple[RematEvent, ...] | None:
         """The events that free most a second of what is too much, beginning where most is held."""
-        total, before = over.sum(), self.of.seconds
+        total, before = over.sum(), self.state.seconds
         at, least, best = int(over.argmax()), np.inf, None
         candidates = self._candidates(slots, held, over, at, forbidden)
         candidates.sort(key=lambda each: each.by(self.measure))
@@ -148,12 +148,12 @@ class _Search:
             events = self._with_parents(candidate.events, among, held)
             if any(each in forbidden for each in events):
                 continue
-            self.of.change(add=events)
+            self.state.change(add=events)
             gone = self._prune()
-            left = np.maximum(self._held()[1] - self.of.room, 0).sum()
-            more = self.of.seconds - before
-            self.of.change(add=gone)
-            self.of.change(remove=events)
+            left = np.maximum(self._held()[1] - self.state.room, 0).sum()
+            more = self.state.seconds - before
+            self.state.change(add=gone)
+            self.state.change(remove=events)
             if left < total and more / (total - left) < least:
                 least, best = more / (total - left), events
         return best
@@ -164,24 +164,24 @@ class _Search:
         """Tensors live across `slot` but unused in it, each with the event that re-creates it."""
         found, slot = defaultdict[Any, list[_Candidate]](list), int(slots[at])
         among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
-        for name in self.of.held_through(slot):
-            if name not in self.of.items:
+        for name in self.state.held_through(slot):
+            if name not in self.state.items:
                 continue
-            accesses = [each for each, _ in self.of.accesses[name]]
+            accesses = [each for each, _ in self.state.accesses[name]]
             next_one = bisect_left(accesses, slot)
-            reader, nbytes = accesses[next_one], self.of.nbytes[name]
-            phase = self.of.phase_of(reader)
-            if reader == slot or not self.of.step.phases[phase].is_backward:
+            reader, nbytes = accesses[next_one], self.state.nbytes[name]
+            phase = self.state.phase_of(reader)
+            if reader == slot or not self.state.step.phases[phase].is_backward:
                 continue
             before = too_much[bisect_right(among, accesses[next_one - 1])]
-            for event in self.of.ways(phase, name):
-                start = self.of.may_begin(event)
-                if start <= slot or event in self.of.events or event in forbidden:
+            for event in self.state.ways(phase, name):
+                start = self.state.may_begin(event)
+                if start <= slot or event in self.state.events or event in forbidden:
                     continue
                 meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
                 counted = self._with_parents([event], among, held) if self.measure else [event]
-                seconds = sum(map(self.of.seconds_of, counted))
-                source = self.of.step.tensors[name].source
+                seconds = sum(map(self.state.seconds_of, counted))
+                source = self.state.step.tensors[name].source
                 group = (source, event.is_made) if self.together else event
                 found[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
         return [*map(_together, found.values())]
@@ -193,57 +193,57 @@ class _Search:
         found, looked_at = dict[RematEvent, None](), [*reversed(wanted)]
         while looked_at:
             event = looked_at.pop()
-            if event in found or event in self.of.events:
+            if event in found or event in self.state.events:
                 continue
             found[event] = None
-            slot = self.of.slot(event.before, event.name)
-            for parent in self.of.items[event.name].parents if event.is_made else ():
-                if parent not in self.of.items or self.of.is_there(parent, slot):
+            slot = self.state.slot(event.before, event.name)
+            for parent in self.state.items[event.name].parents if event.is_made else ():
+                if parent not in self.state.items or self.state.is_there(parent, slot):
                     continue
-                last = max(v.last for v in self.of.versions[parent] if v.last < slot)
+                last = max(v.last for v in self.state.versions[parent] if v.last < slot)
                 first, stop = bisect_left(among, last + 1), bisect_left(among, slot)
                 if first == stop:
                     continue
-                needed = held[first : stop + 1].max() + self.of.nbytes[parent]
-                if needed > self.of.room:
-                    looked_at += self.of.ways(event.before, parent)[:1]
+                needed = held[first : stop + 1].max() + self.state.nbytes[parent]
+                if needed > self.state.room:
+                    looked_at += self.state.ways(event.before, parent)[:1]
         return tuple(found)
 
     def _prune(self) -> list[RematEvent]:
         """Take out events of which nobody reads anything."""
         gone = list[RematEvent]()
-        while unread := self.of.unread():
-            self.of.change(remove=unread)
+        while unread := self.state.unread():
+            self.state.change(remove=unread)
             gone += unread
         return gone
 
     def trim(self) -> None:
         """Take out the events that all fits without, the longest first."""
-        for event in self._longest_first(self.of.events):
-            if event in self.of.events:
-                self.of.change(remove=[event])
+        for event in self._longest_first(self.state.events):
+            if event in self.state.events:
+                self.state.change(remove=[event])
                 gone = self._prune()
-                if self._held()[1].max() > self.of.room:
-                    self.of.change(add=[event, *gone])
+                if self._held()[1].max() > self.state.room:
+                    self.state.change(add=[event, *gone])
 
     def improve(self) -> None:
         """Replace events, one after the other, by others that take less."""
-        best, least = frozenset(self.of.events), self.of.seconds
+        best, least = frozenset(self.state.events), self.state.seconds
         for _ in range(MOST_ROUNDS):
             before = least
             for event in self._longest_first(best):
-                if event not in self.of.events or self.states < 0:
+                if event not in self.state.events or self.states < 0:
                     continue
-                self.of.change(remove=[event])
+                self.state.change(remove=[event])
                 self._prune()
                 if self.fit(LATER, forbidden={event}, most_events=MOST_INSTEAD, seconds=least):
                     self.trim()
-                    if self.of.seconds < least:
-                        best, least = frozenset(self.of.events), self.of.seconds
+                    if self.state.seconds < least:
+                        best, least = frozenset(self.state.events), self.state.seconds
                         continue
-                self.of.change(add=best - self.of.events, remove=self.of.events - best)
+                self.state.change(add=best - self.state.events, remove=self.state.events - best)
             if least == before:
                 break
 
     def _longest_first(self, events: Collection[RematEvent]) -> list[RematEvent]:
-        return sorted(events, key=lambda each: (-self.of.seconds_of(each), each))
+        return sorted(events, key=lambda each: (-self.state.seconds_of(each), each))

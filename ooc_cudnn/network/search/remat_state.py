@@ -107,13 +107,13 @@ class RematState:
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))
         self._ends = list(accumulate(seconds_of(phase) for phase in step.phases))
         self._loss = machine.losses.get("copies", 0.0)
-        stays = step.results | set(step.seeds.values())
-        stays |= {step.base(name) for name in compared_maps(step)}
+        live_ranges = step.results | set(step.seeds.values())
+        live_ranges |= {step.base(name) for name in compared_maps(step)}
         self.items = {
             base: item
             for base in self.uses
             if self.nbytes[base] >= SMALL * room_bytes
-            and base not in stays
+            and base not in live_ranges
             and (item := self._item(base, seconds_of)) is not None
         }
         order = sorted(self.items, key=lambda base: max(self.items[base].made_by, default=-1))

@@ -26,8 +26,8 @@ class Sum(defaultdict[int, float]):
     {1: 1.0, 2: 0.0}
     """
 
-    def __init__(self, terms: Terms | Iterable[tuple[int, float]] = ()) -> None:
-        super().__init__(float, terms)
+    def __init__(self, constraints: Terms | Iterable[tuple[int, float]] = ()) -> None:
+        super().__init__(float, constraints)
 
     @classmethod
     def of(cls, variables: Iterable[int], factor: float = 1.0) -> Self:
@@ -92,8 +92,8 @@ class LinearProgram:
 
     def _add(self, row: Terms, low: float, high: float) -> None:
         constant = row.get(ONE, 0.0)
-        terms = {at: value for at, value in row.items() if value and at != ONE}
-        self.rows.append((terms, low - constant, high - constant))
+        constraints = {at: value for at, value in row.items() if value and at != ONE}
+        self.rows.append((constraints, low - constant, high - constant))
 
     def levels(self, sums: Iterable[Terms]) -> list[int]:
         """Variables that are so many sums, which differ little from one to the next."""
@@ -111,8 +111,8 @@ class LinearProgram:
     def are_met(self, values: Sequence[float]) -> bool:
         """True if values of the variables keep to all rows."""
         return all(
-            low <= sum(factor * values[at] for at, factor in terms.items()) <= high
-            for terms, low, high in self.rows
+            low <= sum(factor * values[at] for at, factor in constraints.items()) <= high
+            for constraints, low, high in self.rows
         )
 
     def minimize(self, most_iterations: int) -> Solution | None:
@@ -149,11 +149,11 @@ class LinearProgram:
         return self._minimize(whole=True, **limits)
 
     def _minimize(self, *, whole: bool, **options: float) -> Solution | None:
-        terms = [each for each, _, _ in self.rows]
+        constraints = [each for each, _, _ in self.rows]
         rows = Rows(
-            list(chain.from_iterable(each.values() for each in terms)),
-            list(chain.from_iterable(terms)),
-            np.array([0, *accumulate(map(len, terms))]),
+            list(chain.from_iterable(each.values() for each in constraints)),
+            list(chain.from_iterable(constraints)),
+            np.array([0, *accumulate(map(len, constraints))]),
         )
         low, high = (np.array([row[side] for row in self.rows]) for side in (1, 2))
         costs, upper = np.array(self.costs), np.array(self.upper)

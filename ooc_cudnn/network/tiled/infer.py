@@ -196,7 +196,7 @@ class TilingConstraints(NamedTuple):
     machine: MachineModel | str | os.PathLike[str] | None = None
     more_bytes: int = 0
 
-    def terms(self, step: Step, *, of_block: bool = False) -> PlanConstraints:
+    def constraints(self, step: Step, *, of_block: bool = False) -> PlanConstraints:
         """Those of a step; of a block, what lies in files is in memory when it begins."""
         wrapped = {
             name: each._replace(array=None, spec=_with_shape(each.spec, step.tensors[name].shape))
@@ -214,14 +214,14 @@ class TilingConstraints(NamedTuple):
             (each[at := (len(each) - 1) // 2 - (len(each) == 3)], each[at + 1]) for each in cuts
         )
         made = step_of_tile(step, step.outputs[0], region).step
-        plan = load_or_plan("forward", made, self.terms(made, of_block=True)).plan
+        plan = load_or_plan("forward", made, self.constraints(made, of_block=True)).plan
         blocks = math.prod(len(each) - 1 for each in cuts)
         return TilePlan(tuple(map(tuple, cuts)), plan, plan.seconds * blocks)
 
     def plan_whole(self, step: Step) -> TilePlan:
         """The plan of one block, which is all of it."""
         shape = step.tensors[step.outputs[0]].shape
-        plan = load_or_plan("forward", step, self.terms(step)).plan
+        plan = load_or_plan("forward", step, self.constraints(step)).plan
         return TilePlan(tuple((0, extent) for extent in shape), plan, plan.seconds)
 
 
@@ -239,7 +239,7 @@ def plan_tiles(step: Step, under: TilingConstraints) -> TilePlan:
     PlanInfeasibleError
         If the memory limit admits no plan.
     """
-    target = under.terms(step).target
+    target = under.constraints(step).target
     computing = order_seconds(step, target.machine, ORDERS).throughout[0][1]
     fewest = _largest_phase_bytes(step) / max(target.room_bytes, 1)
     found: TilePlan | None = None

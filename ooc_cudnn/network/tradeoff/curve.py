@@ -204,8 +204,8 @@ def _keeping_all(
 ) -> NetworkPlan:
     """The plan that keeps everything, all images at once, whatever host memory there is."""
     step = net.training_phases(loss)
-    terms = replace(constraints_for(PLENTY, machine, step, {}), host=None)
-    return plan_step("training_step", step, terms, policy="keep", micro_batches=1).plan
+    constraints = replace(constraints_for(PLENTY, machine, step, {}), host=None)
+    return plan_step("training_step", step, constraints, policy="keep", micro_batches=1).plan
 
 
 def _points(

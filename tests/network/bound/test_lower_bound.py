@@ -170,16 +170,16 @@ def test_no_policy_beats_the_bound(seed, slower, share):
     step, model = net.training_phases(loss), machine(slower)
     full = net.plan(loss, memory_limit="1GiB", policy="keep", machine=model).device_bytes
     limit = int(share * full)
-    terms, bound = (
+    constraints, bound = (
         PlanConstraints(Target(model, limit, limit, ORDERS, None, overlap=True), {}),
         None,
     )
     for policy in (*plan_step.BEST_OF, "vdnn_all"):
         try:
-            plan = plan_step.plan_step("step", step, terms, policy=policy).plan
+            plan = plan_step.plan_step("step", step, constraints, policy=policy).plan
         except PlanInfeasibleError:
             continue
-        bound = bound or plan_step.plan_with_bound(plan, step, terms).bound_seconds
+        bound = bound or plan_step.plan_with_bound(plan, step, constraints).bound_seconds
         assert plan.seconds >= bound * (1 - 1e-6), policy
     assert bound
 

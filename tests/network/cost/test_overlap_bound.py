@@ -13,15 +13,15 @@ from perfmodel import shipped
 
 def least_of(made, machine, *, pieces=()):
     seconds = [task.seconds for task in made.plan.tasks]
-    return least_seconds(made.step, made.placed.residency, machine, seconds, (), pieces)
+    return least_seconds(made.step, made.lowered.live_ranges, machine, seconds, (), pieces)
 
 
 def test_it_is_little_below_the_replay():
     """Where no copy waits for memory."""
     net, loss = networks.resnet50(batch=256)
     step, machine = net.training_phases(loss), shipped("h200")
-    terms = PlanConstraints(Target(machine, 2**40, 2**40, ORDERS, None, overlap=True), {})
-    made = plan_step("step", step, terms, policy="keep")
+    constraints = PlanConstraints(Target(machine, 2**40, 2**40, ORDERS, None, overlap=True), {})
+    made = plan_step("step", step, constraints, policy="keep")
     pieces = [task.pieces for task in made.plan.tasks]
     about, least = least_of(made, machine, pieces=pieces), least_of(made, machine)
     assert 0.97 * made.plan.seconds <= about.seconds <= 1.001 * made.plan.seconds
@@ -33,12 +33,12 @@ def test_it_is_little_below_the_replay():
 def test_what_is_there_is_not_copied():
     net, loss = networks.alexnet(batch=4)
     step, machine = net.training_phases(loss), shipped("h200")
-    terms = PlanConstraints(Target(machine, 2**34, 2**34, ORDERS, None, overlap=True), {})
-    made = plan_step("step", step, terms, policy="keep", micro_batches=1)
-    seconds, stays = [0.0] * len(made.step.phases), made.placed.residency
+    constraints = PlanConstraints(Target(machine, 2**34, 2**34, ORDERS, None, overlap=True), {})
+    made = plan_step("step", step, constraints, policy="keep", micro_batches=1)
+    seconds, live_ranges = [0.0] * len(made.step.phases), made.lowered.live_ranges
     there = set(made.step.touched)
-    assert least_seconds(made.step, stays, machine, seconds).seconds > 0
-    assert least_seconds(made.step, stays, machine, seconds, there).seconds == 0
+    assert least_seconds(made.step, live_ranges, machine, seconds).seconds > 0
+    assert least_seconds(made.step, live_ranges, machine, seconds, there).seconds == 0
     # streamed by each phase that uses it, it crosses the link more often
     streamed = least_seconds(made.step, {}, machine, seconds)
-    assert streamed.seconds > least_seconds(made.step, stays, machine, seconds).seconds
+    assert streamed.seconds > least_seconds(made.step, live_ranges, machine, seconds).seconds

@@ -20,11 +20,11 @@ from perfmodel import shipped
 from tests.support.drawn_networks import drawn_network
 
 
-def held(step, stays):
+def held(step, live_ranges):
     extents = [
-        Extent(stay.first, stay.last, step.tensors[base].nbytes)
-        for base, found in stays.items()
-        for stay in found
+        Extent(live_range.first, live_range.last, step.tensors[base].nbytes)
+        for base, found in live_ranges.items()
+        for live_range in found
     ]
     return held_bytes(extents, len(step.phases))
 
@@ -49,15 +49,15 @@ def test_stays_are_longer_where_there_is_room(seed, policy):
         pass_pipeline.canonicalize(net.training_phases(loss), policy), frozenset(), 1, 1
     )
     decided = POLICIES[policy].decisions(step, shipped("h200"))[-1]
-    stays = dict(POLICIES[policy].residing(step))
+    live_ranges = dict(POLICIES[policy].live_ranges_of(step))
     if decided.offloaded:
-        stays = dict(offload_just_in_time(step, decided.offloaded))
-    before, seconds = held(step, stays), [1e-6] * len(step.phases)
+        live_ranges = dict(offload_just_in_time(step, decided.offloaded))
+    before, seconds = held(step, live_ranges), [1e-6] * len(step.phases)
     for room in (int(before.max()), 2 * int(before.max())):
-        longer = prefetch_earlier(step, stays, shipped("h200"), seconds, room)
+        longer = prefetch_earlier(step, live_ranges, shipped("h200"), seconds, room)
         check_live_ranges(step, longer)
         assert (held(step, longer) <= np.maximum(room, before)).all()
-        for base, found in stays.items():
+        for base, found in live_ranges.items():
             for old, new in zip(found, longer[base], strict=True):
                 assert new.first <= old.first <= old.last <= new.last
                 assert new.first == old.first or old.fetched
@@ -73,11 +73,11 @@ def test_what_is_fetched_begins_behind_what_is_streamed():
     h = net.convolution(net.convolution(h, 4, window=3), 4, window=3)
     loss = net.mean_squared_error(h, net.input("target", h.shape))
     step = net.training_phases(loss)
-    stays = dict(POLICIES["keep"].residing(step))
-    streaming = {base: found for base, found in stays.items() if base != "x"}
+    live_ranges = dict(POLICIES["keep"].live_ranges_of(step))
+    streaming = {base: found for base, found in live_ranges.items() if base != "x"}
     seconds = [1e-9] * len(step.phases)
-    first, last = (stays[f"convolution_{number}.w"][0].first for number in (1, 3))
-    for found, begins in ((stays, 0), (streaming, first + 1)):
+    first, last = (live_ranges[f"convolution_{number}.w"][0].first for number in (1, 3))
+    for found, begins in ((live_ranges, 0), (streaming, first + 1)):
         longer = prefetch_earlier(step, found, shipped("h200"), seconds, 2**40)
         assert longer["convolution_3.w"][0].first == begins < last
 
@@ -87,7 +87,9 @@ def test_nobody_waits_for_weights(monkeypatch):
     net, loss = networks.unet(batch=1)
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, machine="h200", memory_limit="2GiB")
-        monkeypatch.setattr(refine_prefetch, "prefetch_earlier", lambda step, stays, *others: stays)
+        monkeypatch.setattr(
+            refine_prefetch, "prefetch_earlier", lambda step, live_ranges, *others: live_ranges
+        )
         waiting = net.plan(loss, machine="h200", memory_limit="2GiB")
     assert plan.seconds < 0.85 * waiting.seconds
     assert plan.device_bytes <= 2**31
@@ -105,11 +107,11 @@ def test_results_are_the_same(monkeypatch, host_device):
     expected = whole(**given)
     placed = candidate.lower_step
 
-    def longer(name, step, stays, terms, **how):
+    def longer(name, step, live_ranges, constraints, **how):
         seconds = [1e-6] * len(step.phases)
-        found = prefetch_earlier(step, stays, terms.target.machine, seconds, 2**20)
-        assert found != stays
-        return placed(name, step, found, terms, **how)
+        found = prefetch_earlier(step, live_ranges, constraints.target.machine, seconds, 2**20)
+        assert found != live_ranges
+        return placed(name, step, found, constraints, **how)
 
     monkeypatch.setattr(candidate, "lower_step", longer)
     made = net.training_step(loss, memory_limit="1MiB", policy="offload")
@@ -125,8 +127,8 @@ def test_gradients_that_are_given_when_a_step_pauses_are_not_fetched_before(paus
     y = net.activation(net.convolution(x, 4, window=3))
     step = replace(net.pausing_phases(y), pauses=pauses)
     (seed,) = step.seeds.values()
-    stays = POLICIES["keep"].residing(step)
+    live_ranges = POLICIES["keep"].live_ranges_of(step)
     seconds = [1e-9] * len(step.phases)
-    longer = prefetch_earlier(step, stays, shipped("h200"), seconds, 2**30)
-    assert stays[seed][0].fetched
+    longer = prefetch_earlier(step, live_ranges, shipped("h200"), seconds, 2**30)
+    assert live_ranges[seed][0].fetched
     assert longer[seed][0].first == (step.turn if pauses else 0)

@@ -24,8 +24,8 @@ def test_steps_of_drawn_networks():
     for share in (0.5, 0.8):
         limit = int(share * full)
         made = spilling_plans(drawn.net, drawn.loss, limit)[0]
-        check_live_ranges(made.step, made.placed.residency)
-        assert hazards(make_schedule(made.placed.program)) == []
+        check_live_ranges(made.step, made.lowered.live_ranges)
+        assert hazards(make_schedule(made.lowered.program)) == []
         drawn.check(limit, "best", plan=made.plan)
 
 
@@ -44,7 +44,7 @@ def test_what_is_made_for_each_reader_anew(monkeypatch):
     assert some
     assert twice
     assert set(made.plan.anew) <= set(made.plan.remade)
-    assert hazards(make_schedule(made.placed.program)) == []
+    assert hazards(make_schedule(made.lowered.program)) == []
     drawn.check(int(0.6 * full), "best", plan=made.plan)
 
 
@@ -92,7 +92,7 @@ def test_what_is_apart_gives_the_same():
         for made in spilling_plans(joined.net, joined.loss, limit)[::2]:
             assert made.plan.apart
             assert made.plan.device_bytes <= limit
-            assert hazards(make_schedule(made.placed.program)) == []
+            assert hazards(make_schedule(made.lowered.program)) == []
             step = joined.net.training_step(joined.loss, memory_limit=limit, plan=made.plan)
             assert step(**joined.inputs) == pytest.approx(expected, rel=1e-12)
             for name, gradient in whole.gradients.items():
@@ -147,13 +147,13 @@ def test_who_is_idle_for_longest_leaves_first():
         "joined": Uses((1, 5, 8), (1, 5)),
         "one": Uses((4, 6), (4,)),
     }
-    stays = {
+    live_ranges = {
         "x": (LiveRange(0, 9, fetched=True),),
         "joined": (LiveRange(1, 8),),
         "one": (LiveRange(4, 6, leaves=6),),
     }
     # x is smaller, but idle for longer; it was not changed, and need not leave
-    found = spill_one(step, uses, {"one"}, stays, 6)
+    found = spill_one(step, uses, {"one"}, live_ranges, 6)
     assert found["x"] == (LiveRange(0, 0, fetched=True), LiveRange(9, 9, fetched=True))
     found = spill_one(step, uses, {"one"}, found, 6)
     assert found["joined"] == (LiveRange(1, 5, leaves=5), LiveRange(8, 8, fetched=True))

@@ -59,42 +59,44 @@ class Judge:
             states = after
         return min(states.values())
 
-    def _next(self, at, there, on_host, made, stays, touched):
+    def _next(self, at, there, on_host, made, live_ranges, touched):
         cost, results = 0, self.step.results
         for name in self.large:
             used, size = self.uses[name], self.bytes[name]
             exists = name in made or name in on_host
-            if name in there - stays and used.phases[-1] >= at and name not in on_host:
+            if name in there - live_ranges and used.phases[-1] >= at and name not in on_host:
                 cost, on_host = cost + size, on_host | {name}
             if name not in touched:
                 continue
-            sweeps = 1 if name in stays else self.step.phases[at].call.sweeps
-            if exists and name not in there & stays:
+            sweeps = 1 if name in live_ranges else self.step.phases[at].call.sweeps
+            if exists and name not in there & live_ranges:
                 cost += size * sweeps
-            elif not exists and name not in stays:
+            elif not exists and name not in live_ranges:
                 cost += size * (sweeps - 1)
             made |= {name}
             if at in used.written:
                 last = at == used.written[-1] and name in results
-                out = name not in stays and at < used.phases[-1] and not last
+                out = name not in live_ranges and at < used.phases[-1] and not last
                 cost += size * out
                 # what a step results in leaves in any case
-                on_host = on_host | {name} if name not in stays or last else on_host - {name}
-        there = frozenset(n for n in stays if self.uses[n].phases[-1] > at)
+                on_host = on_host | {name} if name not in live_ranges or last else on_host - {name}
+        there = frozenset(n for n in live_ranges if self.uses[n].phases[-1] > at)
         return (there, on_host, made), cost
 
-    def of(self, stays):
+    def of(self, live_ranges):
         """Bytes that stays copy."""
         state, cost = (frozenset(), frozenset(), frozenset()), 0
         given = {n for n in self.large if self.step.tensors[n].kind in GIVEN}
         state = (frozenset(), frozenset(given | set(self.step.seeds.values())), frozenset())
         for at in range(len(self.step.phases)):
             there = frozenset(
-                n for n in self.large if any(s.first <= at <= s.last for s in stays.get(n, ()))
+                n
+                for n in self.large
+                if any(s.first <= at <= s.last for s in live_ranges.get(n, ()))
             )
             touched = [n for n in self.large if at in self.uses[n].phases]
             before = frozenset(
-                n for n in state[0] if not any(s.first == at for s in stays.get(n, ()))
+                n for n in state[0] if not any(s.first == at for s in live_ranges.get(n, ()))
             )  # what begins anew is fetched
             state, more = self._next(at, before, *state[1:], there, touched)
             cost += more
@@ -111,12 +113,14 @@ def test_no_other_stays_copy_less(monkeypatch, seed, share):
     extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, (s,) in kept.items()]
     held = held_bytes(extents, len(step.phases))
     room, pieces = int(share * held.max()), np.full(len(step.phases), 64.0)
-    stays = minimize_copies(step, kept, pieces, room)
-    check_live_ranges(step, {name: found for name, found in stays.items() if found})
-    extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, f in stays.items() for s in f]
+    live_ranges = minimize_copies(step, kept, pieces, room)
+    check_live_ranges(step, {name: found for name, found in live_ranges.items() if found})
+    extents = [
+        Extent(s.first, s.last, step.tensors[n].nbytes) for n, f in live_ranges.items() for s in f
+    ]
     assert (held_bytes(extents, len(step.phases)) + pieces <= room).all()
     judge = Judge(step, pieces, room)
-    assert 0 < judge.least() == judge.of(stays)
+    assert 0 < judge.least() == judge.of(live_ranges)
 
 
 def test_where_all_fits_all_stays():

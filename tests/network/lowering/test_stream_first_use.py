@@ -23,13 +23,13 @@ def test_later_readers_find_inputs_on_the_device_or_stream_them():
     net, loss = network()
     step = net.training_phases(loss)
     assert isinstance(step, Step)
-    stays, uses = keep_all(step), step.uses
-    (later,) = stream_first_uses(step, stays)
+    live_ranges, uses = keep_all(step), step.uses
+    (later,) = stream_first_uses(step, live_ranges)
     check_live_ranges(step, later)
-    others = stays.keys() - {"x", "target"}
-    assert {name: later[name] for name in others} == {name: stays[name] for name in others}
+    others = live_ranges.keys() - {"x", "target"}
+    assert {name: later[name] for name in others} == {name: live_ranges[name] for name in others}
     first, *rest = uses["x"].phases
-    assert stays["x"] == (LiveRange(first, rest[-1], fetched=True),)
+    assert live_ranges["x"] == (LiveRange(first, rest[-1], fetched=True),)
     assert later["x"] == (LiveRange(rest[0], rest[-1], fetched=True),)
 
 
@@ -53,7 +53,7 @@ def test_the_first_convolution_computes_while_images_come(monkeypatch):
         waiting = net.plan(loss, machine="h200", memory_limit="40GiB")
     assert plan.seconds < 0.95 * waiting.seconds
     assert dict(waiting.stays)["x"][0].first == 0
-    assert all(stay.first > 0 for stay in dict(plan.stays).get("x", ()))
+    assert all(live_range.first > 0 for live_range in dict(plan.stays).get("x", ()))
 
 
 def test_results_are_the_same(monkeypatch, host_device):
@@ -64,9 +64,9 @@ def test_results_are_the_same(monkeypatch, host_device):
     expected = whole(**given)
     placed = candidate.lower_step
 
-    def streaming(name, step, stays, terms, **how):
-        (later,) = stream_first_uses(step, stays)
-        return placed(name, step, later, terms, **how)
+    def streaming(name, step, live_ranges, constraints, **how):
+        (later,) = stream_first_uses(step, live_ranges)
+        return placed(name, step, later, constraints, **how)
 
     monkeypatch.setattr(candidate, "lower_step", streaming)
     made = net.training_step(loss, memory_limit="1MiB", policy="keep")

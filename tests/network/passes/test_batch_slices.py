@@ -1,4 +1,4 @@
-"""Slabs: stretches between batch norms go through the batch some images at a time."""
+"""Slabs: regions between batch norms go through the batch some images at a time."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from tests.support.network_checks import values
 def most_bytes(step, residency=vdnn_all):
     """The most that lives at once, the inputs of layers on the host meanwhile."""
     held = np.zeros(len(step.phases), np.int64)
-    for name, stays in residency(step).items():
-        for stay in stays:
-            held[stay.first : stay.last + 1] += step.tensors[name].nbytes
+    for name, live_ranges in residency(step).items():
+        for live_range in live_ranges:
+            held[live_range.first : live_range.last + 1] += step.tensors[name].nbytes
     return held.max()
 
 

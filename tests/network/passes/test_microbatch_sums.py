@@ -136,7 +136,7 @@ def test_a_search_knows_what_is_made_beside_what_parts_share():
     with ooc_cudnn.settings(machine="h200"):
         limits = (share * total // 100 for share in range(12, 40))
         every = (constraints_for(limit, None, step, {}) for limit in limits)
-        found = (propose_remats(step, terms, 2, copied=INPUTS) for terms in every)
+        found = (propose_remats(step, constraints, 2, copied=INPUTS) for constraints in every)
         assert any(made.again for each in found for made in each)
 
 

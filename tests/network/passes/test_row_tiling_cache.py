@@ -70,6 +70,6 @@ def test_it_saves_copies_in_and_changes_no_result(monkeypatch):
     for name, gradient in whole.gradients.items():
         found = np.asarray(step.gradients[name])
         assert found == pytest.approx(np.asarray(gradient), abs=1e-12), name
-    monkeypatch.setattr(bands_module, "cache_rows", lambda stretches, cut: stretches)
+    monkeypatch.setattr(bands_module, "cache_rows", lambda tiling_regions, cut: tiling_regions)
     without = banded_plan(net, loss, limit, 4)
     assert plan.bytes_in < 0.8 * without.bytes_in

@@ -17,7 +17,7 @@ def vgg():
 
 
 def left(step, residency):
-    return {name for name, stays in residency(step).items() if len(stays) > 1}
+    return {name for name, live_ranges in residency(step).items() if len(live_ranges) > 1}
 
 
 def test_what_layers_of_feature_extraction_read_leaves(vgg):
@@ -39,10 +39,10 @@ def _feeds(net, name):
 def test_a_fetch_is_at_most_one_convolution_ahead(vgg):
     net, loss = vgg
     step = net.training_phases(loss)
-    for name, stays in vdnn_all(step).items():
-        if len(stays) == 1:
+    for name, live_ranges in vdnn_all(step).items():
+        if len(live_ranges) == 1:
             continue
-        back = stays[1]
+        back = live_ranges[1]
         reads = [at for at in range(back.first, len(step.phases)) if _reads(step, at, name)]
         between = {step.phases[at].node for at in range(back.first, reads[0])}
         between -= {step.phases[reads[0]].node}

@@ -38,7 +38,7 @@ def inputs(random, net):
 def algorithms(step):
     """The engines of every convolution of the step that ran last."""
     (ready,) = step._ready.values()
-    items = ready.planned.placed.program.items
+    items = ready.planned.lowered.program.items
     return {n for item in items if isinstance(item, Task) for n in item.plan.algorithms}
 
 
@@ -214,7 +214,7 @@ def test_pieces_are_smaller_where_the_fastest_engine_has_no_room_otherwise(
         step.tune(**given)
         step(**given)
     (ready,) = step._ready.values()
-    tasks = [item for item in ready.planned.placed.program.items if isinstance(item, Task)]
+    tasks = [item for item in ready.planned.lowered.program.items if isinstance(item, Task)]
     (plan,) = (task.plan for task in tasks if task.name.startswith("convolution_2 forward"))
     assert (plan.pieces, plan.algorithms) == (2, ("eng101 (measured)",))
 

@@ -398,7 +398,7 @@ def test_less_host_memory_than_a_plan_wants_is_no_fault_of_the_file(monkeypatch)
     edited(host_bytes=first.host_bytes - 1)(path)
     planned(policy="offload")  # there is more room now: planned anew, and kept as such
     assert json.loads(path.read_text())["host_bytes"] is None
-    monkeypatch.setattr(plan_cache, "_host_bytes", lambda step, terms: 10**6)
+    monkeypatch.setattr(plan_cache, "_host_bytes", lambda step, constraints: 10**6)
     edited(host_bytes=10**6)(path)  # as much as then
     nothing_is_planned(monkeypatch)
     assert planned(policy="offload") == first

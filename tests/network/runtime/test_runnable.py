@@ -30,8 +30,8 @@ def test_they_are_copied_as_pinned_memory_is(step, random):
         run(**given)
         first = {name: np.array(net.running[name]) for name in net.running}
         run(**given)
-    homes = run._last.placed.program.homes
-    assert {homes[name].spec.placement for name in net.running} == {"pinned"}
+    bindings = run._last.lowered.program.bindings
+    assert {bindings[name].spec.placement for name in net.running} == {"pinned"}
     assert {ooc_cudnn.placement(net.running[name]) for name in net.running} == {"pinned"}
     for name, array in users.items():
         assert np.array_equal(array, before[name]), "an array of the user's was changed"

@@ -86,8 +86,8 @@ def test_a_step_that_pauses_may_go_in_slabs():
     limit = 1_000_000
     with ooc_cudnn.settings(machine="h200"):
         step = canonicalize(net.pausing_phases(y), "best")
-        terms = constraints_for(limit, None, step, {})
-        made = plans_by(RematerializeSlices(), step, terms)[0]
+        constraints = constraints_for(limit, None, step, {})
+        made = plans_by(RematerializeSlices(), step, constraints)[0]
         plan = replace(made.plan, policy="best")
         assert plan.slabs > 1
         assert plan.again
@@ -162,9 +162,9 @@ def test_an_output_that_backward_reads_leaves_once_and_comes_back():
     h = net.activation(net.convolution(x, 8, window=3, padding=1))
     y = net.activation(net.convolution(h, 8, window=3, padding=1))
     step = net.pausing_phases(y, h)
-    stays = offload_just_in_time(step, frozenset({h.name}))
-    assert len(stays[h.name]) == 2
-    check_live_ranges(step, stays)
+    live_ranges = offload_just_in_time(step, frozenset({h.name}))
+    assert len(live_ranges[h.name]) == 2
+    check_live_ranges(step, live_ranges)
 
 
 def test_what_is_kept_leaves_when_others_want_the_block():
@@ -341,18 +341,18 @@ def test_a_part_has_something_to_do():
 
 def test_what_is_kept_at_a_pause_goes_by_bytes_and_not_by_names():
     shapes = {"x": (2, 3), "y": (6,)}
-    homes = {
+    bindings = {
         name: Binding(TensorSpec(shape, "float32", "pinned")) for name, shape in shapes.items()
     }
-    homes |= {
+    bindings |= {
         f"{name} there": Binding(TensorSpec(shape, "float32", "device"), 0)
         for name, shape in shapes.items()
     }
     items = (Move("in", COPY_IN, "x", "x there"), Move("out", COPY_OUT, "y there", "y"))
-    program = Program("a view of another shape", items, homes, 256)
+    program = Program("a view of another shape", items, bindings, 256)
     assert parts_of(program, [1]).kept == (((0, 24),),)
     again = (items[0], items[0], items[1])  # what is fetched anew need not stay
-    assert parts_of(Program("again", again, homes, 256), [1]).kept == ((),)
+    assert parts_of(Program("again", again, bindings, 256), [1]).kept == ((),)
 
 
 @pytest.mark.parametrize("pause_bytes", [None, 1, 2000])

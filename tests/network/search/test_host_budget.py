@@ -42,10 +42,12 @@ class Drawn:
 
     def within(self, host, limit=LIMIT):
         """What is planned for so much host memory, with what did not fit before."""
-        terms = replace(constraints_for(limit, "h100", self.step, {}), host=Room(host, host, 0))
-        recorder = Recorder(terms)
+        constraints = replace(
+            constraints_for(limit, "h100", self.step, {}), host=Room(host, host, 0)
+        )
+        recorder = Recorder(constraints)
         recorder.is_short = True
-        plans = plans_by(HostMemory(), self.step, terms, recorder)
+        plans = plans_by(HostMemory(), self.step, constraints, recorder)
         return [made._replace(plan=replace(made.plan, policy="best")) for made in plans]
 
     def run(self, plan):
@@ -88,7 +90,7 @@ def test_what_is_made_again_leaves_less_on_the_host(make):
         cap = int(share * free.host_bytes)
         made = drawn.within(cap)[-1]
         assert made.plan.host_bytes <= cap
-        assert hazards(make_schedule(made.placed.program)) == []
+        assert hazards(make_schedule(made.lowered.program)) == []
         found.append(len(made.plan.again))
         for name, gradient in drawn.run(made.plan).items():
             most = np.abs(kept[name]).max()
@@ -143,23 +145,23 @@ def test_no_plan_keeps_less_than_the_least(seed):
     net, loss, _ = drawn_network(seed, loss=True)
     full = net.plan(loss, memory_limit="1GiB", machine="h100", policy="keep").device_bytes
     step = net.training_phases(loss)
-    terms = constraints_for(int(0.7 * full), "h100", step, {})
+    constraints = constraints_for(int(0.7 * full), "h100", step, {})
     for policy in ("best", "keep", "offload", "remake"):
-        made = plan_step.plan_step("step", step, terms, policy=policy)
-        assert least_on_host(made.step, terms) <= made.plan.host_bytes, policy
+        made = plan_step.plan_step("step", step, constraints, policy=policy)
+        assert least_on_host(made.step, constraints) <= made.plan.host_bytes, policy
 
 
 def test_what_lives_at_once_is_what_was_asked_for():
     drawn = unet()
     step = pass_pipeline.apply_passes(split_concatenations(drawn.step), frozenset(), 1, 1)
-    terms = constraints_for(LIMIT, "h100", step, {})
-    sizes = amounts(step, terms)
+    constraints = constraints_for(LIMIT, "h100", step, {})
+    sizes = amounts(step, constraints)
     assert sizes == sorted(sizes, reverse=True)
-    assert remat_to_fit(step, terms, sizes[0]) == ()
-    again = remat_to_fit(step, terms, 0.6 * sizes[0])
+    assert remat_to_fit(step, constraints, sizes[0]) == ()
+    again = remat_to_fit(step, constraints, 0.6 * sizes[0])
     assert again
     rewritten = insert_remat_events(step, again)
-    assert peak_live_bytes(rewritten, POLICIES["keep"].residing(rewritten)) <= 0.6 * sizes[0]
+    assert peak_live_bytes(rewritten, POLICIES["keep"].live_ranges_of(rewritten)) <= 0.6 * sizes[0]
 
 
 def test_policies_make_again_what_host_memory_has_no_room_for():

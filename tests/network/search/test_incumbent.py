@@ -28,7 +28,7 @@ def step():
     )
 
 
-def terms(limit=2**40):
+def constraints(limit=2**40):
     return PlanConstraints(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
 
 
@@ -36,19 +36,19 @@ def proposed(made):
     """A candidate that is proposed again and again."""
     spec = RewriteSpec()
     while True:
-        yield Candidate(made.step, made.placed.residency, terms(), "keep", spec)
+        yield Candidate(made.step, made.lowered.live_ranges, constraints(), "keep", spec)
 
 
 def least_seconds(step):
-    return min(ComputeBound(terms()).seconds(step, order) for order in ORDERS)
+    return min(ComputeBound(constraints()).seconds(step, order) for order in ORDERS)
 
 
 def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
-    fastest = Incumbent(terms())
-    made = plan_step.plan_step("step", step, terms(), policy="keep", micro_batches=1)
+    fastest = Incumbent(constraints())
+    made = plan_step.plan_step("step", step, constraints(), policy="keep", micro_batches=1)
     assert fastest.can_beat_incumbent(made.step)
     assert fastest.take(made)
-    computing = ComputeBound(terms()).seconds(made.step, made.plan.order)
+    computing = ComputeBound(constraints()).seconds(made.step, made.plan.order)
     assert computing <= made.plan.compute_seconds * (1 + 1e-9) <= made.plan.seconds * (1 + 1e-9)
     assert fastest.can_beat_incumbent(made.step)
     fastest.best = made._replace(
@@ -58,10 +58,10 @@ def test_a_step_that_computes_longer_than_the_fastest_takes_may_not_be_it(step):
 
 
 def test_policies_that_come_to_the_same_are_placed_once(step):
-    taken, fastest = pass_pipeline.canonicalize(step, "best"), Incumbent(terms())
+    taken, fastest = pass_pipeline.canonicalize(step, "best"), Incumbent(constraints())
 
     def explore(policy, compared):
-        candidates = PolicyPlanner(taken, terms(), policy, 1).candidates(compared)
+        candidates = PolicyPlanner(taken, constraints(), policy, 1).candidates(compared)
         return compared.explore("step", candidates)
 
     assert explore("keep", fastest)
@@ -70,18 +70,18 @@ def test_policies_that_come_to_the_same_are_placed_once(step):
     for policy in ("remake", "offload", "mixed"):  # where all fits they keep all
         assert not explore(policy, fastest)
         assert offered == []
-        alone = Incumbent(terms())
+        alone = Incumbent(constraints())
         assert explore(policy, alone)
         assert alone.best.plan.stays == kept.plan.stays
 
 
 def test_comparing_ends_where_a_faster_plan_saves_little(step, monkeypatch):
     """By work for what could be saved, and by work alone."""
-    made = plan_step.plan_step("step", step, terms(), policy="keep", micro_batches=1)
+    made = plan_step.plan_step("step", step, constraints(), policy="keep", micro_batches=1)
     computing, phases = least_seconds(step), len(made.step.phases)
     enough = -(-MOST_WORK // phases)
     for saved, most in ((0.0, 1), (2.5 * phases / WORK_A_SECOND, 3), (1e9, enough)):
-        fastest = Incumbent(terms(), step)
+        fastest = Incumbent(constraints(), step)
         slower = made._replace(plan=plan_step.replace(made.plan, seconds=computing + saved))
         assert not fastest.is_enough()
         monkeypatch.setattr(incumbent, "lower_and_replay", lambda *asked, made=slower: made)

@@ -46,7 +46,7 @@ def taken(net, loss):
     """The step that is planned, and what it holds if all is kept."""
     step = pass_pipeline.canonicalize(net.training_phases(loss), "best")
     step = pass_pipeline.apply_passes(step, frozenset(), 1, 1)
-    return step, peak_live_bytes(step, POLICIES["keep"].residing(step))
+    return step, peak_live_bytes(step, POLICIES["keep"].live_ranges_of(step))
 
 
 def searchable(step, room, *, copied):
@@ -76,18 +76,18 @@ def test_its_bytes_are_those_of_the_step(make, most):
     step, full = taken(*make())
     drawn = random.Random(5)
     for _ in range(20):
-        makings = searchable(step, full / 2, copied=INPUTS)
+        state = searchable(step, full / 2, copied=INPUTS)
         backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
-        made = [name for name, item in makings.items.items() if item.made_by]
+        made = [name for name, item in state.items.items() if item.made_by]
         events = {RematEvent(drawn.choice(backward), drawn.choice(made)) for _ in range(8)}
-        makings.change(add=events)
-        rewritten = insert_remat_events(step, makings.in_order())
-        held = peak_live_bytes(rewritten, POLICIES["keep"].residing(rewritten))
-        assert held <= makings.held()[1].max() <= most * held
-        makings.change(remove=makings.unread())
-        makings.change(remove=set(makings.events))
-        assert makings.held()[1].max() == full
-        assert makings.seconds == 0
+        state.change(add=events)
+        rewritten = insert_remat_events(step, state.in_order())
+        held = peak_live_bytes(rewritten, POLICIES["keep"].live_ranges_of(rewritten))
+        assert held <= state.held()[1].max() <= most * held
+        state.change(remove=state.unread())
+        state.change(remove=set(state.events))
+        assert state.held()[1].max() == full
+        assert state.seconds == 0
 
 
 def test_what_leaves_is_back_for_its_readers():
@@ -95,21 +95,21 @@ def test_what_leaves_is_back_for_its_readers():
     step, full = taken(*blocks(256, 28, 3, channels=16))
     drawn, left = random.Random(3), 0
     for _ in range(40):
-        makings = searchable(step, full / 2, copied=ALL)
+        state = searchable(step, full / 2, copied=ALL)
         backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
         for _ in range(8):
-            ways = makings.ways(drawn.choice(backward), drawn.choice(list(makings.items)))
-            makings.change(add=[drawn.choice(ways)])
-        while unread := makings.unread():
-            makings.change(remove=unread)
-        made = RematSolution.of(makings)
+            ways = state.ways(drawn.choice(backward), drawn.choice(list(state.items)))
+            state.change(add=[drawn.choice(ways)])
+        while unread := state.unread():
+            state.change(remove=unread)
+        made = RematSolution.of(state)
         rewritten = insert_remat_events(step, made.again)
-        stays = refetch_live_ranges(step, rewritten, made, int(full / 2))
-        check_live_ranges(rewritten, stays)
+        live_ranges = refetch_live_ranges(step, rewritten, made, int(full / 2))
+        check_live_ranges(rewritten, live_ranges)
         left += sum(step.tensors[each.name].kind == "map" for each in made.back)
         # what is little stays longer than is counted; copies that begin at once count twice
-        assert 0.85 * makings.held()[1].max() <= peak_live_bytes(rewritten, stays)
-        assert peak_live_bytes(rewritten, stays) <= 1.01 * makings.held()[1].max()
+        assert 0.85 * state.held()[1].max() <= peak_live_bytes(rewritten, live_ranges)
+        assert peak_live_bytes(rewritten, live_ranges) <= 1.01 * state.held()[1].max()
     assert left > 20
 
 
@@ -133,12 +133,12 @@ def test_what_it_makes_again_fits():
 def test_copies_that_save_nothing_are_not_searched(monkeypatch):
     """What is made again in less time than it takes to copy it is made again."""
     step, full = taken(*blocks(256, 56, 3, channels=64))
-    terms = under(int(0.6 * full))
-    made = next(propose_remats(step, terms, 1))
-    again = partial(propose_remats, step, terms, 1, copied=ALL, before=made.events)
-    makings = searchable(step, full, copied=ALL)
-    makings.change(add=made.events)
-    assert 0 < makings.saved_by_copies < 1
+    constraints = under(int(0.6 * full))
+    made = next(propose_remats(step, constraints, 1))
+    again = partial(propose_remats, step, constraints, 1, copied=ALL, before=made.events)
+    state = searchable(step, full, copied=ALL)
+    state.change(add=made.events)
+    assert 0 < state.saved_by_copies < 1
     assert next(again()).seconds <= made.seconds
     monkeypatch.setattr("ooc_cudnn.network.search.remat_candidates.WORTH_COPYING", 1.0)
     assert not list(again())
@@ -162,9 +162,9 @@ def test_its_plans_run(make, share, parts, copied):
         value = kept(**inputs)
         step, full = taken(net, loss)
         limit = int(share * full)
-        terms = constraints_for(limit, None, step, {})
-        recorder = Recorder(terms)
-        recorder.explore("step", propose_remat(step, terms, recorder, (copied,), parts=parts))
+        constraints = constraints_for(limit, None, step, {})
+        recorder = Recorder(constraints)
+        recorder.explore("step", propose_remat(step, constraints, recorder, (copied,), parts=parts))
         made = recorder.plans[0]
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
@@ -180,8 +180,8 @@ def test_the_best_is_never_slower():
     step = net.training_phases(loss)
     full = net.plan(loss, memory_limit="1GiB", policy="keep", machine="h200").device_bytes
     names = ("best", *plan_step.BEST_OF, "vdnn_all", "vdnn_conv", "vdnn_dyn")
-    terms = under(int(0.7 * full))
-    found = {name: plan_step.plan_step("s", step, terms, policy=name).plan for name in names}
+    constraints = under(int(0.7 * full))
+    found = {name: plan_step.plan_step("s", step, constraints, policy=name).plan for name in names}
     best = found["best"]
     assert min(plan.seconds for plan in found.values()) == best.seconds
     assert best.device_bytes <= 0.7 * full

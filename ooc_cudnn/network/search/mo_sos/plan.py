@@ -60,7 +60,7 @@ def canonicalize_whole_maps(step: Step) -> Step:
     )
 
 
-def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> LoweredStep:
+def plan_mo_sos(name: str, step: Step, constraints: PlanConstraints, policy: str) -> LoweredStep:
     """Plan a step by one of the programs.
 
     Raises
@@ -68,11 +68,11 @@ def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> L
     PlanInfeasibleError
         If it has no solution within the limit, or none was found: with a limit for which one was.
     """
-    found = Incumbent(terms)
+    found = Incumbent(constraints)
     for allowed in CANDIDATES[policy]:
         for share in SHARES:
             made = _planned(
-                name, step, terms, policy, allowed, int(share * terms.target.room_bytes)
+                name, step, constraints, policy, allowed, int(share * constraints.target.room_bytes)
             )
             if made is None:
                 continue
@@ -87,10 +87,10 @@ def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> L
         return found.found()
     raise PlanInfeasibleError(
         function=f"{name}: {policy}",
-        limit_bytes=terms.target.limit_bytes,
-        smallest_bytes=_enough(name, step, terms, policy),
+        limit_bytes=constraints.target.limit_bytes,
+        smallest_bytes=_enough(name, step, constraints, policy),
         reason="it takes layers and batches whole",
-        beside_bytes=terms.target.beside_bytes,
+        beside_bytes=constraints.target.beside_bytes,
         instead="try policy='best', which cuts layers and batches",
     )
 
@@ -98,7 +98,7 @@ def plan_mo_sos(name: str, step: Step, terms: PlanConstraints, policy: str) -> L
 def _planned(
     name: str,
     step: Step,
-    terms: PlanConstraints,
+    constraints: PlanConstraints,
     policy: str,
     allowed: Freedom,
     budget: int,
@@ -108,27 +108,29 @@ def _planned(
 
     With the seconds of computing that the program found.
     """
-    posed, program = _program(step, terms, allowed, budget)
+    posed, program = _program(step, constraints, allowed, budget)
     solved = program.solved(stop, MOST_NODES, MOST_SECONDS)
     if solved is None:
         return None
     schedule = schedule_of(program, solved)
     followed = replay_schedule(posed, program, schedule)
-    rewritten, stays = followed.step, followed.stays
-    check_live_ranges(rewritten, stays)
+    rewritten, live_ranges = followed.step, followed.live_ranges
+    check_live_ranges(rewritten, live_ranges)
     tensors = [
-        Extent(stay.first, stay.last, rewritten.tensors[base].nbytes)
-        for base, found in stays.items()
-        for stay in found
-        if base not in _on_device(terms)
+        Extent(live_range.first, live_range.last, rewritten.tensors[base].nbytes)
+        for base, found in live_ranges.items()
+        for live_range in found
+        if base not in _on_device(constraints)
     ]
-    reserved = pack(tensors, followed.wanted, terms.target.room_bytes)
+    reserved = pack(tensors, followed.wanted, constraints.target.room_bytes)
     if reserved is None:
         return None
     spec = RewriteSpec(again=followed.again, reserved=tuple(sorted(reserved.items())))
     planned = lower_and_replay(
         name,
-        Candidate(rewritten, stays, terms, policy, spec, may_stream=False, reserved=reserved),
+        Candidate(
+            rewritten, live_ranges, constraints, policy, spec, may_stream=False, reserved=reserved
+        ),
     )
     if planned is None:
         return None
@@ -139,28 +141,30 @@ def _planned(
 
 
 def _program(
-    step: Step, terms: PlanConstraints, allowed: Freedom, budget: int
+    step: Step, constraints: PlanConstraints, allowed: Freedom, budget: int
 ) -> tuple[PosedProblem, Program]:
-    posed = pose(step, PhaseChoices(terms.target, terms.order), budget, _on_device(terms))
+    posed = pose(
+        step, PhaseChoices(constraints.target, constraints.order), budget, _on_device(constraints)
+    )
     return posed, Program(posed.problem, budget, allowed)
 
 
-def _on_device(terms: PlanConstraints) -> frozenset[str]:
+def _on_device(constraints: PlanConstraints) -> frozenset[str]:
     """What the user holds there."""
-    return frozenset(name for name, each in terms.given.items() if each.placement == "device")
+    return frozenset(name for name, each in constraints.given.items() if each.placement == "device")
 
 
-def _enough(name: str, step: Step, terms: PlanConstraints, policy: str) -> int | None:
+def _enough(name: str, step: Step, constraints: PlanConstraints, policy: str) -> int | None:
     """A limit, not much more than is needed, for which a solution of the program has addresses."""
-    target, allowed = terms.target, CANDIDATES[policy][0]
+    target, allowed = constraints.target, CANDIDATES[policy][0]
 
     def has_solution(budget: int) -> bool:
-        _, program = _program(step, terms, allowed, budget)
+        _, program = _program(step, constraints, allowed, budget)
         return program.solved(ANY, MOST_NODES, MOST_SECONDS) is not None
 
     def has_plan(room: int) -> bool:
         limit = room + target.beside_bytes
-        wider = replace(terms, target=target._replace(limit_bytes=limit, room_bytes=room))
+        wider = replace(constraints, target=target._replace(limit_bytes=limit, room_bytes=room))
         budgets = (int(share * room) for share in SHARES)
         return any(_planned(name, step, wider, policy, allowed, each, ANY) for each in budgets)
 

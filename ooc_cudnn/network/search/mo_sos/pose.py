@@ -59,8 +59,8 @@ class _Posing:
         self.number = {name: at for at, name in enumerate(managed)}
         self.nbytes = [align(step.tensors[name].nbytes) for name in managed]
         self.makers = tuple(self._forward_writers(name) for name in managed)
-        stays = {n: s for n, s in keep_all(step).items() if n not in {*self.number, *given}}
-        self.fixed = live_bytes(step, stays)
+        live_ranges = {n: s for n, s in keep_all(step).items() if n not in {*self.number, *given}}
+        self.fixed = live_bytes(step, live_ranges)
         self.choices = [
             choosing.choices(phase, self._strided_bytes(phase)) for phase in step.phases
         ]

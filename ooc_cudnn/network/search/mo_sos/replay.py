@@ -81,7 +81,7 @@ class ReplayedStep(NamedTuple):
     """A step as a schedule has it."""
 
     step: Step
-    stays: LiveRanges
+    live_ranges: LiveRanges
     again: tuple[RematEvent, ...]
     wanted: dict[int, tuple[Choice, ...]]
 
@@ -105,14 +105,14 @@ class _Replay:
         self.step = insert_remat_events(posed.step, self.again)
 
     def followed(self) -> ReplayedStep:
-        """The step, and its tensors' stays: those of maps that leave in several parts."""
+        """The step, and its tensors' live ranges: those of maps that leave in several parts."""
         uses = self.step.uses
-        stays = dict(keep_all(self.step))
+        live_ranges = dict(keep_all(self.step))
         for out in self.schedule.out:
             name = self.names[out.map]
             starts = [self._starts(c.start) for c in self.schedule.back if c.map == out.map]
-            stays[name] = self._stays(out, uses[name].phases, sorted(starts))
-        return ReplayedStep(self.step, stays, self.again, self._wanted())
+            live_ranges[name] = self._stays(out, uses[name].phases, sorted(starts))
+        return ReplayedStep(self.step, live_ranges, self.again, self._wanted())
 
     def _wanted(self) -> dict[int, tuple[Choice, ...]]:
         """The algorithms of each phase, of those that are put in too."""

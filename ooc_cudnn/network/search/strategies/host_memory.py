@@ -69,8 +69,8 @@ class _HostBudget:
     def __init__(self, available_bytes: int) -> None:
         self._available_bytes, self.beyond_bytes = available_bytes, 0
 
-    def __call__(self, placed: LoweredProgram) -> bool:
-        self.beyond_bytes = max(placed.program.host_bytes - self._available_bytes, 0)
+    def __call__(self, lowered: LoweredProgram) -> bool:
+        self.beyond_bytes = max(lowered.program.host_bytes - self._available_bytes, 0)
         return self.beyond_bytes == 0
 
 
@@ -84,7 +84,7 @@ def _spilling(
     rewritten = fuse_chains(insert_remat_events(step, events))
     return Candidate(
         rewritten,
-        POLICIES["keep"].residing(rewritten),
+        POLICIES["keep"].live_ranges_of(rewritten),
         constraints,
         SEARCHED,
         RewriteSpec(apart=True, again=events),

@@ -81,6 +81,6 @@ def _without_inputs(step: Step) -> dict[str, tuple[LiveRange, ...]]:
     """Everything kept but inputs, whose rows come with each band."""
     return {
         base: ranges
-        for base, ranges in POLICIES["keep"].residing(step).items()
+        for base, ranges in POLICIES["keep"].live_ranges_of(step).items()
         if step.tensors[base].kind != "input"
     }

@@ -34,7 +34,7 @@ class Spill(Strategy):
         for share in SHARES_SPILLED:
             remade, anew = _rematerialized(step, constraints, share)
             rewritten = apply_passes(step, remade, count, 1, anew)
-            live_ranges = POLICIES["keep"].residing(rewritten)
+            live_ranges = POLICIES["keep"].live_ranges_of(rewritten)
             if not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 continue  # before it is known what spills, which takes long
             spec = RewriteSpec(

@@ -64,7 +64,7 @@ class SpillSlices(Strategy):
         def is_worth(step: Step, live_ranges: LiveRanges) -> bool:
             return next(tries, None) is not None and incumbent.can_beat_incumbent(step, live_ranges)
 
-        live_ranges = POLICIES["keep"].residing(rewritten)
+        live_ranges = POLICIES["keep"].live_ranges_of(rewritten)
         spec = RewriteSpec(apart=True, again=events, slabs=slabs)
         try:
             yield Candidate(
