@@ -79,7 +79,7 @@ class WrittenMemory:
         self._held = [at for at, value in enumerate(graph.given) if value.is_held]
         self._brought = [at for at, value in enumerate(graph.given) if not value.is_held]
         #: Where what the model holds was when it was looked at, and all spans then.
-        self._seen: tuple[list[int], np.ndarray] = [], np.empty((0, 2), np.int64)
+        self._seen: tuple[list[int] | None, np.ndarray] = None, np.empty((0, 2), np.int64)
 
     def check(self, tensors: Sequence[Any]) -> None:
         """Refuse a call in which one that is written shares bytes with another one.

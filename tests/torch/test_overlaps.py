@@ -182,6 +182,14 @@ def test_memory_that_is_shared_since_the_first_call(door, share):
         limited(x)
 
 
+def test_a_model_that_holds_nothing_writes_to_its_input():
+    model = ooc.limit(nn.SiLU(inplace=True), LIMIT)
+    for _ in range(2):
+        x = image()
+        torch.testing.assert_close(model(x), nn.functional.silu(image()))
+        torch.testing.assert_close(x, nn.functional.silu(image()))
+
+
 def test_a_write_to_what_may_overlap_is_refused():
     model = ooc.limit(Of(lambda s, x: (s.conv(x) * 1).unfold(3, 2, 1)[..., 1].mul_(2)), LIMIT)
     with pytest.raises(ooc.UnsupportedModelError, match=r"unfold.*clone(?s:.*)test_overlaps"):
