@@ -70,7 +70,7 @@ def _by_numpy(node: Any, scalars: set[Any]) -> Any:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _numpys(node.target)(*args, **kwargs)
-    except Exception:  # zeros are not what it takes
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # not of zeros
         return None
 
 
