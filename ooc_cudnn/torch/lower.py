@@ -308,7 +308,7 @@ class GraphLowering:
             return
         operation = self.fallbacks.maker(value)
         layered = operation.name not in PER_ELEMENT and any(
-            read in self.differentiable for read in operation.reads
+            read in self.differentiable and read.kind != "input" for read in operation.reads
         )
         if layered or operation.name in LAYERS or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)

@@ -303,6 +303,12 @@ def none_of_a_layer(s, x):
     return y, torch.atan2(y, y.detach() - 1), torch.cat([s.p, y.mean((2, 3))[0]])
 
 
+def labels_of_the_input(s, x):
+    """Made of an input alone, which has a gradient that goes another way."""
+    y = s.c(x)
+    return F.cross_entropy(y, x.argmax(1)), x.argsort(2), x[:, 0] > 0, x[:, :2].detach()
+
+
 def numbers(*shape):
     return lambda: nn.Parameter(drawn(*shape, seed=3))
 
@@ -387,6 +393,8 @@ CASES = [
           train),
     Idiom("a wider one added in place", model(added_in_half, c=conv(padding=1)), train,
           computed_in=torch.bfloat16),
+    Idiom("labels made of the input", model(labels_of_the_input, c=conv(padding=1)), train),
+    of_conv("sums of the input beside", lambda y, x: (y, x.cumsum(1), x.sort(1))),
     of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
