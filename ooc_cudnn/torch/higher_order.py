@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,11 +66,16 @@ class HigherOrder:
         if name == "register_hook":
             return self._hooked(*args)
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
-        function = _Bound(node.target, tuple(args), dict(kwargs))
+        function: Any = _Bound(node.target, tuple(args), dict(kwargs))
         examples = node.meta.get("example_value")
-        if name == "autograd_function_apply":
-            self._check_materialized(examples)
-        return self._opaque(name, function, tensors, examples, _without_gradients(name, args))
+        if name != "autograd_function_apply":
+            return self._opaque(name, function, tensors, examples)
+        self._check_materialized(examples)
+        dirty = _dirty(args, kwargs.get("dirty_idx", ()))
+        if dirty:
+            changed = {at for at, e in enumerate(tensors) if any(e is d for d in dirty.values())}
+            function = _OnClones(function, frozenset(changed))
+        return self._opaque(name, function, tensors, examples, _without_gradients(args), dirty)
 
     def _check_materialized(self, examples: Any) -> None:
         """Refuse a user's own backward that may be given None: TorchDynamo traces it with tensors.
@@ -122,8 +128,13 @@ class HigherOrder:
         tensors: Sequence[torch.Tensor],
         examples: Any,
         without_gradients: Container[int] = (),
+        dirty: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> Any:
-        """Note one; of what it reads, some get no gradient of it, by number."""
+        """Note one.
+
+        Of what it reads, some get no gradient of it, by number; of what it makes, some are written
+        to what it has read.
+        """
         recorder = self._recorder
         values = tuple(map(recorder.memories.read, tensors))
         values = tuple(
@@ -142,9 +153,19 @@ class HigherOrder:
             for fake, example in zip(fakes, leaves, strict=True)
         )
         recorder.emit(function, name, values, {}, results)
-        for fake, value in zip(fakes, results, strict=True):
-            if value is not None:
+        for at, (fake, value) in enumerate(zip(fakes, results, strict=True)):
+            if value is None:
+                continue
+            if at not in dirty:
                 recorder.memories.own(fake, value)
+                continue
+            if value.requires_grad and not dirty[at].requires_grad:
+                raise UnsupportedModelError(
+                    "an autograd.Function marks an input dirty (ctx.mark_dirty) that has no "
+                    f"gradient before: let it change a clone\n  {recorder.where}"
+                )
+            recorder.memories.write(dirty[at], value)
+            fakes[at] = dirty[at]
         return pytree.tree_unflatten(fakes, structure)
 
     def _fake(self, example: torch.Tensor) -> torch.Tensor:
@@ -229,10 +250,8 @@ def _put_behind_maker(
     ]
 
 
-def _without_gradients(name: str, args: Sequence[Any]) -> frozenset[int]:
+def _without_gradients(args: Sequence[Any]) -> frozenset[int]:
     """Which tensors a user's own backward has no gradient of: it returns None."""
-    if name != "autograd_function_apply":
-        return frozenset()
     _, backward, *given = args
     (output,) = (node for node in backward.graph.nodes if node.op == "output")
     (made,) = output.args
@@ -240,6 +259,17 @@ def _without_gradients(name: str, args: Sequence[Any]) -> frozenset[int]:
     pairs = [(each, gradient) for each, gradient in zip(given, made, strict=False)]
     gradients = [gradient for each, gradient in pairs if _is_tensor(each)]
     return frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
+
+
+def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor]:
+    """Of results that are inputs, changed in place (`ctx.mark_dirty`), which input each is."""
+    if not places:
+        return {}
+    forward, _, *given = args
+    nodes = list(forward.graph.nodes)
+    results, _ = nodes[-1].args[0]
+    read = dict(zip((e for e in nodes if e.op == "placeholder"), given, strict=True))
+    return {at: read[results[at]] for at in places}
 
 
 def _is_tensor(each: Any) -> bool:
@@ -306,6 +336,22 @@ class _Bound:
 
     def __str__(self) -> str:
         return "\n".join(map(_text, (self._function, *self._leaves)))
+
+
+@dataclass(frozen=True, eq=False)
+class _OnClones:
+    """A function that changes some of its tensors: it is given clones of those, by number."""
+
+    function: _Bound
+    changed: frozenset[int]
+    tags = ()
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        own = (each.clone() if at in self.changed else each for at, each in enumerate(tensors))
+        return self.function(*own)
+
+    def __str__(self) -> str:
+        return f"on clones of {sorted(self.changed)}: {self.function}"
 
 
 @dataclass(frozen=True, eq=False)

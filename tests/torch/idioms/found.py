@@ -263,6 +263,49 @@ class Head(Heads):
         return None if a is None else a * 5
 
 
+class ReluInPlace(torch.autograd.Function):
+    """Changes what it is given, and hands that on."""
+
+    @staticmethod
+    def forward(ctx, y):
+        ctx.mark_dirty(y)
+        y.clamp_(min=0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * (y > 0) * 2
+
+
+class ScaledInPlace(torch.autograd.Function):
+    """Changes the second alone."""
+
+    @staticmethod
+    def forward(ctx, a, y, w):
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(w)
+        y.mul_(w)
+        return a * 2, y
+
+    @staticmethod
+    def backward(ctx, a, y):
+        return a * 2, y * ctx.saved_tensors[0], None
+
+
+def scaled_in_place(s, x):
+    y = s.c(x)
+    z = y * 1
+    a, b = ScaledInPlace.apply(y.relu(), z, s.w)
+    return a * b, b + z.sin()
+
+
+def part_in_place(y, x):
+    z = ReluInPlace.apply(y[:, :2])
+    return y * 1, z * 2
+
+
 def of_first(run):
     for seed in range(2):
         y, _ = run(image(seed))
@@ -395,6 +438,9 @@ CASES = [
           computed_in=torch.bfloat16),
     Idiom("labels made of the input", model(labels_of_the_input, c=conv(padding=1)), train),
     of_conv("sums of the input beside", lambda y, x: (y, x.cumsum(1), x.sort(1))),
+    of_conv("a dirty input", lambda y, x: (ReluInPlace.apply(y), y * 2)[1]),
+    of_conv("a dirty input that is a part", part_in_place),
+    Idiom("a dirty input of several", model(scaled_in_place, c=conv(), w=numbers(4, 1, 1)), train),
     of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
