@@ -8,7 +8,10 @@ import pytest
 from ooc_cudnn.operations.core.activation_modes import MODES as FORWARD
 from ooc_cudnn.operations.core.activation_modes import needs_x
 from ooc_cudnn.operations.elementwise.activation import check_mode, coef_in
-from ooc_cudnn.operations.elementwise.activation_gradient import ActivationBackward
+from ooc_cudnn.operations.elementwise.activation_gradient import (
+    ActivationBackward,
+    ActivationGradientCall,
+)
 from tests.support.activation_modes import MODES as KNOWN
 
 torch = pytest.importorskip("torch")
@@ -110,3 +113,13 @@ def test_a_ceiling_that_no_element_has_is_flat_where_it_is_reached(dtype, ceilin
     values = y.detach().double().numpy()
     dx = ActivationBackward((2,), "clipped_relu", coef, dtype).reference(values, np.ones(2))
     assert dx.tolist() == x.grad.tolist() == [1, 0]
+
+
+def test_what_verify_allows_at_nan_is_of_the_gradient():
+    """It allowed NaN, so that right numbers rounded otherwise were an error on a card."""
+    call = ActivationGradientCall((4,), "leaky_relu", 0.2, "bfloat16")
+    y, dy = np.array([np.nan, -1.0, 2.0, np.inf]), np.array([0.5, 0.5, np.nan, 0.5])
+    operation = ActivationBackward((4,), "leaky_relu", 0.2, "float64")
+    value, sizes = call.compare(operation, [y, dy])
+    np.testing.assert_array_equal(value, [0.1, 0.1, np.nan, 0.5])
+    np.testing.assert_allclose(sizes, [0.1 + 0.5 * 4.7, 0.1 + 0.5 * 5.7, np.nan, np.inf])
