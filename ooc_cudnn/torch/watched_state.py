@@ -1,4 +1,4 @@
-"""Guards that TorchDynamo lacks: tensors that change in place, their memory, parts' classes.
+"""Guards that TorchDynamo lacks: tensors that change in place, shared memory, classes, new names.
 
 TorchDynamo compares what forward reads by versions of dictionaries: where that of a module and
 those of its parts have not changed, nothing within is looked at. `requires_grad_()`, `.data = ...`
@@ -232,7 +232,7 @@ def _is_told(value: Any, guard: str, parts: set[int]) -> bool:
 
 
 class WatchedState:
-    """The tensors that a model holds, as they were when it was captured, and its parts' classes.
+    """What a model holds, as it was when it was captured: tensors, classes of parts, names.
 
     Parameters
     ----------
