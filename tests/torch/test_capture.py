@@ -239,11 +239,11 @@ def test_several_threads_call_models_of_their_own():
     torch.manual_seed(0)
     eager = [Net().double() for _ in range(3)]
     under = [ooc.limit(copy.deepcopy(each), LIMIT) for each in eager]
-    found = {}
+    inputs, found = drawn(), {}  # drawn once: the stream of random numbers is all threads'
 
     def call(at):
         with ooc_cudnn.settings(device="host", machine="host"):
-            found[at] = [under[at](drawn()) for _ in range(2)]
+            found[at] = [under[at](inputs) for _ in range(2)]
 
     threads = [threading.Thread(target=call, args=(at,)) for at in range(3)]
     for each in threads:
@@ -252,7 +252,7 @@ def test_several_threads_call_models_of_their_own():
         each.join()
     for at in range(3):
         for each in found[at]:
-            close(each, eager[at](drawn()), f"model {at}")
+            close(each, eager[at](inputs), f"model {at}")
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # within PyTorch

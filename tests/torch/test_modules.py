@@ -9,7 +9,6 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from tests.support.torch_checks import close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
@@ -139,8 +138,6 @@ OTHERS = {
     "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "RNNBase",
     "RNNCellBase", "SyncBatchNorm",
 }  # fmt: skip
-#: Refused before anything runs: the library has no such operation.
-REFUSED = {"PairwiseDistance"}
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +178,7 @@ def test_every_module_is_here():
     assert kinds - lazy == COMPUTED.keys() | DRAWING.keys() | OTHERS
 
 
-@pytest.mark.parametrize("name", sorted(COMPUTED.keys() - REFUSED))
+@pytest.mark.parametrize("name", sorted(COMPUTED))
 def test_a_module_is_that_of_eager(name):
     compare(name, *COMPUTED[name])
 
@@ -201,11 +198,3 @@ def compare(name, make, *shapes):
     found = results(ooc.limit(model, "1MiB"), inputs)
     for at, (one, other) in enumerate(zip(found, expected, strict=True)):
         close(one, other, f"number {at}", tolerance=1e-7 if name == "Hardsigmoid" else 1e-11)
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_module_is_refused(name):
-    make, *shapes = COMPUTED[name]
-    model, inputs = ooc.limit(make().double(), "1MiB"), read_by(shapes)
-    with pytest.raises((UnsupportedModelError, UnsupportedOperationError)):
-        model(*(each.requires_grad_() for each in inputs))
