@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._functorch import autograd_function
 from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
@@ -70,6 +71,9 @@ class HigherOrder:
         examples = node.meta.get("example_value")
         if name != "autograd_function_apply":
             return self._opaque(name, function, tensors, examples)
+        if torch.__version__ < _ORDERED and _is_hook(args[0]):
+            _, body, tensor, *others = args
+            return (self._hooked(tensor, body, *others),)
         self._check_materialized(examples)
         dirty = _dirty(args, kwargs.get("dirty_idx", ()))
         if dirty:
@@ -248,6 +252,19 @@ def _put_behind_maker(
             for each in operations[first:]
         ),
     ]
+
+
+def _is_hook(forward: torch.fx.GraphModule) -> bool:
+    """True if it is TorchDynamo's own identity, which stands for a tensor's hook before PyTorch 2.13.
+
+    A user's identity (a gradient reversal, say) has a last line of the user's.
+    """
+    nodes = [each for each in forward.graph.nodes if each.meta.get("example_value") is not None]
+    views = [each for each in nodes if each.op == "call_method" and each.target == "view_as"]
+    if len(views) != 1 or any(each.op != "placeholder" for each in nodes if each not in views):
+        return False
+    trace = str(views[0].meta.get("stack_trace", "")).split('File "')
+    return str(autograd_function.__file__) in trace[-1]
 
 
 def _without_gradients(args: Sequence[Any]) -> frozenset[int]:
