@@ -15,6 +15,7 @@ from tests.operations.elementwise.test_broadcast_reduction import (
     test_prelu_and_its_gradients,
     test_prelu_in_a_chain,
 )
+from tests.operations.elementwise.test_cast import test_every_split as test_casts
 from tests.operations.elementwise.test_cast_scale import test_under_every_split as test_images
 from tests.operations.elementwise.test_dropout import test_the_mask_is_the_same_under_every_split
 from tests.operations.elementwise.test_reshape import test_every_split as test_reshape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import (
@@ -20,7 +21,7 @@ from ooc_cudnn.devices.kernels.launch_geometry import (
 )
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 from ooc_cudnn.operations.core.activation_modes import MODES
-from ooc_cudnn.tensor import ACCUMULATOR, ITEM_BYTES
+from ooc_cudnn.tensor import ACCUMULATOR, DTYPES, ITEM_BYTES
 
 
 def pointwise(
@@ -44,7 +45,8 @@ def pointwise(
     ----------
     destination, value : DeviceView
         Of one shape (n, c, spatial...), each with strides of its own, each of the data's type or
-        its arithmetic type (float32 for the 16-bit types). They may be the same memory.
+        its arithmetic type (float32 for the 16-bit types); without scale and shift of any types,
+        which casts. They may be the same memory.
     addend : DeviceView, optional
         Of the arithmetic type, the same shape: a partial sum, say. May be the destination.
     scale, shift : DeviceView, optional
@@ -76,11 +78,11 @@ def pointwise(
         raise ValueError(f"coef is {coef}; mode {mode!r} {rule} coef")
 
     def plan() -> Launch | None:
-        given = [view for view in (destination, value, scale, shift) if view]
-        data = dtype or min(given, key=lambda view: view.item_bytes).dtype
+        given = [view.dtype for view in (destination, value, scale, shift) if view]
+        data = dtype or _data_dtype(given)
         return plan_pointwise(destination, value, addend, scale, shift, old, mode, data)
 
-    real = real_type(destination.dtype)
+    real = real_type(max(destination, value, key=lambda view: view.item_bytes).dtype)
     launch(
         ("pointwise", mode, dtype),
         (destination, value, addend, scale, shift, old),
@@ -88,6 +90,14 @@ def pointwise(
         (real(alpha), real(beta), real(coef or 0.0)),
         stream,
     )
+
+
+def _data_dtype(dtypes: Sequence[str]) -> str:
+    """Return the narrowest type; of a cast that passes by its arithmetic, a type that holds all."""
+    narrowest = min(dtypes, key=lambda each: ITEM_BYTES[each])
+    if {narrowest, ACCUMULATOR[narrowest]}.issuperset(dtypes):
+        return narrowest
+    return "float64" if "float64" in dtypes else "float32"
 
 
 def _channel_pointer(name: str, view: DeviceView, channels: int, dtype: str) -> int:
@@ -117,14 +127,17 @@ def plan_pointwise(
 ) -> Launch | None:
     """Validate the operands of `pointwise` and choose its kernel; None if there is nothing to do.
 
-    `dtype` is the type of the data (T); value and destination have it or its arithmetic type.
+    `dtype` is the type of the data (T); value and destination have it or its arithmetic type. Where
+    it is that type itself, they may also have a narrower one: a cast.
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
     real = ACCUMULATOR[dtype]
+    narrower = [each for each in DTYPES if dtype == real and DTYPES[each] < DTYPES[real]]
+    kinds = tuple(dict.fromkeys((dtype, real, *narrower)))
     for name, view, allowed in (
-        ("destination", destination, (dtype, real)),
-        ("value", value, (dtype, real)),
+        ("destination", destination, kinds),
+        ("value", value, kinds),
         ("addend", addend, (real,)),
         ("old", old, (destination.dtype,)),
     ):

@@ -145,7 +145,7 @@ def converted(to: GraphLowering, self: Any, dtype: Any = None, **how: Any) -> Lo
 def _cast(to: GraphLowering, x: LoweredValue, dtype: str) -> LoweredValue:
     if x.tensor.dtype == dtype:
         return x
-    if "float64" in (x.tensor.dtype, dtype):  # the library's kernels have no such cast
+    if "float64" in (x.tensor.dtype, dtype):  # PyTorch rounds to half types by way of float32
         raise Unlike(f"from {x.tensor.dtype} to {dtype}")
     return LoweredValue(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
 
