@@ -144,31 +144,31 @@ def _tensor_summaries(
     regions: dict[str, set[Region]] = {}
     for base, region in places.values():
         regions.setdefault(base, set()).add(region)
-    results, given = step.results, step.host_inputs
+    results, host_inputs = step.results, step.host_inputs
     things, parts = list[TensorSummary](), dict[str, list[tuple[Region, int]]]()
-    for base, found in regions.items():
+    for base, base_regions in regions.items():
         tensor = step.tensors[base]
         if base in on_device or tensor.nbytes < small_bytes:
             continue
-        for region in _parts(found, tensor.shape):
+        for region in _parts(base_regions, tensor.shape):
             elements = math.prod(stop - start for start, stop in region)
             nbytes = elements * ITEM_BYTES[tensor.dtype]
             if nbytes < small_bytes:
                 continue
             parts.setdefault(base, []).append((region, len(things)))
-            things.append(TensorSummary(base, nbytes, [], base in given, base in results))
+            things.append(TensorSummary(base, nbytes, [], base in host_inputs, base in results))
     read_by = list[list[int]]()
-    for at, phase in enumerate(step.phases):
+    for phase_index, phase in enumerate(step.phases):
         reads, writes = set[int](), set[int]()
         for names, touched in ((phase.reads, reads), (phase.writes, writes)):
             for name in names:
                 base, region = places[name]
                 touched |= {index for part, index in parts.get(base, ()) if _covers(region, part)}
         for index in sorted(reads | writes):
-            things[index].uses.append(Use(at, index in reads, index in writes))
+            things[index].uses.append(Use(phase_index, index in reads, index in writes))
         again = not phase.is_backward and is_repeatable(step, phase)
         for index in writes:
-            things[index].maker = at if again else None
+            things[index].maker = phase_index if again else None
         read_by.append(
             [i for i in sorted(reads) if step.tensors[things[i].name].kind in ("map", "input")]
         )
@@ -206,16 +206,16 @@ def _groups(
         for use in thing.uses:
             if first <= use.phase < stop:
                 asks[use.phase - first].add(index)
-    found, there = list[Group](), set[int]()
-    for at in range(first, stop):
-        if found and asks[at - first] <= there:
-            found[-1] = found[-1]._replace(stop=at + 1)
+    groups, present = list[Group](), set[int]()
+    for phase in range(first, stop):
+        if groups and asks[phase - first] <= present:
+            groups[-1] = groups[-1]._replace(stop=phase + 1)
         else:
-            found.append(Group(at, at, at + 1))
-            there = asks[at - first]
-    lasts = [sum(seconds[group.first : group.stop]) for group in found]
-    while len(found) > most:
-        at = min(range(len(found) - 1), key=lambda i: lasts[i] + lasts[i + 1])
-        found[at] = found.pop(at + 1)._replace(first=found[at].first)
-        lasts[at] += lasts.pop(at + 1)
-    return found
+            groups.append(Group(phase, phase, phase + 1))
+            present = asks[phase - first]
+    lasts = [sum(seconds[group.first : group.stop]) for group in groups]
+    while len(groups) > most:
+        earlier = min(range(len(groups) - 1), key=lambda i: lasts[i] + lasts[i + 1])
+        groups[earlier] = groups.pop(earlier + 1)._replace(first=groups[earlier].first)
+        lasts[earlier] += lasts.pop(earlier + 1)
+    return groups

@@ -65,13 +65,13 @@ class _TensorVariables:
         before = around
         for group in range(groups[0]) if around else ():
             program.held[group].add(around, self.size)
-        for number, (at, stop) in enumerate(zip(groups, stops, strict=True)):
-            reads, _ = uses[at]
-            there, fetch = self._comes(at, before, asks=reads, first=number == 0)
+        for number, (use_group, stop) in enumerate(zip(groups, stops, strict=True)):
+            reads, _ = uses[use_group]
+            share, fetch = self._comes(use_group, before, asks=reads, first=number == 0)
             held = program.variable(1.0)
             is_last = number == len(groups) - 1
             after = Sum.of([program.variable(1.0)])
-            if is_last and trail <= at:
+            if is_last and trail <= use_group:
                 after = around
             gone = self.left
             if after and not thing.is_given:
@@ -80,17 +80,17 @@ class _TensorVariables:
                 self.left = Sum.of([x])
             if reads and fetch is not None:
                 program.at_least({held: 1, fetch: 1}, 1)
-            elif not reads and after and not (thing.is_result and at == written[-1]):
+            elif not reads and after and not (thing.is_result and use_group == written[-1]):
                 program.at_least(Sum.of([held]) + self.left, 1)  # made, or leaves at once
             if after:
                 program.at_least(Sum.of([held]) - after)
-            program.used[index, at] = before, held, after
-            program.there[index, at] = there
+            program.used[index, use_group] = before, held, after
+            program.there[index, use_group] = share
             if gone:
-                program.gone[at].add(gone, self.size)
+                program.gone[use_group].add(gone, self.size)
             if after and after is not around:
-                before = self._gap(at, stop, after)
-                if at < program.outline.forward_groups <= stop and not is_last:
+                before = self._gap(use_group, stop, after)
+                if use_group < program.outline.forward_groups <= stop and not is_last:
                     (program.kept[index],) = after
         end = range(groups[-1] + 1 if not after else stop, program.count)
         for group in end:
@@ -108,38 +108,38 @@ class _TensorVariables:
                 for group in range(groups[-1] + 1, program.count):
                     program.gone[group][ONE] += self.size
 
-    def _comes(self, at: int, before: Sum, *, asks: bool, first: bool) -> tuple[Sum, int | None]:
+    def _comes(self, group: int, before: Sum, *, asks: bool, first: bool) -> tuple[Sum, int | None]:
         """Expression for the live share at a use, and the fetch variable."""
         program, thing = self.program, self.thing
-        there = Sum(before)
+        share = Sum(before)
         again = {} if thing.maker is None or first else program.m.get(thing.maker, {})
-        if at in again:
-            there[again[at]] = 1
+        if group in again:
+            share[again[group]] = 1
         fetch = None
         if asks and (thing.is_given or not first):
             fetch = program.variable(1.0)
-            there[fetch] = 1
+            share[fetch] = 1
             # what a step before may have fetched for this one has no group of its own
             early = first and program.repeated > 1
-            program.wanted[-1 if early else at][fetch] += self.size
+            program.wanted[-1 if early else group][fetch] += self.size
             if not thing.is_given:
                 program.at_least({**self.left, fetch: -1})
             changed = early and any(use.writes for use in thing.uses)  # the first step makes it
-            program.at_least(there, 1 - changed / program.repeated)
+            program.at_least(share, 1 - changed / program.repeated)
             if (
                 first is False
-                and at >= program.outline.forward_groups
+                and group >= program.outline.forward_groups
                 and self.index not in program.fetched
             ):
                 program.fetched[self.index] = fetch
-        return there, fetch
+        return share, fetch
 
-    def _gap(self, at: int, stop: int, after: Sum) -> Sum:
-        """What is held in the groups between two uses; returned is what is there in the end."""
+    def _gap(self, start: int, stop: int, after: Sum) -> Sum:
+        """Hold a share in the groups between two uses; return what is there in the end."""
         program, thing, size = self.program, self.thing, self.size
         again = {} if thing.maker is None else program.m.get(thing.maker, {})
         asked = program.asked[self.index] | set(again)
-        events = [group for group in range(at + 1, stop) if group in asked]
+        events = [group for group in range(start + 1, stop) if group in asked]
         first = events[0] if events else stop
         leaves, came = self.left, Sum()
         if events and not thing.is_given:
@@ -150,20 +150,20 @@ class _TensorVariables:
             program.at_least({x: 1, late: -1})
             came[late] = -1
         held = after
-        for group in range(at + 1, stop):
+        for group in range(start + 1, stop):
             if group >= first:
-                there = Sum(held)
+                share = Sum(held)
                 if group in again:
-                    there[again[group]] = came[again[group]] = 1
+                    share[again[group]] = came[again[group]] = 1
                 if group in program.asked[self.index]:
                     fetch = program.variable(1.0)
-                    there[fetch] = came[fetch] = 1
+                    share[fetch] = came[fetch] = 1
                     program.wanted[group][fetch] += size
                     if not thing.is_given:
                         program.at_least({**self.left, fetch: -1})
-                program.there[self.index, group] = there
+                program.there[self.index, group] = share
                 held = Sum.of([program.variable(1.0)])
-                program.at_least(there - held)
+                program.at_least(share - held)
             (program.held if held is after else program.moving)[group].add(held, size)
             if leaves:
                 program.gone[group].add(leaves, size)

@@ -55,11 +55,11 @@ def bound_of(step: Step, constraints: PlanConstraints, counts: Iterable[int]) ->
     for count in counts:
         most = float("inf") if best is None else best.seconds
         try:
-            found = _bound(step, constraints, count, seconds_of, most)
+            seconds = _bound(step, constraints, count, seconds_of, most)
         except WholeBatchError:
             break
-        if found is not None and found < most:
-            best = Bound(found, count)
+        if seconds is not None and seconds < most:
+            best = Bound(seconds, count)
     return best
 
 
@@ -89,8 +89,8 @@ def _bound(
         if sum(map(seconds_of, step.phases)) >= most:
             return None
         issued = _issued(step.phases, machine)
-        found = solve(outline_of(step, constraints, seconds_of), link, room, issued=issued)
-        return None if found is None else max(found.seconds, issued[-1])
+        optimum = solve(outline_of(step, constraints, seconds_of), link, room, issued=issued)
+        return None if optimum is None else max(optimum.seconds, issued[-1])
     parts = parts_of(step, count)
     once = sum(map(seconds_of, (*parts.once, *parts.rest)))
     if once + parts.equal * sum(map(seconds_of, parts.part.phases)) >= most:
@@ -108,8 +108,8 @@ def _bound(
         else each
         for each in outline.things
     )
-    found = solve(replace(outline, things=things), link, room, repeated=parts.equal)
-    return None if found is None else once + parts.equal * found.seconds
+    optimum = solve(replace(outline, things=things), link, room, repeated=parts.equal)
+    return None if optimum is None else once + parts.equal * optimum.seconds
 
 
 def _issued(phases: Iterable[Phase], machine: MachineModel) -> list[float]:

@@ -93,20 +93,20 @@ def solve(
     """
     if budget_bytes <= 0:
         return None
-    made = Program(outline, budget_bytes, repeated)
-    made.fits(margin or {})
-    made.copies()
-    made.lasts(link, issued)
-    found = None
+    program = Program(outline, budget_bytes, repeated)
+    program.fits(margin or {})
+    program.copies()
+    program.lasts(link, issued)
+    optimum = None
     with optional_solver():
-        found = made.minimize(most_iterations)
-    if found is None:
+        optimum = program.minimize(most_iterations)
+    if optimum is None:
         return None
     kept, fetched = (
-        {index: float(found.values[at]) for index, at in of.items()}
-        for of in (made.kept, made.fetched)
+        {index: float(optimum.values[at]) for index, at in of.items()}
+        for of in (program.kept, program.fetched)
     )
-    return Optimum(float(found.values[made.E[-1]]) * made.unit, kept, fetched)
+    return Optimum(float(optimum.values[program.E[-1]]) * program.unit, kept, fetched)
 
 
 class Program(LiveRangeProgram):
@@ -129,7 +129,7 @@ class Program(LiveRangeProgram):
         self._parents()
 
     def _parents(self) -> None:
-        """What a phase reads is there when it runs again."""
+        """Constrain what a phase reads to be there when it runs again."""
         for maker, runs in self.m.items():
             for parent in self.outline.parents[maker]:
                 for at, variable in runs.items():
@@ -146,37 +146,37 @@ class Program(LiveRangeProgram):
         for group, (start, settled, stop) in enumerate(self.outline.groups):
             held = self.variable()
             self.at_least(Sum({held: 1, kept[group]: -1}) - self.moving[group])
-            own = sorted({index for at in range(start, stop) for index in touched[at]})
+            indices = sorted({index for phase in range(start, stop) for index in touched[phase]})
             spans = {
                 index: [
                     use.phase
                     for use in self.outline.things[index].uses
                     if start <= use.phase < stop
                 ]
-                for index in own
+                for index in indices
             }
             # before, what is made again in the group need not be there
             forward = group < self.outline.forward_groups
             rows_of = range(start if forward else settled, stop)
             rows = set[tuple[frozenset[int], int]]()
-            for at in rows_of:
-                if any(touched[at] < touched[other] for other in rows_of):
+            for phase in rows_of:
+                if any(touched[phase] < touched[other] for other in rows_of):
                     continue
-                if (key := (frozenset(touched[at]), margin.get(at, 0))) in rows:
+                if (key := (frozenset(touched[phase]), margin.get(phase, 0))) in rows:
                     continue
                 rows.add(key)
                 row = Sum.of((self.P[group], self.U[group], held), -1.0)
-                for index in own:
+                for index in indices:
                     before, used, after = self.used[index, group]
                     size = self.outline.things[index].nbytes / self.budget
-                    if spans[index][0] <= at <= spans[index][-1]:
-                        if index in touched[at]:
+                    if spans[index][0] <= phase <= spans[index][-1]:
+                        if index in touched[phase]:
                             row[used] -= size
-                    elif at > spans[index][-1]:
+                    elif phase > spans[index][-1]:
                         row.add(after, -size)
                     elif group not in self.asked[index]:  # else it may be gone once it served
                         row.add(before, -size)
-                self.at_least(row, margin.get(at, 0) / self.budget - 1)
+                self.at_least(row, margin.get(phase, 0) / self.budget - 1)
 
     def copies(self) -> None:
         """Prefix sums of copies: nothing leaves before it is made, all comes before it is read."""
@@ -198,18 +198,18 @@ class Program(LiveRangeProgram):
         beside_in = link.in_factor * (1 - 1 / link.out_factor)
         beside_out = link.out_factor * (1 - 1 / link.in_factor)
         for group in range(self.count + 1):
-            lasts, out, back = (Sum.of([each[group]]) for each in (self.E, self.D, self.Q))
+            lasts, out, fetch = (Sum.of([each[group]]) for each in (self.E, self.D, self.Q))
             if group:
-                lasts[self.E[group - 1]] = out[self.D[group - 1]] = back[self.Q[group - 1]] = -1.0
+                lasts[self.E[group - 1]] = out[self.D[group - 1]] = fetch[self.Q[group - 1]] = -1.0
                 self.at_least(out)
-                self.at_least(back)
-            self.at_least(lasts.plus(back, -each_in).plus(out, -each_out * beside_out))
-            self.at_least(lasts.plus(out, -each_out).plus(back, -each_in * beside_in))
+                self.at_least(fetch)
+            self.at_least(lasts.plus(fetch, -each_in).plus(out, -each_out * beside_out))
+            self.at_least(lasts.plus(out, -each_out).plus(fetch, -each_in * beside_in))
             start, _, stop = self.outline.groups[group] if group < self.count else (0, 0, 0)
             for maker, runs in self.m.items():
                 if group in runs:
                     lasts[runs[group]] = -self.outline.seconds[maker] / self.unit
-            lasts = lasts.plus(back, -each_in * link.loss).plus(out, -each_out * link.loss)
+            lasts = lasts.plus(fetch, -each_in * link.loss).plus(out, -each_out * link.loss)
             self.at_least(lasts, sum(self.outline.seconds[start:stop]) / self.unit)
             if issued and 0 < group < self.count:
                 self.at_least({self.E[group - 1]: 1.0}, issued[start] / self.unit)

@@ -35,11 +35,11 @@ class ComputeBound:
         """Return the seconds of each phase of a step."""
         if self._last[0] is not step:
             self._last = step, {}
-        found = self._last[1]
-        if order not in found:
+        by_order = self._last[1]
+        if order not in by_order:
             order_of = orders_of(step, order)
-            found[order] = [self._seconds_of(step, phase, order_of) for phase in step.phases]
-        return found[order]
+            by_order[order] = [self._seconds_of(step, phase, order_of) for phase in step.phases]
+        return by_order[order]
 
     def _seconds_of(self, step: Step, phase: Phase, order_of: Callable[[Tensor], str]) -> float:
         orders = self._orders(step, phase, order_of)
@@ -57,14 +57,14 @@ class ComputeBound:
         self, step: Step, phase: Phase, order_of: Callable[[Tensor], str]
     ) -> Mapping[str, str]:
         """The memory order of each operand of a phase; nothing where users may have another."""
-        found = dict[str, str]()
+        orders = dict[str, str]()
         for operand, name in phase.binds.items():
             shape, base = step.tensors[name].shape, step.tensors[step.base(name)]
-            given = self._constraints.given.get(base.name)
-            if given is not None and given.order != "channels_first":
+            spec = self._constraints.given.get(base.name)
+            if spec is not None and spec.order != "channels_first":
                 return {}
-            found[operand] = _order(shape, order_of(base))
-        return found
+            orders[operand] = _order(shape, order_of(base))
+        return orders
 
 
 @lru_cache(maxsize=4096)

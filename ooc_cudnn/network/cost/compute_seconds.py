@@ -37,12 +37,12 @@ def seconds_in(
 
 def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> OrderSeconds:
     """Compute seconds of a step, by memory order."""
-    total, each = dict.fromkeys(orders, 0.0), 0.0
+    total, mixed = dict.fromkeys(orders, 0.0), 0.0
     for call, count in Counter(phase.call for phase in step.phases).items():
-        found = {order: count * seconds_in(order, call, machine) for order in orders}
-        total = {order: total[order] + seconds for order, seconds in found.items()}
-        each += min(found.values())
-    return OrderSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), each)
+        by_order = {order: count * seconds_in(order, call, machine) for order in orders}
+        total = {order: total[order] + seconds for order, seconds in by_order.items()}
+        mixed += min(by_order.values())
+    return OrderSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), mixed)
 
 
 def phase_seconds(machine: MachineModel) -> Callable[[Phase], float]:

@@ -50,9 +50,9 @@ def prefetch_starts(copies: Sequence[tuple[int, float]], ends: Sequence[float]) 
     copies : sequence of (int, float)
         Of each the phase before which it must have ended, and the seconds that it takes.
     """
-    found, free = [0] * len(copies), float("inf")
-    for at in sorted(range(len(copies)), key=copies.__getitem__, reverse=True):
-        before, seconds = copies[at]
+    starts, free = [0] * len(copies), float("inf")
+    for index in sorted(range(len(copies)), key=copies.__getitem__, reverse=True):
+        before, seconds = copies[index]
         free = min(free, ends[before - 1] if before else 0.0) - seconds
-        found[at] = min(bisect_right(ends, free), before)
-    return found
+        starts[index] = min(bisect_right(ends, free), before)
+    return starts

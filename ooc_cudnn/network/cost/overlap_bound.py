@@ -44,20 +44,20 @@ def least_seconds(
         Tensors that lie there in any case.
     """
     copies = _Copies(step, live_ranges, machine, on_device)
-    come, left, end, busy_out, there = 0.0, 0.0, 0.0, 0.0, dict[int, float]()
-    for at, lasts in enumerate(seconds):
-        for reader, copied in copies.fetched[at]:  # one after the other
+    come, left, end, busy_out, ready = 0.0, 0.0, 0.0, 0.0, dict[int, float]()
+    for phase, lasts in enumerate(seconds):
+        for reader, copied in copies.fetched[phase]:  # one after the other
             come += copied
-            there[reader] = max(there.get(reader, 0.0), come)
-        come += copies.streamed_in[at]
-        is_whole = at < len(pieces) and pieces[at] == 1
-        begin = max(end, there.get(at, 0.0)) if is_whole else end
-        end = max(begin + lasts, there.get(at, 0.0), come if copies.streamed_in[at] else 0.0)
-        if copies.leaving[at]:
-            left = max(left, end if is_whole else begin) + copies.leaving[at]
+            ready[reader] = max(ready.get(reader, 0.0), come)
+        come += copies.streamed_in[phase]
+        is_whole = phase < len(pieces) and pieces[phase] == 1
+        begin = max(end, ready.get(phase, 0.0)) if is_whole else end
+        end = max(begin + lasts, ready.get(phase, 0.0), come if copies.streamed_in[phase] else 0.0)
+        if copies.leaving[phase]:
+            left = max(left, end if is_whole else begin) + copies.leaving[phase]
         # what several phases make may leave before the last of them begins
-        left += copies.summed_out[at]
-        busy_out += copies.leaving[at] + copies.summed_out[at]
+        left += copies.summed_out[phase]
+        busy_out += copies.leaving[phase] + copies.summed_out[phase]
     return OverlapBound(max(end, come, left), max(sum(seconds), come, busy_out))
 
 
@@ -73,13 +73,13 @@ class _Copies:
         #: What is fetched before a phase, in order: by which one all of it is read first, or -1.
         self.fetched = defaultdict[int, list[tuple[int, float]]](list)
         tensors, uses, copy_seconds = step.tensors, step.uses, machine.transfer.copy_seconds
-        for base, found in live_ranges.items():
+        for base, ranges in live_ranges.items():
             if base in on_device:
                 continue
             nbytes, used = tensors[base].nbytes, uses[base]
-            for live_range in found:
+            for live_range in ranges:
                 if live_range.fetched:
-                    reader = next(at for at in used.phases if at >= live_range.first)
+                    reader = next(index for index in used.phases if index >= live_range.first)
                     reader = reader if base in step.phases[reader].reads else -1
                     copied = copy_seconds("copy_in", "pinned", nbytes)
                     self.fetched[live_range.first].append((reader, copied))
@@ -89,14 +89,14 @@ class _Copies:
         streamed = {
             base
             for base in uses.keys() - on_device
-            if not all(is_live(live_ranges.get(base, ()), at) for at in uses[base].phases)
+            if not all(is_live(live_ranges.get(base, ()), index) for index in uses[base].phases)
         }
-        for at, phase in enumerate(step.phases if streamed else ()):
+        for index, phase in enumerate(step.phases if streamed else ()):
             if phase.call.on_host:
                 continue
             for way, names in (("copy_in", phase.reads), ("copy_out", phase.writes)):
                 to = self.streamed_in if way == "copy_in" else self.summed_out
                 for name in set(names):
                     base = step.base(name)
-                    if base in streamed and not is_live(live_ranges.get(base, ()), at):
-                        to[at] += copy_seconds(way, "pinned", tensors[name].nbytes)
+                    if base in streamed and not is_live(live_ranges.get(base, ()), index):
+                        to[index] += copy_seconds(way, "pinned", tensors[name].nbytes)
