@@ -81,18 +81,18 @@ def _step(
     gradients: dict[str, str] = {}
     if is_training:
         numbered = enumerate(outputs)
-        given = [y for at, y in numbered if forward.wants(y) and (seeded is None or at in seeded)]
-        last = backward = Backward(forward, given)
+        wanted = [y for at, y in numbered if forward.wants(y) and (seeded is None or at in seeded)]
+        last = backward = Backward(forward, wanted)
         for node in reversed(nodes):
             dy = backward.gradient_of(node.y)
             if dy is not None and forward.wants(node.y):
                 backward.node = node.name
                 node.backward(backward, dy)
                 backward.done_with(node.y)
-        found = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
-        gradients = {n: each.name for n, each in found.items() if each and n in leaves}
+        by_name = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
+        gradients = {n: each.name for n, each in by_name.items() if each and n in leaves}
         pairs = zip(outputs, asked, strict=True)
-        seeds = {there.name: backward.seeds[y.name] for y, there in pairs if y in given}
+        seeds = {there.name: backward.seeds[y.name] for y, there in pairs if y in wanted}
     return Step(
         dict(last.tensors),
         (*forward.phases, *(last.phases if is_training else ())),
@@ -105,7 +105,7 @@ def _step(
 
 
 def _alone(forward: Forward, output: Tensor) -> Tensor:
-    """What is asked for, as a tensor of its own, that can be written to an array of the user's.
+    """Make what is asked for a tensor of its own, that can be written to an array of the user's.
 
     What is a view (dropout in inference, a part of a concatenation) is copied.
     """

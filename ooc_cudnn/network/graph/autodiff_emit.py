@@ -88,8 +88,8 @@ class _Emit:
                 f"{self.node}: a region of {extents(region)} of {tensor.name} has not shape {shape}"
             )
         name = name or f"{tensor.name} as {'x'.join(map(str, shape))}"
-        made = Tensor(name, shape, tensor.dtype, tensor.kind, self.known(tensor).name, region)
-        return self.known(made)
+        alias = Tensor(name, shape, tensor.dtype, tensor.kind, self.known(tensor).name, region)
+        return self.known(alias)
 
     def copy(self, what: str, source: Tensor, target: Tensor) -> None:
         """Emit a phase that copies a tensor to another one of its shape."""
@@ -125,11 +125,11 @@ class Forward(_Emit):
         A map can be laid into one other, and what is given or lives between steps into none.
         """
         base, inner = place_of(self.known(part).name, self.tensors)
-        found = self.tensors[base]
+        tensor = self.tensors[base]
         target_base = place_of(self.known(target).name, self.tensors).base
-        if found.kind != "map" or inner != whole_region(found.shape) or base == target_base:
+        if tensor.kind != "map" or inner != whole_region(tensor.shape) or base == target_base:
             return False
-        self.tensors[base] = replace(found, of=target.name, region=region)
+        self.tensors[base] = replace(tensor, of=target.name, region=region)
         return True
 
 
@@ -214,8 +214,8 @@ class Backward(_Emit):
                 binds[result] = self._new(wanted[result])
                 later.append((wanted[result], binds[result]))
         self.phase(what, adding if adds else call, **binds)
-        for of, made in later:
-            self._add(of, made, made_here=True)
+        for of, addend in later:
+            self._add(of, addend, made_here=True)
 
     def hand_on(self, dy: Tensor, x: Tensor, region: Region = ()) -> None:
         """Make dy (or a region of it) the gradient of x without a copy, or add it to what x has."""

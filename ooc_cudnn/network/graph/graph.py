@@ -57,8 +57,8 @@ class Graph:
         """
         said = f"{argument} " if argument else ""
         if not isinstance(tensor, Tensor):
-            found = type(tensor).__name__  # not its elements, which may be many
-            raise TypeError(f"{said}must be a tensor of this network, not {found}")
+            kind = type(tensor).__name__  # not its elements, which may be many
+            raise TypeError(f"{said}must be a tensor of this network, not {kind}")
         if self.tensors.get(tensor.name) != tensor:
             raise ValueError(f"{said}{tensor.name!r} is not a tensor of this network")
         return tensor
@@ -66,12 +66,12 @@ class Graph:
     def nodes_before(self, outputs: Iterable[Tensor]) -> tuple[Node, ...]:
         """The nodes that outputs depend on, in order."""
         needed = {tensor.name for tensor in outputs}
-        found = []
+        nodes = []
         for node in reversed(self.nodes.values()):
             if node.y.name in needed:
                 needed.update(tensor.name for tensor in node.inputs)
-                found.append(node)
-        return tuple(reversed(found))
+                nodes.append(node)
+        return tuple(reversed(nodes))
 
     def consumers(self, tensor: Tensor) -> Iterator[Node]:
         """The nodes that read a tensor, in order."""

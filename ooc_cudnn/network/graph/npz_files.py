@@ -79,24 +79,24 @@ class NpzReader:
     ) -> np.ndarray[Any, Any]:
         """Return an array, in native byte order whichever it was written in."""
         with self._open(entry) as stream:
-            found, there, order = _header(stream)
-            if there.newbyteorder("=") != dtype or found != shape:
-                raise ValueError(f"{entry} is {there} {_said(found)}, not {dtype} {shape}")
-            made = np.empty(math.prod(shape), there)
-            _fill(made, stream)
-        return np.ascontiguousarray(made.astype(dtype, copy=False).reshape(shape, order=order))
+            extents, stored, order = _header(stream)
+            if stored.newbyteorder("=") != dtype or extents != shape:
+                raise ValueError(f"{entry} is {stored} {_said(extents)}, not {dtype} {shape}")
+            values = np.empty(math.prod(shape), stored)
+            _fill(values, stream)
+        return np.ascontiguousarray(values.astype(dtype, copy=False).reshape(shape, order=order))
 
     def octets(self, entry: str, most: int) -> bytes:
         """Return an array of bytes, of which there may be so many."""
         with self._open(entry) as stream:
-            found, there, _ = _header(stream)
-            if there != np.uint8 or len(found) != 1:
-                raise ValueError(f"{entry} is {there} {_said(found)}, and no bytes")
-            if found[0] > most:
-                raise ValueError(f"{entry} has {found[0]} bytes, more than {most}")
-            made = np.empty(found, np.uint8)
-            _fill(made, stream)
-        return made.tobytes()
+            shape, dtype, _ = _header(stream)
+            if dtype != np.uint8 or len(shape) != 1:
+                raise ValueError(f"{entry} is {dtype} {_said(shape)}, and no bytes")
+            if shape[0] > most:
+                raise ValueError(f"{entry} has {shape[0]} bytes, more than {most}")
+            values = np.empty(shape, np.uint8)
+            _fill(values, stream)
+        return values.tobytes()
 
     def _open(self, entry: str) -> IO[bytes]:
         found = self._zip.getinfo(entry + _SUFFIX)
@@ -111,15 +111,15 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
     if magic != _MAGIC or len(length) != 2:
         raise ValueError("an entry is no array of numbers")
     content = stream.read(struct.unpack("<H", length)[0])
-    found = _HEADER.fullmatch(content.decode("latin-1"))
-    if found is None:
+    match = _HEADER.fullmatch(content.decode("latin-1"))
+    if match is None:
         raise ValueError(f"an array begins with {content[:100]!r}")
     try:
-        dtype = np.dtype(found["dtype"])
+        dtype = np.dtype(match["dtype"])
     except TypeError as error:
-        raise ValueError(f"there is no dtype {found['dtype']!r}") from error
-    shape = tuple(int(each) for each in found["shape"].split(",") if each.strip())
-    return shape, dtype, "F" if found["order"] == "True" else "C"
+        raise ValueError(f"there is no dtype {match['dtype']!r}") from error
+    shape = tuple(int(each) for each in match["shape"].split(",") if each.strip())
+    return shape, dtype, "F" if match["order"] == "True" else "C"
 
 
 def _fill(array: np.ndarray[Any, Any], stream: IO[bytes]) -> None:

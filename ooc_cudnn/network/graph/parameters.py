@@ -52,8 +52,8 @@ class Parameters(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._arrays:
             tensor = self._known(name)
-            at = list(self.tensors).index(name)
-            random = np.random.default_rng((self._seed, at))
+            index = list(self.tensors).index(name)
+            random = np.random.default_rng((self._seed, index))
             drawn = self._initial[name](random, tensor.shape, tensor.dtype)
             self._arrays.setdefault(name, drawn)  # another thread may have been first
         return self._arrays[name]

@@ -73,15 +73,15 @@ def load(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> Non
     OSError
         If there is no such file, or it cannot be read.
     """
-    own, held = describe_network(graph), dict[str, np.ndarray[Any, Any]]()
-    most = max(MOST_BYTES, 2 * len(_encoded(own)))
+    expected, held = describe_network(graph), dict[str, np.ndarray[Any, Any]]()
+    most = max(MOST_BYTES, 2 * len(_encoded(expected)))
     with open_file(path) as stream:
         try:
             file = NpzReader(stream)
-            found = _checked(json.loads(file.octets(GRAPH, most)))
-            difference = _difference(own, found)
+            stored = _checked(json.loads(file.octets(GRAPH, most)))
+            difference = _difference(expected, stored)
             if not difference:
-                held.update(_held(file, found["entries"], groups))
+                held.update(_held(file, stored["entries"], groups))
         except OSError as error:
             if error.errno != errno.EINVAL:  # where a file says that more of it lies
                 raise
@@ -91,13 +91,13 @@ def load(path: str | os.PathLike[str], graph: Graph, *groups: Parameters) -> Non
     if difference:
         raise ValueError(f"{os.fspath(path)} is the file of another network: {difference}")
     device = get_device(current().device)
-    made = {name: group[name] for group in groups for name in group if group.is_made(name)}
-    for name, array in made.items():
+    arrays = {name: group[name] for group in groups for name in group if group.is_made(name)}
+    for name, array in arrays.items():
         check_writable(locate(array, device, name=name, written=True), name=name)
     for group in groups:
         for name in group:
-            if name in made:
-                memcpy(made[name], held[name])
+            if name in arrays:
+                memcpy(arrays[name], held[name])
             else:
                 group[name] = held[name]
 
@@ -120,24 +120,24 @@ def _stored_dtype(dtype: str) -> np.dtype[Any]:
 def _held(
     file: NpzReader, entries: dict[str, str], groups: Iterable[Parameters]
 ) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """What a file holds of each parameter, as that is here."""
+    """Read what a file holds of each parameter, as that is here."""
     for name, tensor in (each for group in groups for each in group.tensors.items()):
         array = file.array(entries.get(name, name), tensor.shape, _stored_dtype(tensor.dtype))
         yield name, array.view(numpy_dtype(tensor.dtype))
 
 
-def _checked(found: Any) -> dict[str, Any]:
-    """What a file says of itself, if it says that in the form in which it is written."""
+def _checked(stored: Any) -> dict[str, Any]:
+    """Return what a file says of itself, if it says that in the form in which it is written."""
 
     def are(kind: type, values: Any) -> bool:
         return isinstance(values, list) and all(type(each) is kind for each in values)
 
-    if not isinstance(found, dict) or not are(list, found.get("nodes")):
+    if not isinstance(stored, dict) or not are(list, stored.get("nodes")):
         raise ValueError("it does not list its nodes")
-    for node in found["nodes"]:
+    for node in stored["nodes"]:
         if len(node) != 3 or not are(str, node[:2]) or not are(str, node[2]):
             raise ValueError("a node is not its name, its kind and what it reads")
-    arrays, entries = found.get("arrays"), found.get("entries", {})  # older files have none
+    arrays, entries = stored.get("arrays"), stored.get("entries", {})  # older files have none
     if not isinstance(arrays, dict) or not are(list, list(arrays.values())):
         raise ValueError("it does not say which arrays it holds")
     for array in arrays.values():
@@ -145,23 +145,23 @@ def _checked(found: Any) -> dict[str, Any]:
             raise ValueError("an array is not its shape and its dtype")
     if not isinstance(entries, dict) or not are(str, list(entries.values())):
         raise ValueError("it does not say where its arrays are")
-    return {"nodes": found["nodes"], "arrays": arrays, "entries": entries}
+    return {"nodes": stored["nodes"], "arrays": arrays, "entries": entries}
 
 
-def _difference(own: dict[str, Any], found: dict[str, Any]) -> str:
-    """What differs first, in words; "" if nothing does."""
-    for at, (node, other) in enumerate(zip(own["nodes"], found["nodes"], strict=False)):
+def _difference(expected: dict[str, Any], stored: dict[str, Any]) -> str:
+    """The first difference, in words; "" if there is none."""
+    for index, (node, other) in enumerate(zip(expected["nodes"], stored["nodes"], strict=False)):
         if node != other:
-            return f"node {at} here is {_said(node)}, there {_said(other)}"
-    counts = len(own["nodes"]), len(found["nodes"])
+            return f"node {index} here is {_said(node)}, there {_said(other)}"
+    counts = len(expected["nodes"]), len(stored["nodes"])
     if counts[0] != counts[1]:
         return f"{counts[0]} nodes here, {counts[1]} there"
-    for name, (shape, dtype) in own["arrays"].items():
-        if found["arrays"].get(name) != [shape, dtype]:
-            other = found["arrays"].get(name, ["nothing", ""])
-            there = f"{other[1]} {other[0]}".strip()
-            return f"{name} here is {dtype} {shape}, there {there}"[:MOST_SAID]
-    more = next((name for name in found["arrays"] if name not in own["arrays"]), None)
+    for name, (shape, dtype) in expected["arrays"].items():
+        if stored["arrays"].get(name) != [shape, dtype]:
+            other = stored["arrays"].get(name, ["nothing", ""])
+            described = f"{other[1]} {other[0]}".strip()
+            return f"{name} here is {dtype} {shape}, there {described}"[:MOST_SAID]
+    more = next((name for name in stored["arrays"] if name not in expected["arrays"]), None)
     return "" if more is None else f"{more[:MOST_SAID]} is there and not here"
 
 

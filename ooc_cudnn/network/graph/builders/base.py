@@ -33,13 +33,13 @@ def builder(
         name = self._fresh_name(method.__name__, kwargs.get("name", ""))
         known = self._known()
         try:
-            made = method(self, *args, **{**kwargs, "name": name})  # type: ignore[arg-type]
+            result = method(self, *args, **{**kwargs, "name": name})  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             self._forget(self._known() - known)
             said = explain_keyword(method, kwargs) or error
             raise type(error)(f"{name}: {said}") from error
         self._calls.append((method.__name__, args, {**kwargs, "name": name}))
-        return made
+        return result
 
     return built  # type: ignore[return-value]  # called as a method
 
@@ -71,7 +71,7 @@ class Builders:
                 raise ValueError(f"name {name!r} must not hold blanks")
             return name
         return next(
-            made for at in range(1, 2**30) if (made := f"{kind}_{at}") not in self.graph.tensors
+            label for at in range(1, 2**30) if (label := f"{kind}_{at}") not in self.graph.tensors
         )
 
     def _result(self, name: str, shape: Shape, dtype: str) -> Tensor:
@@ -92,19 +92,19 @@ class Builders:
         TypeError, ValueError
             Naming the argument.
         """
-        found = self.graph.check_own(tensor, argument)
-        if dtype and found.dtype != dtype:
-            raise TypeError(f"{argument} must be {dtype}, but {found.name} is {found.dtype}")
-        if not dtype and not found.is_floating:
+        operand = self.graph.check_own(tensor, argument)
+        if dtype and operand.dtype != dtype:
+            raise TypeError(f"{argument} must be {dtype}, but {operand.name} is {operand.dtype}")
+        if not dtype and not operand.is_floating:
             raise TypeError(
-                f"{argument} must be a floating tensor, but {found.name} is {found.dtype}"
+                f"{argument} must be a floating tensor, but {operand.name} is {operand.dtype}"
             )
-        if not dtype and not 2 <= len(found.shape) <= 5:
+        if not dtype and not 2 <= len(operand.shape) <= 5:
             raise ValueError(
-                f"{argument} must have shape (n, c, up to 3 spatial axes), but {found.name} has "
-                f"{found.shape}"
+                f"{argument} must have shape (n, c, up to 3 spatial axes), but {operand.name} has "
+                f"{operand.shape}"
             )
-        return found
+        return operand
 
     def _parameter(
         self, node: str, name: str, shape: Shape, dtype: str, initial: Initial, given: Any = None
@@ -123,15 +123,15 @@ class Builders:
             return self._shared(given, made, name)
         return self._lasting(self.parameters, made, initial, given)
 
-    def _shared(self, given: Tensor, made: Tensor, argument: str) -> Tensor:
+    def _shared(self, replacement: Tensor, original: Tensor, argument: str) -> Tensor:
         """Return what is given in place of another tensor of its kind."""
-        shared = self.graph.check_own(given, argument)
-        if shared.kind != made.kind:
-            said = f"{argument} must be of kind {made.kind}"
-            raise ValueError(f"{said}, but {shared.name} is no {made.kind}")
-        if (shared.shape, shared.dtype) != (made.shape, made.dtype):
+        shared = self.graph.check_own(replacement, argument)
+        if shared.kind != original.kind:
+            said = f"{argument} must be of kind {original.kind}"
+            raise ValueError(f"{said}, but {shared.name} is no {original.kind}")
+        if (shared.shape, shared.dtype) != (original.shape, original.dtype):
             raise ValueError(
-                f"{argument} must have shape {made.shape} and dtype {made.dtype}, but "
+                f"{argument} must have shape {original.shape} and dtype {original.dtype}, but "
                 f"{shared.name} has {shared.shape} and {shared.dtype}"
             )
         return shared
@@ -145,18 +145,18 @@ class Builders:
             return self._shared(given, made, name)
         return self._lasting(self.running, made, initial, given)
 
-    def _lasting(self, group: Parameters, made: Tensor, initial: Initial, given: Any) -> Tensor:
-        if made.name not in group.tensors:
-            group.declare(made, initial, given)
-        elif made != group.tensors[made.name]:  # of the network that this one is a resized one of
+    def _lasting(self, group: Parameters, entry: Tensor, initial: Initial, array: Any) -> Tensor:
+        if entry.name not in group.tensors:
+            group.declare(entry, initial, array)
+        elif entry != group.tensors[entry.name]:  # of the network that this one is a resized one of
             raise ValueError(
-                f"{made.name} has shape {group.tensors[made.name].shape}, and would have "
-                f"{made.shape}: this node does not take inputs of another size"
+                f"{entry.name} has shape {group.tensors[entry.name].shape}, and would have "
+                f"{entry.shape}: this node does not take inputs of another size"
             )
-        return self.graph.add_tensor(made)
+        return self.graph.add_tensor(entry)
 
     def _known(self) -> set[tuple[str, str]]:
-        """What there is, and where: a resized network shares its parameters with another one."""
+        """The names that are there, and where: a resized network shares its parameters."""
         places = {
             "parameter": self.parameters,
             "running": self.running,

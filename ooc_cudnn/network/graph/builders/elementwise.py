@@ -171,10 +171,10 @@ class ElementwiseBuilders(Builders):
             array = np.asarray(value, ACCUMULATOR[dtype]).reshape(-1)
             if array.shape not in ((1,), x.shape[1:2]) or not np.isfinite(array).all():
                 raise ValueError(f"{said} must be a finite number, or one per channel, not {value}")
-            given = self._running_statistics(
+            vector = self._running_statistics(
                 name, said, array.shape, array.dtype.name, zeros, array
             )
-            vectors.append(given)
+            vectors.append(vector)
         if x.dtype not in STORED:
             raise TypeError(f"x must be one of {', '.join(STORED)}, but {x.name} is {x.dtype}")
         return self._add(Images(name, self._result(name, x.shape, dtype), x, *vectors))

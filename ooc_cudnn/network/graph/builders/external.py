@@ -51,9 +51,9 @@ class OutsideBuilders(Builders):
             Of each of `xs` whether its gradient may be asked for; all where left out.
         """
         taken = tuple(self.graph.check_own(x, f"xs[{at}]") for at, x in enumerate(xs))
-        own = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
-        if any(each[0] % images for each in own):
-            raise ValueError(f"the first axes of {own} must be multiples of {images} images")
+        shapes = (shape, *(x.shape for x, each in zip(taken, of_images, strict=True) if each))
+        if any(each[0] % images for each in shapes):
+            raise ValueError(f"the first axes of {shapes} must be multiples of {images} images")
         y = self._result(name, tuple(shape), dtype_name(dtype))
         state = None
         if draws:

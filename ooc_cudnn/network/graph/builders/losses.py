@@ -56,15 +56,15 @@ class LossBuilders(Builders):
         x = self._own(x)
         if len(x.shape) not in (2, 3, 4, 5):
             raise ValueError(f"x must have shape (n, classes, up to 3 axes), not {x.shape}")
-        found = self.graph.check_own(labels, "labels")
-        if found.dtype not in INTEGERS:
+        target = self.graph.check_own(labels, "labels")
+        if target.dtype not in INTEGERS:
             raise TypeError(
-                f"labels must be one of {', '.join(INTEGERS)}, but {found.name} is {found.dtype}"
+                f"labels must be one of {', '.join(INTEGERS)}, but {target.name} is {target.dtype}"
             )
         n, classes, *sites = x.shape
-        if found.shape != (n, *sites):
+        if target.shape != (n, *sites):
             raise ValueError(
-                f"labels must have shape {(n, *sites)}, but {found.name} has {found.shape}"
+                f"labels must have shape {(n, *sites)}, but {target.name} has {target.shape}"
             )
         _check_reduction(reduction)
         smoothing = float(label_smoothing)
@@ -76,7 +76,7 @@ class LossBuilders(Builders):
         y = self._result(name, (1,), "float64")
         return self._add(
             SoftmaxCrossEntropy(
-                name, y, x, found, of_classes, smoothing, int(ignore_index), reduction
+                name, y, x, target, of_classes, smoothing, int(ignore_index), reduction
             )
         )
 
@@ -136,14 +136,14 @@ class LossBuilders(Builders):
         """
         if isinstance(losses, Tensor) or not isinstance(losses, Sequence) or not losses:
             raise TypeError(f"losses must be a list of tensors, not {losses!r}")
-        found = tuple(self._own(loss, "losses", dtype="float64") for loss in losses)
-        for loss in found:
+        terms = tuple(self._own(loss, "losses", dtype="float64") for loss in losses)
+        for loss in terms:
             if loss.shape != (1,):
                 raise ValueError(f"losses must have shape (1,), but {loss.name} has {loss.shape}")
-        scales = tuple(map(float, factors)) or (1.0,) * len(found)
-        if len(scales) != len(found):
-            raise ValueError(f"there are {len(found)} losses and {len(scales)} factors")
-        return self._add(TotalLoss(name, self._result(name, (1,), "float64"), found, scales))
+        scales = tuple(map(float, factors)) or (1.0,) * len(terms)
+        if len(scales) != len(terms):
+            raise ValueError(f"there are {len(terms)} losses and {len(scales)} factors")
+        return self._add(TotalLoss(name, self._result(name, (1,), "float64"), terms, scales))
 
     def _pair(self, x: Tensor, target: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
         x = self._own(x)
@@ -158,19 +158,19 @@ class LossBuilders(Builders):
         return x, target
 
     def _constant(
-        self, node: str, said: str, given: Any, whole: Shape, dtype: str
+        self, node: str, said: str, weights: Any, whole: Shape, dtype: str
     ) -> Tensor | None:
         """Weights: a tensor, or an array that the network keeps beside its running statistics."""
-        if given is None:
+        if weights is None:
             return None
-        shape = tuple(getattr(given, "shape", ()))
+        shape = tuple(getattr(weights, "shape", ()))
         if shape != (whole[1 if len(whole) > 1 else 0],):
             if len(whole) == 1:
                 raise ValueError(f"{said} must have shape {whole}, not {shape}")
             check_broadcast(shape, whole, f"{said}: x")
-        if isinstance(given, Tensor):
-            return self._own(given, said, dtype=dtype)
-        return self._running_statistics(node, said, shape, dtype, ones, given)
+        if isinstance(weights, Tensor):
+            return self._own(weights, said, dtype=dtype)
+        return self._running_statistics(node, said, shape, dtype, ones, weights)
 
 
 def _check_reduction(reduction: str) -> None:

@@ -33,10 +33,10 @@ class ShapeBuilders(Builders):
         if isinstance(parts, Tensor) or not isinstance(parts, Sequence) or not parts:
             raise TypeError(f"parts must be a list of tensors, not {parts!r}")
         first = self._own(parts[0], "parts[0]")
-        found = tuple(
+        maps = tuple(
             self._own(part, f"parts[{at}]", dtype=first.dtype) for at, part in enumerate(parts)
         )
-        for part in found[1:]:
+        for part in maps[1:]:
             if len(part.shape) < 2 or (part.shape[0], *part.shape[2:]) != (
                 first.shape[0],
                 *first.shape[2:],
@@ -45,9 +45,9 @@ class ShapeBuilders(Builders):
                     f"parts must have the shape of {first.name}, {first.shape}, but for channels; "
                     f"{part.name} has {part.shape}"
                 )
-        channels = sum(part.shape[1] for part in found)
+        channels = sum(part.shape[1] for part in maps)
         y = self._result(name, (first.shape[0], channels, *first.shape[2:]), first.dtype)
-        return self._add(Concatenate(name, y, found))
+        return self._add(Concatenate(name, y, maps))
 
     @builder
     def pad(self, x: Tensor, padding: Padding, *, value: float = 0.0, name: str = "") -> Tensor:

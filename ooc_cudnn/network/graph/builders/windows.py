@@ -93,8 +93,8 @@ class WindowBuilders(Builders):
         around = zeros_around(node.operation) if isinstance(node, Pooling) else None
         if not isinstance(node, Pooling) or around is None:
             return x, padding
-        own = padding_pairs(padding, len(around))
-        both = zip(around, own, strict=True)
+        pairs = padding_pairs(padding, len(around))
+        both = zip(around, pairs, strict=True)
         return node.x, tuple((a[0] + b[0], a[1] + b[1]) for a, b in both)
 
     @builder

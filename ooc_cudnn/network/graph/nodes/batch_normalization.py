@@ -62,9 +62,9 @@ class BatchNormalization(Node):
             return
         moments = moments_of(emit, self.x)
         if self.ranks is not None:
-            own, moments = moments, self._state(emit, "moments of all ranks", "moments")
+            rank_moments, moments = moments, self._state(emit, "moments of all ranks", "moments")
             call = CrossRankCall.of(self.ranks.moments(self.name, shape[1]), "moments", shape[1])
-            emit.phase("moments over ranks", call, x0=own, y=moments)
+            emit.phase("moments over ranks", call, x0=rank_moments, y=moments)
         vectors = ChannelVectorsCall(shape[1], dtype, epsilon=self.epsilon)
         emit.phase("statistics", vectors, moments=moments, **self._saved(emit))
         averages = ChannelVectorsCall(shape[1], dtype, running=True, factor=self.factor)
@@ -83,12 +83,12 @@ class BatchNormalization(Node):
         makes = {"dscale": self.scale, "dbias": self.bias}
         emit.gradient("parameter gradients", parameters, {"sums": sums}, **makes)
         if self.ranks is not None and emit.wants(self.x):
-            own, sums = sums, self._state(emit, "sums of all ranks", "sums")
+            rank_sums, sums = sums, self._state(emit, "sums of all ranks", "sums")
             moments = self._state(emit, "moments of all ranks", "moments")
             elements = math.prod(shape) // shape[1]
             merging = self.ranks.sums(self.name, shape[1], elements)
             call = CrossRankCall.of(merging, "sums", shape[1], "moments")
-            emit.phase("sums over ranks", call, x0=own, x1=moments, y=sums)
+            emit.phase("sums over ranks", call, x0=rank_sums, x1=moments, y=sums)
         reads |= {"scale": self.scale, "sums": sums}
         emit.gradient("data gradient", BatchNormalizationDataCall(shape, dtype), reads, dx=self.x)
 
@@ -131,8 +131,8 @@ def _gather(emit: Forward, x: Tensor, moments: Tensor, channels: Range) -> None:
 
 
 def _known_within(emit: Forward, x: Tensor) -> list[tuple[Range, Tensor]]:
-    """Of maps that lie in x, all images of some channels: these, in order, and their moments."""
-    place, found = emit.place(emit.known(x).name), list[tuple[Range, Tensor]]()
+    """Channels of maps that lie in x with all images, in order, and the moments of each."""
+    place, known = emit.place(emit.known(x).name), list[tuple[Range, Tensor]]()
     for name in list(emit.tensors):
         state = emit.tensors.get(f"{name}.moments")
         if state is None or state.of or name == x.name:
@@ -143,10 +143,10 @@ def _known_within(emit: Forward, x: Tensor) -> list[tuple[Range, Tensor]]:
         (first, last), (start, stop) = place.region[1], other.region[1]
         apart = [a != b for a, b in zip(place.region, other.region, strict=True)]
         if first <= start and stop <= last and not any((apart[0], *apart[2:])):
-            found.append(((start - first, stop - first), state))
-    found.sort(key=lambda each: each[0])
+            known.append(((start - first, stop - first), state))
+    known.sort(key=lambda each: each[0])
     return [
         each
-        for at, each in enumerate(found)
-        if all(before[1] <= each[0][0] for before, _ in found[:at])
+        for at, each in enumerate(known)
+        if all(before[1] <= each[0][0] for before, _ in known[:at])
     ]

@@ -57,8 +57,8 @@ class Outside(Node):
         emit.phase(f"{self.computation.name} outside", call, **self._reads, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        own = self.differentiable_inputs
-        wanted = tuple(at for at, x in enumerate(self.xs) if x in own and emit.wants(x))
+        inputs = self.differentiable_inputs
+        wanted = tuple(at for at, x in enumerate(self.xs) if x in inputs and emit.wants(x))
         if not wanted:
             return
         told = self.computation, self._taken, self.y.shape, self.y.dtype, self.images

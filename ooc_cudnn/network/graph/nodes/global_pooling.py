@@ -65,8 +65,8 @@ class GlobalMax(Node):
         maps, poolings = self._maps(emit), self._poolings()
         if len(poolings) > 1:
             name, origin = f"{self.name}.rows.gradient", Origin(gradient_of=maps[1].name)
-            made = Tensor(name, maps[1].shape, dy.dtype, "gradient", origin=origin)
-            of_rows = emit.known(made)
+            gradient = Tensor(name, maps[1].shape, dy.dtype, "gradient", origin=origin)
+            of_rows = emit.known(gradient)
             call = PoolingGradientCall(poolings[1])
             emit.phase("gradient of rows", call, y=self.y, dy=dy, x=maps[1], dx=of_rows)
             dy = of_rows

@@ -40,7 +40,7 @@ class _Loss(Node):
 
     @property
     def rows(self) -> Shape:
-        """Of each row of each image."""
+        """The shape of one number for each row of each image."""
         return self.x.shape[0], height(self.x.shape)
 
     def total(
@@ -67,7 +67,7 @@ class SoftmaxCrossEntropy(_Loss):
 
     @property
     def _shared(self) -> tuple[Shape, str, str, bool, int]:
-        """What all its calls are made with."""
+        """The arguments that all its calls share."""
         weighted = self.weights is not None
         return self.x.shape, self.x.dtype, self.labels.dtype, weighted, self.ignore_index
 
@@ -109,7 +109,7 @@ class ElementLoss(_Loss):
 
     @property
     def _shared(self) -> tuple[Shape, str, str, Shape | None, Shape | None]:
-        """What both calls are made with."""
+        """The arguments that both calls share."""
         weight, positive = self._wide(self.weight), self._wide(self.positive)
         return self.x.shape, self.x.dtype, self.mode, weight, positive
 
