@@ -61,10 +61,10 @@ def check_live_ranges(step: Step, live_ranges: LiveRanges) -> None:
         With the tensor whose live ranges do not fit the step.
     """
     uses, count = step.uses, len(step.phases)
-    results, given = step.results, step.host_inputs
+    results, inputs = step.results, step.host_inputs
     for base in live_ranges.keys() | results:
-        found, free = live_ranges.get(base, ()), 0
-        for live_range in found:
+        held, free = live_ranges.get(base, ()), 0
+        for live_range in held:
             leaves = live_range.last if live_range.leaves is None else live_range.leaves
             if (
                 base not in uses
@@ -72,7 +72,7 @@ def check_live_ranges(step: Step, live_ranges: LiveRanges) -> None:
             ):
                 raise ValueError(f"the plan cannot be followed: {live_range} of {base!r}")
             free = live_range.last + 1
-        lost = base in uses and _reads_stale_copy(uses[base], found, base in given, base in results)
+        lost = base in uses and _reads_stale_copy(uses[base], held, base in inputs, base in results)
         if lost:
             raise ValueError(
                 f"the plan cannot be followed: {base!r} is not always where it is read"
@@ -95,18 +95,18 @@ def _reads_stale_copy(
             continue
         if live_range.fetched != exists or (live_range.fetched and not on_host):
             return True
-        made = [at for at in used.written if live_range.first <= at <= live_range.last]
-        exists = exists or bool(made)
-        if made:
-            on_host = live_range.leaves is not None and live_range.leaves >= made[-1]
+        writes = [at for at in used.written if live_range.first <= at <= live_range.last]
+        exists = exists or bool(writes)
+        if writes:
+            on_host = live_range.leaves is not None and live_range.leaves >= writes[-1]
     return is_result and not on_host
 
 
 def keep_all(step: Step) -> dict[str, tuple[LiveRange, ...]]:
     """Everything on the device from its first use to its last."""
-    results, given = step.results, step.host_inputs
-    found = dict[str, tuple[LiveRange, ...]]()
+    results, inputs = step.results, step.host_inputs
+    ranges = dict[str, tuple[LiveRange, ...]]()
     for name, used in step.uses.items():
         leaves = used.written[-1] if name in results and used.written else None
-        found[name] = (LiveRange(used.phases[0], used.phases[-1], name in given, leaves),)
-    return found
+        ranges[name] = (LiveRange(used.phases[0], used.phases[-1], name in inputs, leaves),)
+    return ranges

@@ -228,20 +228,20 @@ class NetworkPlan:
 
     def _outside(self) -> list[str]:
         """The phases that somebody else computes: what they take of time, and of memory there."""
-        found = [each for each in self.tasks if each.outside_bytes is not None]
-        if not found:
+        tasks = [each for each in self.tasks if each.outside_bytes is not None]
+        if not tasks:
             return []
-        seconds = format_seconds(sum(each.seconds for each in found))
+        seconds = format_seconds(sum(each.seconds for each in tasks))
         rows = [
             (each.name, format_seconds(each.seconds),
              f"{each.pieces} piece{'s' * (each.pieces != 1)}",
              format_bytes(each.outside_bytes or 0) + " of the host" * each.on_host)
-            for each in sorted(found, key=lambda each: -each.seconds)[:SHOWN]
+            for each in sorted(tasks, key=lambda each: -each.seconds)[:SHOWN]
         ]  # fmt: skip
-        reasons = dict.fromkeys(each.why for each in found if each.why)
+        reasons = dict.fromkeys(each.why for each in tasks if each.why)
         return [
             "",
-            f"  computed outside of the library: {len(found)} phases, {seconds}; the longest",
+            f"  computed outside of the library: {len(tasks)} phases, {seconds}; the longest",
             *align_columns(rows, ("<44", ">11", ">10", ">12")),
             *[f"  because of {why}" for why in reasons],
             *["  what takes memory of the host does not fit on the device, and is computed there"]
@@ -249,7 +249,7 @@ class NetworkPlan:
         ]
 
     def _beside_bound(self) -> list[str]:
-        """How far the plan is from the best that there may be."""
+        """The distance of the plan from the best that there may be."""
         if self.bound_seconds is None:
             return []
         above = (self.seconds / self.bound_seconds - 1) * 100
@@ -292,8 +292,8 @@ class NetworkPlan:
             known["fates"] = tuple(Fate(*each) for each in data["fates"])
             known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
             if known.get("by_order") is not None:
-                throughout, each = known["by_order"]
-                known["by_order"] = OrderSeconds(tuple((o, s) for o, s in throughout), each)
+                throughout, mixed = known["by_order"]
+                known["by_order"] = OrderSeconds(tuple((o, s) for o, s in throughout), mixed)
             return cls(**known)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no plan of a network: {error}") from error
@@ -304,7 +304,7 @@ def _plain(value: Any) -> Any:
 
 
 def _orders(by_order: OrderSeconds) -> list[tuple[str, ...]]:
-    """What computing takes in each memory order, as rows."""
+    """The seconds of computing in each memory order, as rows."""
     rows = [
         (f"{order.replace('_', '-')} throughout", format_seconds(seconds))
         for order, seconds in by_order.throughout

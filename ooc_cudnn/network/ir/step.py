@@ -168,12 +168,12 @@ class Step:
         touched: dict[str, list[int]] = {}
         written: dict[str, list[int]] = {}
         bases = {name: self.base(name) for name in self.tensors}
-        for at, phase in enumerate(self.phases):
+        for index, phase in enumerate(self.phases):
             writes = dict.fromkeys([bases[name] for name in phase.writes])
             for base in dict.fromkeys([*(bases[name] for name in phase.reads), *writes]):
-                touched.setdefault(base, []).append(at)
+                touched.setdefault(base, []).append(index)
             for base in writes:
-                written.setdefault(base, []).append(at)
+                written.setdefault(base, []).append(index)
         return {
             base: Uses(tuple(found), tuple(written.get(base, ())))
             for base, found in touched.items()
