@@ -73,22 +73,22 @@ class Bindings:
             spec = self.found[self.on_host(base)].spec
             order = self._order_of(self._step.tensors[base])
             strides = _strides(tensor, region, spec.strides, spec.shape, order)
-            made = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
-            self.found[name] = Binding(made, None, base, region)
+            view = TensorSpec(tensor.shape, tensor.dtype, spec.placement, strides)
+            self.found[name] = Binding(view, None, base, region)
             return name
-        given = self._given.get(name)
+        bound = self._given.get(name)
         # as on the device: then its copies are plain ones
         packed = packed_strides(tensor.shape, self._order_of(tensor))
-        own = TensorSpec(tensor.shape, tensor.dtype, "pinned", packed)
-        self.found[name] = Binding(given or own)
-        if given is None:
+        pinned = TensorSpec(tensor.shape, tensor.dtype, "pinned", packed)
+        self.found[name] = Binding(bound or pinned)
+        if bound is None:
             self.between[name] = self.found[name].spec
         return name
 
     def on_device(self, name: str, index: int) -> str:
         """The program's name for a tensor during one of its live ranges."""
-        there = f"{name} on the device" + f" ({index + 1})" * bool(index)
-        if there not in self.found:
+        device_name = f"{name} on the device" + f" ({index + 1})" * bool(index)
+        if device_name not in self.found:
             tensor, (base, region) = self._step.tensors[name], self._step.place(name)
             whole = self._step.tensors[base]
             order = self._order_of(whole)
@@ -102,8 +102,8 @@ class Bindings:
                 _strides(tensor, region, packed, whole.shape, order),
             )
             offset = self.spans[base, index][0] + start * item_bytes
-            self.found[there] = Binding(spec, offset)
-        return there
+            self.found[device_name] = Binding(spec, offset)
+        return device_name
 
     def also_on_host(self, name: str) -> str:
         """The program's name for a copy on the host of what lies on the device.

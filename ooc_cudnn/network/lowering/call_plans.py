@@ -38,9 +38,9 @@ def plan_request(request: Request, target: Target) -> Plan:
         return _on_host(request)
     try:
         # of what there is plenty for, the same plan does for every limit
-        found = _planned(replace(request, memory_limit=target.room_bytes), target)
-        if found.device_bytes > limit:
-            found = _planned(request, target)
+        plan = _planned(replace(request, memory_limit=target.room_bytes), target)
+        if plan.device_bytes > limit:
+            plan = _planned(request, target)
     except PlanInfeasibleError as error:
         raise PlanInfeasibleError(
             function=request.function,
@@ -48,7 +48,7 @@ def plan_request(request: Request, target: Target) -> Plan:
             smallest_bytes=error.smallest_bytes,
             reason=error.reason,
         ) from None
-    return replace(found, function=request.function, memory_limit=limit)
+    return replace(plan, function=request.function, memory_limit=limit)
 
 
 def _planned(request: Request, target: Target) -> Plan:
@@ -68,7 +68,7 @@ def _planned(request: Request, target: Target) -> Plan:
 
 
 def _kind(request: Request) -> Hashable:
-    """What a plan depends on, but for the very rows and images that a part of a call has."""
+    """A key of all that a plan depends on, but for the very rows and images of a part of a call."""
     call = request.chain
     if not isinstance(call, SubCall):
         return replace(request, function="")
@@ -89,7 +89,7 @@ def _kind(request: Request) -> Hashable:
 
 
 def _signature(call: TiledCall, plan: Plan) -> Signature:
-    """What is launched on the pieces of a call under a plan, as the schedule tells it."""
+    """The launches on the pieces of a call under a plan, as the schedule tells it."""
     turned = call.along(plan.row_axis)
     if not isinstance(call, SubCall) or not turned.is_legal(plan.split):
         return frozenset()
@@ -138,36 +138,36 @@ def _in_core(request: Request, target: Target) -> Plan | None:
     """
     if len(request.computed_on_in_place) < len(request.specs):
         return None
-    made, images = replace(request, row_axes=()), request.chain.extents.n
-    ask_workspace, found = target.ask_workspace, list[Plan]()
+    whole_rows, images = replace(request, row_axes=()), request.chain.extents.n
+    ask_workspace, plans = target.ask_workspace, list[Plan]()
     roomy: Plan | None = None
     for parts in (1, 2, 4, 8, 16, 32, 64):
         if parts > images or (not request.chain.may_cut("n") and parts > 1):
             break
         split = replace(request.chain.extents, n=-(-images // parts))
-        plan = Planner(made, ask_workspace).plan(split)
+        plan = Planner(whole_rows, ask_workspace).plan(split)
         if plan is None:
             continue
-        found.append(plan)
-        if plan.seconds > WORTH_PIECES * (roomy or found[0]).seconds:
+        plans.append(plan)
+        if plan.seconds > WORTH_PIECES * (roomy or plans[0]).seconds:
             break
-        if _has_its_engines(made, plan, ask_workspace):
+        if _has_its_engines(whole_rows, plan, ask_workspace):
             if roomy is None or WORTH_PIECES * plan.seconds < roomy.seconds:
                 roomy = plan
-            if not _has_several_sizes(made, plan):
+            if not _has_several_sizes(whole_rows, plan):
                 break
     if roomy is not None:
         return roomy
     if target.options is not None:
         for layout in request.layouts:
-            planner = Planner(replace(made, layouts=(layout,)), ask_workspace)
-            found += filter(None, [planner.plan(request.chain.extents)])
+            planner = Planner(replace(whole_rows, layouts=(layout,)), ask_workspace)
+            plans += filter(None, [planner.plan(request.chain.extents)])
 
     def seconds_of(plan: Plan) -> float:
-        longer = slowness_of(made, plan, target) - 1.0
+        longer = slowness_of(whole_rows, plan, target) - 1.0
         return plan.seconds + longer * plan.compute_seconds
 
-    return min(found, key=seconds_of, default=None)
+    return min(plans, key=seconds_of, default=None)
 
 
 def _has_several_sizes(request: Request, plan: Plan) -> bool:

@@ -38,7 +38,7 @@ def gradients_on_device(step: Step, given: Mapping[str, TensorSpec]) -> dict[str
     sharing: dict[str, list[str]] = {}
     for name, gradient in step.gradients.items():
         sharing.setdefault(step.base(gradient), []).append(name)
-    found = {}
+    gradients = {}
     for base, names in sharing.items():
         specs = [given[name] for name in names if name in given]
         is_there = len(specs) == len(names) and all(s.placement == "device" for s in specs)
@@ -47,8 +47,8 @@ def gradients_on_device(step: Step, given: Mapping[str, TensorSpec]) -> dict[str
             alike = len(tensor.shape) == len(specs[0].shape)
             order = (specs[0].order if alike else None) or "channels_first"
             packed = packed_strides(tensor.shape, order)
-            found[base] = TensorSpec(tensor.shape, tensor.dtype, "device", packed)
-    return found
+            gradients[base] = TensorSpec(tensor.shape, tensor.dtype, "device", packed)
+    return gradients
 
 
 def gradients_of(step: Step, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -86,16 +86,16 @@ class GradientBlock:
 
     def views(self, pointer: int) -> Mapping[str, DeviceView]:
         """Every tensor of a block at an address."""
-        found = self._views.pop(pointer, None)
-        if found is None:
-            found = {
+        tensors = self._views.pop(pointer, None)
+        if tensors is None:
+            tensors = {
                 name: DeviceView(pointer + self._starts[name], spec.dtype, spec.shape, spec.strides)
                 for name, spec in self._specs.items()
             }
-        self._views[pointer] = found  # the last used is the last to go
+        self._views[pointer] = tensors  # the last used is the last to go
         if len(self._views) > MOST_BLOCKS:
             self._views.pop(next(iter(self._views)))
-        return found
+        return tensors
 
     def arrays(self, memory: Any, make: Callable[[Any, TensorSpec, int], Any]) -> dict[str, Any]:
         """An array for each tensor; `make` is given the memory, what lies there, and from where."""

@@ -70,16 +70,16 @@ def _too_large(step: Step, constraints: PlanConstraints) -> set[str]:
     least = dict(
         zip((each.name for each in step.phases), least_bytes(step, constraints), strict=True)
     )
-    there = {
+    candidates = {
         phase.name: held[phase.name] + least[phase.name]
         for phase in theirs
         if not isinstance(phase.call, CrossRankCall) and (most is None or held[phase.name] <= most)
     }
     moved = set[str]()
-    while there and max(held.values()) + max(least.values()) > room:
-        largest = max(there, key=there.__getitem__)
+    while candidates and max(held.values()) + max(least.values()) > room:
+        largest = max(candidates, key=candidates.__getitem__)
         moved.add(largest)
-        del there[largest], held[largest], least[largest]
+        del candidates[largest], held[largest], least[largest]
         held.setdefault("", 0)
         least.setdefault("", 0)
     return moved

@@ -47,15 +47,15 @@ def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _live_ranges(program: Program) -> dict[str, Extent]:
-    """Of what is made for the run on the host, the first and the last item that touches it."""
-    found = dict[str, Extent]()
-    for at, item in enumerate(program.items):
+    """The first and the last item that touches each tensor made for the run on the host."""
+    extents = dict[str, Extent]()
+    for index, item in enumerate(program.items):
         for name in _touched(item):
             base = _base(name, program.bindings)
             if base in program.between:
-                first = found[base].first if base in found else at
-                found[base] = Extent(first, at, program.between[base].nbytes)
-    return found
+                first = extents[base].first if base in extents else index
+                extents[base] = Extent(first, index, program.between[base].nbytes)
+    return extents
 
 
 def _touched(item: Item) -> Iterator[str]:

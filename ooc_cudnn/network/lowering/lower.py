@@ -198,12 +198,12 @@ def _extents(step: Step, live_ranges: LiveRanges) -> list[tuple[str, int, Extent
 
 def _largest(step: Step, live_ranges: LiveRanges, phase: int) -> str | None:
     """The name of the largest tensor that holds memory in a phase; None if none does."""
-    there = [
+    held = [
         base
         for base, found in live_ranges.items()
         if any(live_range.first <= phase <= live_range.last for live_range in found)
     ]
-    return max(there, key=lambda base: step.tensors[base].nbytes, default=None)
+    return max(held, key=lambda base: step.tensors[base].nbytes, default=None)
 
 
 def _least(name: str, step: Step, constraints: PlanConstraints) -> tuple[int, str]:
@@ -263,8 +263,8 @@ class _Lowering:
         self._worked: list[tuple[int, int, int]] = []
         #: By stream and phase the live ranges whose copy starts there.
         self._starting: dict[str, dict[int, list[tuple[str, int]]]] = {COPY_IN: {}, COPY_OUT: {}}
-        for base, found in live_ranges.items():
-            for index, live_range in enumerate(found):
+        for base, ranges in live_ranges.items():
+            for index, live_range in enumerate(ranges):
                 if live_range.fetched:
                     self._starting[COPY_IN].setdefault(live_range.first, []).append((base, index))
                 if live_range.leaves is not None:
@@ -291,26 +291,26 @@ class _Lowering:
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
         short = list[int]()
-        for at, phase in enumerate(self.step.phases):
-            if at == turn:
+        for phase_index, phase in enumerate(self.step.phases):
+            if phase_index == turn:
                 pause = len(items)
-            items += self._moves(at, COPY_IN)
+            items += self._moves(phase_index, COPY_IN)
             if phase.call.on_host:
-                items += self._on_host(phase, at)
+                items += self._on_host(phase, phase_index)
             else:
                 try:
-                    task = self._task(phase, at)
+                    task = self._task(phase, phase_index)
                 except _TooLittleError:
                     if not find_all:
                         raise
-                    short.append(at)
+                    short.append(phase_index)
                     continue
                 top = max(top, task.offset + task.plan.device_bytes)
                 items.append(task)
             # What the phase made leaves beside the next one: that is not waited for.
-            if self.constraints.synchronous and self._left_by(at):
+            if self.constraints.synchronous and self._left_by(phase_index):
                 items.append(Synchronisation())
-            items += self._moves(at, COPY_OUT)
+            items += self._moves(phase_index, COPY_OUT)
         if turn == len(self.step.phases):  # gradients of outputs are all that there are
             pause = len(items)
         overlap = self.constraints.target.overlap
@@ -331,24 +331,24 @@ class _Lowering:
     def working(self) -> np.ndarray[Any, Any]:
         """Bytes that each task takes beside tensors on the device, if all of them are there."""
         self.spans = self.bindings.spans = defaultdict(lambda: (0, 0))
-        found = np.zeros(len(self.step.phases))
-        for at, phase in enumerate(self.step.phases):
+        nbytes = np.zeros(len(self.step.phases))
+        for index, phase in enumerate(self.step.phases):
             with suppress(PlanInfeasibleError):  # then it is for it to stream
-                found[at] = self.plan_of(phase, at, self.room)[1].device_bytes
-        return found
+                nbytes[index] = self.plan_of(phase, index, self.room)[1].device_bytes
+        return nbytes
 
     # Items --------------------------------------------------------------------------------------
 
-    def _moves(self, at: int, stream: str) -> list[Item]:
+    def _moves(self, phase_index: int, stream: str) -> list[Item]:
         """The moves that start before a phase (copies in), or after it (copies out)."""
-        found: list[Item] = []
-        for base, index in self._starting[stream].get(at, ()):
-            host, there = self.bindings.on_host(base), self.bindings.on_device(base, index)
+        moves: list[Item] = []
+        for base, index in self._starting[stream].get(phase_index, ()):
+            host, device = self.bindings.on_host(base), self.bindings.on_device(base, index)
             if stream == COPY_IN:
-                found.append(Move(f"fetch of {base}", COPY_IN, host, there))
+                moves.append(Move(f"fetch of {base}", COPY_IN, host, device))
             else:
-                found.append(Move(f"offload of {base}", COPY_OUT, there, host))
-        return found
+                moves.append(Move(f"offload of {base}", COPY_OUT, device, host))
+        return moves
 
     def _left_by(self, at: int) -> bool:
         """True if something that is fetched again is off the device after a phase."""
@@ -357,43 +357,43 @@ class _Lowering:
             for found in self.live_ranges.values()
         )
 
-    def _task(self, phase: Phase, at: int) -> Task:
-        gaps = self._gaps(at)
+    def _task(self, phase: Phase, index: int) -> Task:
+        gaps = self._gaps(index)
         most = max(stop - start for start, stop in gaps)
         try:
-            request, plan = self.plan_of(phase, at, most)
+            request, plan = self.plan_of(phase, index, most)
         except PlanInfeasibleError as error:
-            raise _TooLittleError(at) from error
-        if self._is_starved(plan, phase, at):
-            raise _TooLittleError(at)
+            raise _TooLittleError(index) from error
+        if self._is_starved(plan, phase, index):
+            raise _TooLittleError(index)
         plan = choose_engines(request, plan, self.constraints.target, most)
         plan = plan.with_deeper_rings(most // 2)
-        offset = self._offset(plan, at, gaps)
-        self._worked.append((offset, offset + align(plan.device_bytes), at))
+        offset = self._offset(plan, index, gaps)
+        self._worked.append((offset, offset + align(plan.device_bytes), index))
         binds = {
-            operand: self.bindings.binding_of(name, at) for operand, name in phase.binds.items()
+            operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
         }
         slowness = slowness_of(request, plan, self.constraints.target)
         return Task(phase.name, request, plan, binds, offset, slowness)
 
-    def _on_host(self, phase: Phase, at: int) -> list[Item]:
+    def _on_host(self, phase: Phase, index: int) -> list[Item]:
         """A host task, with the copies of its device operands to the host and back."""
         call, binds = phase.call, dict[str, str]()
         before, after = list[Item](), list[Item]()
         for operand, name in phase.binds.items():
-            there = self.bindings.binding_of(name, at)
-            own = binds[operand] = self.bindings.also_on_host(there)
-            if own == there:
+            binding = self.bindings.binding_of(name, index)
+            host = binds[operand] = self.bindings.also_on_host(binding)
+            if host == binding:
                 continue
             if operand in call.loaded:
-                before.append(Move(f"{name} for {phase.name}", COPY_OUT, there, own))
+                before.append(Move(f"{name} for {phase.name}", COPY_OUT, binding, host))
             if operand in call.results:
-                after.append(Move(f"{name} of {phase.name}", COPY_IN, own, there))
-        request, plan = self.plan_of(phase, at, self.room)
+                after.append(Move(f"{name} of {phase.name}", COPY_IN, host, binding))
+        request, plan = self.plan_of(phase, index, self.room)
         return [*before, Task(phase.name, request, plan, binds), *after]
 
-    def _offset(self, plan: Plan, at: int, gaps: Sequence[tuple[int, int]]) -> int:
-        """Where in what is free a task works: if it copies, in bytes that nobody used for long.
+    def _offset(self, plan: Plan, index: int, gaps: Sequence[tuple[int, int]]) -> int:
+        """Choose where in what is free a task works: if it copies, in bytes unused for long.
 
         Then its first pieces come while those before it compute.
         """
@@ -401,7 +401,7 @@ class _Lowering:
         if not any(slots for _, slots in plan.rings):
             return max(gaps, key=lambda gap: gap[1] - gap[0])[0]
         _, last, spans = self._held
-        gone = (at - LOOK_BACK <= last) & (last < at)
+        gone = (index - LOOK_BACK <= last) & (last < index)
         used = np.array([*self._worked[-LOOK_BACK:], (0, 0, -1)])
         used = np.concatenate([used, np.column_stack([spans[gone], last[gone]])])
         within = [(start, stop - nbytes) for start, stop in gaps if stop - start >= nbytes]
@@ -414,28 +414,28 @@ class _Lowering:
         latest = np.where(met, used[:, 2], -1).max(axis=1, initial=-1)
         return int(candidates[latest.argmin()])
 
-    def _is_starved(self, plan: Plan, phase: Phase, at: int) -> bool:
+    def _is_starved(self, plan: Plan, phase: Phase, index: int) -> bool:
         """True if tensors that could be elsewhere leave a phase so little that it crawls."""
-        if plan.pieces <= MANY_PIECES or _largest(self.step, self.live_ranges, at) is None:
+        if plan.pieces <= MANY_PIECES or _largest(self.step, self.live_ranges, index) is None:
             return False
-        with_all = self.plan_of(phase, at, self.room)[1]
+        with_all = self.plan_of(phase, index, self.room)[1]
         return plan.seconds > MUCH_SLOWER * with_all.seconds
 
-    def _gaps(self, at: int) -> list[tuple[int, int]]:
+    def _gaps(self, index: int) -> list[tuple[int, int]]:
         """The ranges of the block, in bytes, that nothing holds in a phase; at least one."""
         first, last, spans = self._held
-        held = spans[(first <= at) & (at <= last)]
+        held = spans[(first <= index) & (index <= last)]
         starts = np.append(held[:, 0], self.room)
         ends = np.append(0, np.maximum.accumulate(held[:, 1]))  # of all that starts before
         free = np.flatnonzero(starts > ends)
-        found = zip(ends[free].tolist(), starts[free].tolist(), strict=True)
-        return list(found) or [(0, 0)]
+        gaps = zip(ends[free].tolist(), starts[free].tolist(), strict=True)
+        return list(gaps) or [(0, 0)]
 
-    def plan_of(self, phase: Phase, at: int, limit_bytes: int) -> tuple[Request, Plan]:
+    def plan_of(self, phase: Phase, index: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""
         call, target = phase.call, self.constraints.target
         bindings = {
-            operand: self.bindings.binding_of(name, at) for operand, name in phase.binds.items()
+            operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
         }
         specs = {operand: self.bindings.found[bindings[operand]].spec for operand in call.operands}
         request = make_request(

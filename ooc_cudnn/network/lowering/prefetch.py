@@ -112,10 +112,10 @@ class _LongerRanges:
         (base, index), _ = copied
         return -self.nbytes[base], (base, index)
 
-    def begin(self, at: _At, phase: int) -> None:
+    def begin(self, key: _At, phase: int) -> None:
         """Begin a live range in a phase, or once there is room; not before others touch it."""
-        base, index = at
-        live_range = self.live_range(at)
+        base, index = key
+        live_range = self.live_range(key)
         before = [used for used in self._uses[base].phases if used < live_range.first]
         before += [self.found[base][index - 1].last] if index else []
         before += self._streaming[: bisect_left(self._streaming, live_range.first)][-1:]
@@ -123,10 +123,10 @@ class _LongerRanges:
         more = self._held(base, range(live_range.first - 1, earliest - 1, -1))
         self.found[base][index] = live_range._replace(first=live_range.first - more)
 
-    def end(self, at: _At, phase: int) -> None:
+    def end(self, key: _At, phase: int) -> None:
         """End a live range in a phase, or while there is room; not after others touch it."""
-        base, index = at
-        live_range = self.live_range(at)
+        base, index = key
+        live_range = self.live_range(key)
         after = [used for used in self._uses[base].phases if used > live_range.last]
         after += [each.first for each in self.found[base][index + 1 : index + 2]]
         more = self._held(base, range(live_range.last + 1, min([phase + 1, *after])))
@@ -135,9 +135,9 @@ class _LongerRanges:
     def _held(self, base: str, phases: Iterable[int]) -> int:
         """Hold a tensor in phases, as far as there is room; in how many."""
         nbytes, count = align(self.nbytes[base]), 0
-        for at in phases:
-            if self._free[at] < nbytes:
+        for phase in phases:
+            if self._free[phase] < nbytes:
                 break
-            self._free[at] -= nbytes
+            self._free[phase] -= nbytes
             count += 1
         return count

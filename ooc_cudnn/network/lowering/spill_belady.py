@@ -29,32 +29,32 @@ def spill_one(
     results : set of str
         What must be on the host in the end.
     """
-    there = {
+    held = {
         base: live_range
         for base, found in live_ranges.items()
         for live_range in found
         if live_range.first <= phase <= live_range.last
     }
-    if not there:
+    if not held:
         return None
 
     def worth(base: str) -> tuple[bool, int, str]:
         used, nbytes = uses[base], step.tensors[base].nbytes
         if phase in used.phases:
             return False, nbytes, base
-        before = max((at for at in used.phases if at < phase), default=there[base].first)
-        after = min((at for at in used.phases if at > phase), default=there[base].last)
+        before = max((at for at in used.phases if at < phase), default=held[base].first)
+        after = min((at for at in used.phases if at > phase), default=held[base].last)
         return True, nbytes * (after - before), base
 
-    base = max(there, key=worth)
-    parts = list(_without(uses[base], there[base], phase, base in results))
-    made = [
+    base = max(held, key=worth)
+    parts = list(_without(uses[base], held[base], phase, base in results))
+    ranges = [
         part
         for live_range in live_ranges[base]
-        for part in (parts if live_range is there[base] else [live_range])
+        for part in (parts if live_range is held[base] else [live_range])
     ]
     others = {name: found for name, found in live_ranges.items() if name != base}
-    return {**others, base: tuple(made)} if made else others
+    return {**others, base: tuple(ranges)} if ranges else others
 
 
 def _without(used: Uses, live_range: LiveRange, phase: int, is_result: bool) -> Iterator[LiveRange]:

@@ -60,10 +60,10 @@ def minimize_copies(
         ):
             held[live_range.first : live_range.last + 1] -= nbytes
             program.add(base)
-    found = None
+    spilled = None
     with optional_solver():
-        found = program.solved(room - held) if program.bases else None
-    return dict(live_ranges) if found is None else {**live_ranges, **found}
+        spilled = program.solved(room - held) if program.bases else None
+    return dict(live_ranges) if spilled is None else {**live_ranges, **spilled}
 
 
 class _Program(LinearProgram):
@@ -83,49 +83,49 @@ class _Program(LinearProgram):
         """Add the decisions on a tensor."""
         size = align(self.step.tensors[base].nbytes) / self.room_bytes
         phases = self.uses[base].phases
-        there, gaps = list[int](), list[int]()
-        for at in phases:  # each sweep streams it again
-            again = self.step.phases[at].call.sweeps - 1
-            there.append(self.variable(1.0, -size * (again + STREAMING)))
-            self.held[at][there[-1]] = size
+        present, gaps = list[int](), list[int]()
+        for phase in phases:  # each sweep streams it again
+            again = self.step.phases[phase].call.sweeps - 1
+            present.append(self.variable(1.0, -size * (again + STREAMING)))
+            self.held[phase][present[-1]] = size
         for before, after in pairwise(range(len(phases))):
             gaps.append(self.variable(1.0, -size))  # what stays need not come back
             for use in (before, after):
-                self.at_least({there[use]: 1, gaps[-1]: -1})
-            for at in range(phases[before] + 1, phases[after]):
-                self.held[at][gaps[-1]] = size
-        writes = [use for use, at in enumerate(phases) if at in self.uses[base].written]
+                self.at_least({present[use]: 1, gaps[-1]: -1})
+            for phase in range(phases[before] + 1, phases[after]):
+                self.held[phase][gaps[-1]] = size
+        writes = [use for use, phase in enumerate(phases) if phase in self.uses[base].written]
         for write, end in pairwise([*writes, len(phases) - 1]):
             if base in self.results and write == writes[-1]:
                 continue  # it leaves in any case
             leaves = self.variable(1.0, size)
             for gap in gaps[write:end]:
                 self.at_least({leaves: 1, gap: 1}, 1)
-        self.bases[base] = there, gaps
+        self.bases[base] = present, gaps
 
     def solved(self, room: np.ndarray[Any, Any]) -> LiveRanges | None:
         """Live ranges by the solution for so much room in each phase; None where none was found."""
-        for at in np.flatnonzero(self.is_short).tolist():
-            self.at_most(self.held[at], room[at] / self.room_bytes)
-        found = self.minimize_whole(GAP, MOST_NODES)
-        if found is None:
+        for phase in np.flatnonzero(self.is_short).tolist():
+            self.at_most(self.held[phase], room[phase] / self.room_bytes)
+        optimum = self.minimize_whole(GAP, MOST_NODES)
+        if optimum is None:
             return None
-        chosen = found.values > 0.5
+        chosen = optimum.values > 0.5
         return {base: tuple(self._stays(base, chosen)) for base in self.bases}
 
     def _stays(self, base: str, chosen: np.ndarray[Any, Any]) -> list[LiveRange]:
-        used, (there, gaps) = self.uses[base], self.bases[base]
+        used, (present, gaps) = self.uses[base], self.bases[base]
         runs = list[list[int]]()
-        for use, at in enumerate(used.phases):
+        for use, phase in enumerate(used.phases):
             if use and chosen[gaps[use - 1]]:
-                runs[-1].append(at)
-            elif chosen[there[use]]:
-                runs.append([at])
-        found = list[LiveRange]()
+                runs[-1].append(phase)
+            elif chosen[present[use]]:
+                runs.append([phase])
+        ranges = list[LiveRange]()
         for run in runs:
-            written = [at for at in run if at in used.written]
+            written = [phase for phase in run if phase in used.written]
             wanted = base in self.results or run[-1] < used.phases[-1]
             leaves = written[-1] if written and wanted else None
             fetched = base in self.given or run[0] > used.phases[0]
-            found.append(LiveRange(run[0], run[-1], fetched, leaves))
-        return found
+            ranges.append(LiveRange(run[0], run[-1], fetched, leaves))
+        return ranges

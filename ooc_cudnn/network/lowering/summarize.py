@@ -52,18 +52,18 @@ def summarize(
     moved = dict.fromkeys(busy, 0)
     seconds = [0.0] * len(program.items)
     timeline = replayed.timeline
-    for at, item_step in enumerate(schedule.steps):
-        lasted = timeline.finish[at] - timeline.start[at]
+    for index, item_step in enumerate(schedule.steps):
+        lasted = timeline.finish[index] - timeline.start[index]
         busy[item_step.stream] += lasted
         moved[item_step.stream] += link_bytes(program, item_step)
         if item_step.stream == "compute":
             seconds[item_step.item] += lasted
     tasks = tuple(
-        TaskFigures(item.name, seconds[at], item.plan.pieces, item.plan.device_bytes,
+        TaskFigures(item.name, seconds[index], item.plan.pieces, item.plan.device_bytes,
                     item.plan.layout, ", ".join(item.plan.algorithms),
                     external_bytes_of(item.request.chain), item.is_on_host,
                     explain_external_bytes(item.request.chain))
-        for at, item in enumerate(program.items)
+        for index, item in enumerate(program.items)
         if isinstance(item, Task)
     )  # fmt: skip
     return NetworkPlan(
@@ -101,9 +101,9 @@ def summarize(
 
 
 def _fates(step: Step, live_ranges: LiveRanges, constraints: PlanConstraints) -> Iterator[Fate]:
-    """What becomes of each tensor that is no view; what is made twice counts once."""
+    """Tell the fate of each tensor that is no view; what is made twice counts once."""
     touched = {step.base(name) for phase in step.phases for name in (*phase.reads, *phase.writes)}
-    there = gradients_of(step, constraints.given)
+    gradients = gradients_of(step, constraints.given)
     copies = (t for name in touched if (t := step.tensors[name]).origin.copy == "rematerialized")
     again = {(each.source, each.origin.batch_slice) for each in copies}
     for name, tensor in step.tensors.items():
@@ -113,7 +113,7 @@ def _fates(step: Step, live_ranges: LiveRanges, constraints: PlanConstraints) ->
         if (tensor.source, tensor.origin.batch_slice) in again:
             fate = "recomputed"
         elif not ranges:
-            fate = "given" if tensor.kind in GIVEN or name in there else "streamed"
+            fate = "given" if tensor.kind in GIVEN or name in gradients else "streamed"
         else:
             fate = "offloaded" if len(ranges) > 1 else "kept"
         yield Fate(name, fate, tensor.nbytes)
