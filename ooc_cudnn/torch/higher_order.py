@@ -255,7 +255,7 @@ def _put_behind_maker(
 
 
 def _is_hook(forward: torch.fx.GraphModule) -> bool:
-    """True if it is TorchDynamo's own identity, which stands for a tensor's hook before PyTorch 2.13.
+    """True if it is TorchDynamo's own identity: before PyTorch 2.13 it stands for a tensor's hook.
 
     A user's identity (a gradient reversal, say) has a last line of the user's.
     """

@@ -186,8 +186,8 @@ class GraphRecording(ProxyTorchDispatchMode):
             self._node = node if node.meta.get("stack_trace") or self._node is None else self._node
             if not found.keys() >= set(node.all_input_nodes):
                 raise UnsupportedModelError(
-                    "TorchDynamo's graph reads a tensor before it is made: PyTorch before 2.13 does "
-                    f"so for hooks that read what forward has computed\n  {self.where}"
+                    "TorchDynamo's graph reads a tensor before it is made: PyTorch before 2.13 "
+                    f"does so for hooks that read what forward has computed\n  {self.where}"
                 )
             told = torch.fx.node.map_arg((node.args, dict(node.kwargs)), found.__getitem__)
             if node.op == "placeholder":
