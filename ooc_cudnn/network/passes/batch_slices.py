@@ -66,13 +66,13 @@ class _Slices(OfImages):
         }
         batched = set[str]()
         for sliced_region in self.sliced_regions:
-            for at in (*sliced_region.each, *sliced_region.tail):
+            for index in (*sliced_region.each, *sliced_region.tail):
                 phase, cut = (
-                    step.phases[at],
-                    self._is_cut(sliced_region) and at in sliced_region.each,
+                    step.phases[index],
+                    self._is_cut(sliced_region) and index in sliced_region.each,
                 )
                 for operand, name in phase.binds.items():
-                    if cut and operand in self.own[at]:
+                    if cut and operand in self.own[index]:
                         batched.add(self._base(name))
                     else:
                         self._whole.add(self._base(name))
@@ -85,9 +85,9 @@ class _Slices(OfImages):
 
     def _inner_phases(self, slabs: int) -> range:
         """The phases that are not cut, between those that are."""
-        tensors, own = self.step.tensors, self.own
+        tensors, names = self.step.tensors, self.own
         touched = [
-            sum(tensors[base].nbytes for base in {self._base(phase.binds[n]) for n in own[at]})
+            sum(tensors[base].nbytes for base in {self._base(phase.binds[n]) for n in names[at]})
             for at, phase in enumerate(self.step.phases)
         ]
         large = [at for at, nbytes in enumerate(touched) if slabs * nbytes > max(touched)]
@@ -96,25 +96,25 @@ class _Slices(OfImages):
         return range(max(forward, default=-1) + 1, min(backward, default=len(touched)))
 
     def _sliced_regions(self) -> list[_SlicedRegion]:
-        found = [_SlicedRegion()]
+        regions = [_SlicedRegion()]
         turn = self.step.turn
-        for at, phase in enumerate(self.step.phases):
-            of, own = found[-1], self.own[at]
-            shared = {self._base(n) for operand, n in phase.binds.items() if operand not in own}
+        for index, phase in enumerate(self.step.phases):
+            of, names = regions[-1], self.own[index]
+            shared = {self._base(n) for operand, n in phase.binds.items() if operand not in names}
             results = {self._base(phase.binds[name]) for name in phase.call.results}
             loaded = {self._base(n) for n in phase.reads} - (results & shared)
-            begins = at in (turn, self._inner.start, self._inner.stop)
-            if begins or (own and (loaded & of.summed or (shared | loaded) & of.late)):
-                found.append(_SlicedRegion())
-                of = found[-1]
-            if own:
-                of.each.append(at)
+            begins = index in (turn, self._inner.start, self._inner.stop)
+            if begins or (names and (loaded & of.summed or (shared | loaded) & of.late)):
+                regions.append(_SlicedRegion())
+                of = regions[-1]
+            if names:
+                of.each.append(index)
                 of.summed |= results & shared
             else:
-                of.tail.append(at)
+                of.tail.append(index)
                 of.summed |= results
                 of.late |= shared
-        return found
+        return regions
 
     def _is_cut(self, sliced_region: _SlicedRegion) -> bool:
         """True if a region goes slab by slab."""
@@ -140,10 +140,10 @@ class _Slices(OfImages):
         phase = self.step.phases[at]
         return [name for name in phase.call.results if name not in self.own[at]]
 
-    def _part(self, at: int, index: int, images: Range) -> Phase:
+    def _part(self, phase_index: int, index: int, images: Range) -> Phase:
         """A phase for some images."""
-        phase = self.step.phases[at]
-        call, sums = phase.call, self._sums(at)
+        phase = self.step.phases[phase_index]
+        call, sums = phase.call, self._sums(phase_index)
         if sums and getattr(call, "deterministic", False):
             raise WholeBatchError(f"{phase.name} sums images up in their order")
         states = [name for name in sums if name in STATES]
@@ -155,23 +155,23 @@ class _Slices(OfImages):
                 raise WholeBatchError(f"{phase.name} needs the whole batch")
             call = adding
         binds = {
-            operand: self._of(name, index, images) if operand in self.own[at] else name
+            operand: self._of(name, index, images) if operand in self.own[phase_index] else name
             for operand, name in phase.binds.items()
         }
         binds |= {name: self._state(phase.binds[name], index) for name in states}
-        made = SubCall.of_images(call, images)
-        return replace(phase, name=f"{phase.name} [{index}]", call=made, binds=binds)
+        part = SubCall.of_images(call, images)
+        return replace(phase, name=f"{phase.name} [{index}]", call=part, binds=binds)
 
     def _state(self, name: str, index: int) -> str:
         made = f"{name} slab {index}"
         self.tensors[made] = self._numbered(name, made, index)
         return made
 
-    def _merged(self, each: Iterable[int]) -> Iterable[Phase]:
+    def _merged(self, indices: Iterable[int]) -> Iterable[Phase]:
         """The phases that make statistics of all images from those of slabs."""
-        for at in each:
-            phase = self.step.phases[at]
-            for kind in (name for name in self._sums(at) if name in STATES):
+        for index in indices:
+            phase = self.step.phases[index]
+            for kind in (name for name in self._sums(index) if name in STATES):
                 name = phase.binds[kind]
                 channels = self.step.tensors[name].shape[1]
                 call = MergePartsCall(channels, kind, len(self.parts))

@@ -43,7 +43,7 @@ def compress_activations(step: Step) -> Step:
 def save_indices(step: Step) -> Step:
     """Save where maxima are, in place of x and y of poolings."""
     tensors, phases = dict(step.tensors), list(step.phases)
-    for at, phase in enumerate(step.phases):
+    for phase_index, phase in enumerate(step.phases):
         pooling = _alone(phase, Pooling)
         if pooling is None or phase.is_backward or not indexable(pooling):
             continue
@@ -61,7 +61,7 @@ def save_indices(step: Step) -> Step:
         index = Tensor(f"{phase.node} index", pooling.output_shape, "uint8")
         tensors[index.name] = index
         call = IndexedPoolingCall(pooling)
-        phases[at] = replace(phase, call=call, binds={**phase.binds, "index": index.name})
+        phases[phase_index] = replace(phase, call=call, binds={**phase.binds, "index": index.name})
         old = phases[gradients[0]]
         binds = {"index": index.name, "dy": old.binds["dy"], "dx": old.binds["dx"]}
         gradient = PoolingGradientCall(
@@ -75,29 +75,29 @@ def _told_by_indices(step: Step) -> Step:
     """Leave out the gradient of a ReLU in front of max pooling: the index tells what it would."""
     tensors, phases, uses = dict(step.tensors), list[Phase | None](step.phases), _Uses(step)
     makers = {
-        phase.binds["index"]: at
-        for at, phase in enumerate(step.phases)
+        phase.binds["index"]: index
+        for index, phase in enumerate(step.phases)
         if isinstance(phase.call, IndexedPoolingCall)
     }
-    for at, relu in enumerate(step.phases):
+    for index, relu in enumerate(step.phases):
         if not isinstance(relu.call, ActivationGradientCall) or relu.call.mode != "relu":
             continue
         between, dx = relu.binds["dy"], relu.binds["dx"]
         number = uses.only_writer(between, PoolingGradientCall, "dx")
-        if number is None or uses.readers(between, backward=True) != [at]:
+        if number is None or uses.readers(between, backward=True) != [index]:
             continue
         gradient = step.phases[number]
         maker = makers.get(gradient.binds.get("index", ""))
         if maker is None or step.phases[maker].binds["x"] != relu.binds["y"]:
             continue
-        until = step.phases[number:at]
+        until = step.phases[number:index]
         if any(step.base(dx) == step.base(n) for p in until for n in p.binds.values()):
             continue  # the gradient of the pooling makes dx where it stands, and not of itself
         pooling = step.phases[maker]
         phases[maker] = replace(pooling, call=replace(pooling.call, positive=True))  # type: ignore[call-arg]
         alpha, beta = relu.call.alpha, relu.call.beta
         call, binds = replace(gradient.call, alpha=alpha, beta=beta), {**gradient.binds, "dx": dx}
-        phases[number], phases[at] = replace(gradient, call=call, binds=binds), None
+        phases[number], phases[index] = replace(gradient, call=call, binds=binds), None
         del tensors[between]
     left = tuple(phase for phase in phases if phase is not None)
     return replace(step, tensors=tensors, phases=left)
@@ -107,7 +107,7 @@ def _save_masks(step: Step) -> Step:
     """Save bits in place of what only the gradient of an activation would read."""
     tensors, phases = dict(step.tensors), list(step.phases)
     kept, uses = {step.base(name) for name in step.outputs}, _Uses(step)
-    for at, phase in enumerate(step.phases):
+    for index, phase in enumerate(step.phases):
         activation = _alone(phase, Activation)
         if activation is None or phase.is_backward or activation.mode not in PASSES:
             continue
@@ -121,7 +121,7 @@ def _save_masks(step: Step) -> Step:
         mask = Tensor(f"{phase.node} mask", mask_shape(shape), "uint8")
         tensors[mask.name] = mask
         forward = MaskedActivationCall(shape, mode, coef, activation.dtype)
-        phases[at] = replace(phase, call=forward, binds={**phase.binds, "mask": mask.name})
+        phases[index] = replace(phase, call=forward, binds={**phase.binds, "mask": mask.name})
         old = phases[gradient]
         call = MaskedActivationGradientCall(
             shape, mode, coef, activation.dtype, alpha=old.call.alpha, beta=old.call.beta
@@ -151,12 +151,12 @@ class _Uses:
         places = {name: step.place(name) for name in step.tensors}
         self._reads: dict[str, list[tuple[int, Region]]] = {}
         self._writes: dict[str, list[int]] = {}
-        for at, phase in enumerate(step.phases):
+        for index, phase in enumerate(step.phases):
             for name in phase.reads:
                 base, region = places[name]
-                self._reads.setdefault(base, []).append((at, region))
+                self._reads.setdefault(base, []).append((index, region))
             for name in phase.writes:
-                self._writes.setdefault(places[name].base, []).append(at)
+                self._writes.setdefault(places[name].base, []).append(index)
 
     def readers(self, name: str, *, backward: bool) -> list[int]:
         """Phases of one direction that read any of what a tensor holds."""

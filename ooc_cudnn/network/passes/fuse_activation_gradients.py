@@ -25,19 +25,19 @@ from ooc_cudnn.operations.normalization.set_reduction import Normalising
 
 def fuse_activation_gradients(step: Step) -> Step:
     """Rewrite a step without gradients between normalizations and activations."""
-    found = _Between(step)
+    matcher = _Between(step)
     phases: list[Phase | None] = list(step.phases)
     gone: set[str] = set()
-    for at, phase in enumerate(step.phases):
+    for index, phase in enumerate(step.phases):
         sums = is_plain_sums(phase) or _is_of_groups(phase)
-        between = found.before(at) if sums else None
+        between = matcher.before(index) if sums else None
         if between is None:
             continue
         activation = step.phases[between.activation]
         told = {"mode": activation.call.mode, "coef": activation.call.coef}  # type: ignore[attr-defined]
         norm = step.phases[between.normalization].binds
         further = {"dy": activation.binds["dy"], "bias": norm["bias"]}
-        phases[at] = replace(
+        phases[index] = replace(
             phase,
             call=replace(phase.call, **told),
             binds={**phase.binds, **further, "scale": norm["scale"]},

@@ -17,7 +17,7 @@ def fuse_chains(step: Step) -> Step:
     uses = step.uses
     wanted = {step.base(name) for name in (*step.outputs, *step.gradients.values())}
     phases: list[Phase | None] = list(step.phases)
-    for at, later in enumerate(step.phases):
+    for index, later in enumerate(step.phases):
         if not isinstance(later.call, Chain):
             continue
         between = later.binds["x"]
@@ -25,7 +25,7 @@ def fuse_chains(step: Step) -> Step:
         earlier = phases[used[0]]
         if (
             len(used) == 2
-            and used[1] == at
+            and used[1] == index
             and earlier is not None
             and isinstance(earlier.call, Chain)
             and earlier.is_backward == later.is_backward
@@ -36,16 +36,16 @@ def fuse_chains(step: Step) -> Step:
             # read once, whether as itself or as a view of it
             and [step.base(name) for name in later.binds.values()].count(between) == 1
         ):
-            phases[used[0]], phases[at] = None, _joined(earlier, earlier.call, later, later.call)
+            phases[used[0]], phases[index] = None, _joined(earlier, earlier.call, later, later.call)
     return replace(step, phases=tuple(phase for phase in phases if phase is not None))
 
 
 def _joined(earlier: Phase, first: Chain, later: Phase, second: Chain) -> Phase:
     call = replace(second, operations=(*first.operations, *second.operations))
     binds = {"x": earlier.binds["x"], "y": later.binds["y"]}
-    own = [earlier.binds[name] for names in first.parameter_names for name in names] + [
+    parameters = [earlier.binds[name] for names in first.parameter_names for name in names] + [
         later.binds[name] for names in second.parameter_names for name in names
     ]
     names = [name for names in call.parameter_names for name in names]
-    return replace(later, call=call, binds={**binds, **dict(zip(names, own, strict=True))},
+    return replace(later, call=call, binds={**binds, **dict(zip(names, parameters, strict=True))},
                    name=f"{earlier.name}, {later.name}", node=earlier.node)  # fmt: skip

@@ -60,9 +60,9 @@ def _before_poolings(step: Step) -> Step:
     """Sum what a pooling of maxima is handed, in place of what it hands on."""
     makers = Makers(step)
     phases: list[tuple[float, Phase]] = []
-    for at, phase in enumerate(step.phases):
-        place = float(at)
-        pooling = makers.of(phase.binds["dy"], at) if _is_bias(phase) else None
+    for index, phase in enumerate(step.phases):
+        place = float(index)
+        pooling = makers.of(phase.binds["dy"], index) if _is_bias(phase) else None
         maker = None if pooling is None else step.phases[pooling]
         if (
             maker is not None
@@ -85,13 +85,13 @@ def _beside_biases(step: Step) -> Step:
     """Let the gradient of an activation make that of the bias before it."""
     makers = Makers(step)
     phases: list[Phase | None] = list(step.phases)
-    for at, phase in enumerate(step.phases):
-        before = makers.activation(phase, at, phases) if _is_bias(phase) else None
+    for index, phase in enumerate(step.phases):
+        before = makers.activation(phase, index, phases) if _is_bias(phase) else None
         if before is None:
             continue
         maker = step.phases[before]
         call = BiasActivationGradientCall(**_shared(maker), alpha=phase.call.alpha)
-        phases[before], phases[at] = _both(maker, phase, call), None
+        phases[before], phases[index] = _both(maker, phase, call), None
     return replace(step, phases=tuple(phase for phase in phases if phase is not None))
 
 
@@ -103,8 +103,8 @@ def _of_two_parts(step: Step) -> Step:
     makers, tensors = Makers(step), dict(step.tensors)
     phases: list[Phase | None] = list(step.phases)
     asked = {step.base(name) for name in (*step.outputs, *step.gradients.values())}
-    for at, phase in enumerate(step.phases):
-        before = makers.activation(phase, at, phases) if is_plain_sums(phase) else None
+    for index, phase in enumerate(step.phases):
+        before = makers.activation(phase, index, phases) if is_plain_sums(phase) else None
         if before is None:
             continue
         maker = step.phases[before]
@@ -119,12 +119,12 @@ def _of_two_parts(step: Step) -> Step:
         phases[adder] = replace(adding, call=apart, binds={**adding.binds, "dx": part.name})
         both = _both(maker, phase, ActivationSumsCall(**_shared(maker)))
         phases[before] = replace(both, binds={**both.binds, "more": part.name})
-        phases[at] = None
+        phases[index] = None
     return replace(step, tensors=tensors, phases=tuple(p for p in phases if p is not None))
 
 
 def _shared(maker: Phase) -> dict[str, Any]:
-    """What the gradient of an activation shares with what also makes sums of it."""
+    """The arguments that the gradient of an activation shares with what also makes sums of it."""
     of = maker.call
     assert isinstance(of, ActivationGradientCall)
     return {"shape": of.shape, "mode": of.mode, "coef": of.coef, "dtype": of.dtype}
@@ -160,8 +160,8 @@ class Makers:
         It is looked up in what is `left` of the phases: there it may make another sum already.
         """
         before = self.of(phase.binds["dy"], at)
-        made = None if before is None else left[before]
-        of = None if made is None else made.call
+        maker = None if before is None else left[before]
+        of = None if maker is None else maker.call
         if not isinstance(of, ActivationGradientCall) or needs_x(of.mode, of.coef):
             return None
         return before if of.alpha == 1 and of.dtype in SUMMED_BESIDE else None

@@ -24,9 +24,9 @@ def share_gradient_memory(step: Step) -> Step:
     asked |= set(step.seeds.values())
     names: dict[str, str] = {}
     phases = list[Phase]()
-    for at, phase in enumerate(step.phases):
+    for index, phase in enumerate(step.phases):
         binds = {operand: names.get(name, name) for operand, name in phase.binds.items()}
-        if _may_share(step, at, phase, uses) and asked.isdisjoint(phase.binds[n] for n in _PAIR):
+        if _may_share(step, index, phase, uses) and asked.isdisjoint(phase.binds[n] for n in _PAIR):
             names[phase.binds["dx"]] = binds["dx"] = binds["dy"]
         phases.append(replace(phase, binds=binds))
     tensors = {
@@ -37,7 +37,7 @@ def share_gradient_memory(step: Step) -> Step:
     return replace(step, tensors=tensors, phases=tuple(phases))
 
 
-def _may_share(step: Step, at: int, phase: Phase, uses: Mapping[str, Uses]) -> bool:
+def _may_share(step: Step, index: int, phase: Phase, uses: Mapping[str, Uses]) -> bool:
     """True if dy, read for the last time, can become dx, written for the first."""
     if not phase.call.may_be_in_place or phase.call.beta != 0:
         return False
@@ -48,6 +48,6 @@ def _may_share(step: Step, at: int, phase: Phase, uses: Mapping[str, Uses]) -> b
         dy.kind == dx.kind == "gradient"
         and not dy.of
         and not dx.of
-        and uses[dy.name].phases[-1] == at == uses[dx.name].phases[0]
+        and uses[dy.name].phases[-1] == index == uses[dx.name].phases[0]
         and dy.name not in (name for operand, name in phase.binds.items() if operand != "dy")
     )

@@ -100,9 +100,9 @@ def parts_of(step: Step, parts: int) -> Parts:
     part = batch.part(min(1, count - 1), (size, 2 * size) if count > 1 else (0, size))
     rest = batch.part(count, (batch.images - left, batch.images)) if left else []
     once = (*batch.head, *(step.phases[at] for at in sorted(batch.last)), *batch.tail)
-    found = replace(step, tensors=batch.tensors, phases=tuple(part), forward_count=0)
-    shared = found.touched & step.tensors.keys()
-    return Parts(once, found, count, tuple(rest), tuple(batch.each), shared)
+    part_step = replace(step, tensors=batch.tensors, phases=tuple(part), forward_count=0)
+    shared = part_step.touched & step.tensors.keys()
+    return Parts(once, part_step, count, tuple(rest), tuple(batch.each), shared)
 
 
 class OfImages:
@@ -159,17 +159,17 @@ class OfImages:
     def _of(self, name: str, index: int, images: Range) -> str:
         """The tensor that holds some images of another one."""
         tensor = self.step.tensors[name]
-        made = f"{name} [{index}]"
-        if made in self.tensors:
-            return made
+        part = f"{name} [{index}]"
+        if part in self.tensors:
+            return part
         shape = (images[1] - images[0], *tensor.shape[1:])
         of, region = "", tuple[Range, ...]()
         if self._stays_whole(name):
             of, region = name, (images, *whole_region(tensor.shape)[1:])
         elif tensor.of:
             of, region = self._of(tensor.of, index, images), ((0, shape[0]), *tensor.region[1:])
-        self.tensors[made] = self._numbered(name, made, index, shape=shape, of=of, region=region)
-        return made
+        self.tensors[part] = self._numbered(name, part, index, shape=shape, of=of, region=region)
+        return part
 
     def _numbered(self, name: str, made: str, index: int, **changes: Any) -> Tensor:
         """A tensor of part `index`."""
@@ -196,16 +196,16 @@ class _Batch(OfImages):
         self.tail: list[Phase] = []
         self.each: list[int] = []
         self.last = sum_microbatches_last(step, self.images)
-        own = self.own
+        names = self.own
         #: Tensors that every part has some images of.
         self._batched = {
             phase.binds[operand]
-            for phase, found in zip(step.phases, own, strict=True)
+            for phase, found in zip(step.phases, names, strict=True)
             for operand in found
         }
         #: Calls that add to what the parts before summed.
         self._adding = [replace(phase.call, beta=1.0) for phase in step.phases]
-        self._sort(own)
+        self._sort(names)
         self._whole = {
             self._base(name)
             for name in (*step.outputs, *step.gradients.values(), *step.seeds.values())
@@ -220,39 +220,39 @@ class _Batch(OfImages):
             if self._stays_whole(name) or not {name, self._base(name)} & apart
         }
 
-    def _sort(self, own: list[set[str]]) -> None:
+    def _sort(self, names: list[set[str]]) -> None:
         """Tell phases that run once, before or after, from those that run for each part."""
         phases = self.step.phases
         known, head = dict[str, bool](), set[int]()  # of a tensor, whether images made it
-        for at, phase in enumerate(phases):
+        for index, phase in enumerate(phases):
             reads = {self._base(phase.binds[name]) for name in phase.call.loaded}
             heavy = any(
                 self.step.tensors[base].kind in ("map", "gradient") and base in self._batched
                 for base in reads
             )
-            made = heavy or any(known.get(base, False) for base in reads)
-            known |= {self._base(name): made for name in phase.writes}
-            if not made:
-                head.add(at)
-        needed = self._needed_by_all(own, head)
+            is_batched = heavy or any(known.get(base, False) for base in reads)
+            known |= {self._base(name): is_batched for name in phase.writes}
+            if not is_batched:
+                head.add(index)
+        needed = self._needed_by_all(names, head)
         summed: set[str] = set()
-        for at, phase in enumerate(phases):
+        for index, phase in enumerate(phases):
             results = {phase.binds[result] for result in phase.call.results}
             reads = {
                 self._base(name)
                 for name in (phase.binds[operand] for operand in phase.call.loaded)
                 if name not in results
             }
-            if at in needed:
+            if index in needed:
                 self.head.append(phase)
-            elif own[at]:
+            elif names[index]:
                 if reads & summed:
                     raise WholeBatchError(
                         f"{phase.name} needs {min(reads & summed)}, a sum over the whole batch: a "
                         "network with such phases cannot go through it some images at a time"
                     )
-                sums = {r for r in phase.call.results if r not in own[at]}
-                adding = self._adding[at]
+                sums = {r for r in phase.call.results if r not in names[index]}
+                adding = self._adding[index]
                 scaled = {r for r in phase.call.results if adding.scaling(r)[1] == 1}
                 if sums and scaled != sums:
                     raise WholeBatchError(
@@ -260,19 +260,19 @@ class _Batch(OfImages):
                         "a network with such phases cannot go through it some images at a time"
                     )
                 summed |= {self._base(phase.binds[result]) for result in sums}
-                self.each += [at] * (at not in self.last)
+                self.each += [index] * (index not in self.last)
             else:
                 self.tail.append(phase)
                 summed |= {self._base(name) for name in results}
 
-    def _needed_by_all(self, own: list[set[str]], head: set[int]) -> set[int]:
+    def _needed_by_all(self, names: list[set[str]], head: set[int]) -> set[int]:
         """Phases that can run before the parts, and that no part runs for itself."""
         wanted: set[str] = set()
-        needed = {at for at in head if not own[at]}
-        for at in sorted(head, reverse=True):
-            phase = self.step.phases[at]
-            if at in needed or wanted & {self._base(name) for name in phase.writes}:
-                needed.add(at)
+        needed = {index for index in head if not names[index]}
+        for index in sorted(head, reverse=True):
+            phase = self.step.phases[index]
+            if index in needed or wanted & {self._base(name) for name in phase.writes}:
+                needed.add(index)
                 wanted |= {self._base(name) for name in phase.reads}
         return needed
 
@@ -289,14 +289,14 @@ class _Batch(OfImages):
             found += [self._part(at, index, images)] if at in each else []
         return found
 
-    def _part(self, at: int, index: int, images: Range) -> Phase:
-        phase = self.step.phases[at]
+    def _part(self, phase_index: int, index: int, images: Range) -> Phase:
+        phase = self.step.phases[phase_index]
         call = phase.call
         if index and any(phase.binds[r] not in self._batched for r in call.results):
-            call = self._adding[at]
+            call = self._adding[phase_index]
         binds = {
             operand: self._of(name, index, images) if name in self._batched else name
             for operand, name in phase.binds.items()
         }
-        made = SubCall.of_images(call, images)
-        return Phase(f"{phase.name} [{index}]", made, binds, phase.node, phase.is_backward)
+        part = SubCall.of_images(call, images)
+        return Phase(f"{phase.name} [{index}]", part, binds, phase.node, phase.is_backward)

@@ -26,7 +26,7 @@ def sum_microbatches_last(step: Step, images: int) -> frozenset[int]:
     )
 
 
-def _is_summed_last(step: Step, at: int, phase: Phase, images: int) -> bool:
+def _is_summed_last(step: Step, index: int, phase: Phase, images: int) -> bool:
     operands, uses = phase.call.operands, step.uses
     if any("n" in operands[name].axes for name in phase.call.results):
         return False
@@ -35,8 +35,8 @@ def _is_summed_last(step: Step, at: int, phase: Phase, images: int) -> bool:
         for name in phase.call.loaded
         if "n" in operands[name].axes and operands[name].shape[0] == images
     }
-    is_changed = any(uses[base].written[-1:] > (at,) for base in read)
-    is_alone = all(uses[step.base(name)].written == (at,) for name in phase.writes)
+    is_changed = any(uses[base].written[-1:] > (index,) for base in read)
+    is_alone = all(uses[step.base(name)].written == (index,) for name in phase.writes)
     kept = sum(step.tensors[base].nbytes for base in read)
     summed = sum(step.tensors[name].nbytes for name in phase.writes)
     return bool(read) and is_alone and not is_changed and kept < summed
@@ -51,13 +51,13 @@ def run_before(step: Step, last: frozenset[int], parts: int) -> dict[int, list[i
         For a phase of the part, those that run just before it. The key is the number of all phases
         for those that run behind the last one.
     """
-    found, held = dict[int, list[int]](), _held_by_part(step, parts)
+    runs, held = dict[int, list[int]](), _held_by_part(step, parts)
     most = held.max(initial=0)
-    for at in sorted(last):
-        nbytes = sum(step.tensors[name].nbytes for name in step.phases[at].writes)
-        fits = (held[at:] + nbytes <= most).nonzero()[0]
-        found.setdefault(at + int(fits[0]) if len(fits) else len(step.phases), []).append(at)
-    return found
+    for index in sorted(last):
+        nbytes = sum(step.tensors[name].nbytes for name in step.phases[index].writes)
+        fits = (held[index:] + nbytes <= most).nonzero()[0]
+        runs.setdefault(index + int(fits[0]) if len(fits) else len(step.phases), []).append(index)
+    return runs
 
 
 def _held_by_part(step: Step, parts: int) -> Any:

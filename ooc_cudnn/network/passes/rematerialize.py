@@ -43,14 +43,14 @@ def compared_maps(step: Step) -> frozenset[str]:
 
 def repeatable_maps(step: Step) -> frozenset[str]:
     """Maps that one repeatable forward phase makes whole, whoever reads them."""
-    found, uses = set[str](), step.uses
-    for at, phase in enumerate(step.phases):
+    maps, uses = set[str](), step.uses
+    for index, phase in enumerate(step.phases):
         if phase.is_backward or not is_repeatable(step, phase):
             continue
         for name in phase.writes:
-            if step.base(name) == name and uses[name].written == (at,):
-                found.add(name)
-    return frozenset(found)
+            if step.base(name) == name and uses[name].written == (index,):
+                maps.add(name)
+    return frozenset(maps)
 
 
 def forward_only_maps(step: Step) -> frozenset[str]:
@@ -97,14 +97,14 @@ def remat_seconds(
     step: Step, machine: MachineModel, gone: frozenset[str]
 ) -> Callable[[str], float]:
     """Recompute cost of a tensor, including ancestors that are not live."""
-    uses, found = step.uses, dict[str, float]()
+    uses, costs = step.uses, dict[str, float]()
 
     def seconds_of(name: str) -> float:
-        if name not in found:
+        if name not in costs:
             maker = step.phases[uses[name].written[0]]
             before = sum(seconds_of(each) for each in maker.reads if each in gone)
-            found[name] = compute_seconds(maker, machine) + before
-        return found[name]
+            costs[name] = compute_seconds(maker, machine) + before
+        return costs[name]
 
     return seconds_of
 
@@ -131,8 +131,8 @@ class Rematerialization:
         for phase, following in pairwise([*self.before.phases, None]):
             assert phase is not None
             if phase.is_backward:
-                for at in sorted(self._to_repeat(phase)):
-                    self._repeat(self.before.phases[at])
+                for index in sorted(self._to_repeat(phase)):
+                    self._repeat(self.before.phases[index])
                 phase = self._rebound(phase)
             self.phases.append(phase)
             near = {self.before.base(name) for name in following.reads} if following else ()
@@ -142,14 +142,14 @@ class Rematerialization:
 
     def _to_repeat(self, phase: Phase) -> set[int]:
         """The phases that make what a phase reads and is not there, and what those read."""
-        found, looked_at = set[int](), [phase]
+        indices, looked_at = set[int](), [phase]
         while looked_at:
             for read in looked_at.pop().reads:
                 base = self.before.base(read)
-                if base in self.wanted - self.made.keys() and self.makers[base] not in found:
-                    found.add(self.makers[base])
+                if base in self.wanted - self.made.keys() and self.makers[base] not in indices:
+                    indices.add(self.makers[base])
                     looked_at.append(self.before.phases[self.makers[base]])
-        return found
+        return indices
 
     def _repeat(self, maker: Phase) -> None:
         for result in maker.writes:
@@ -180,7 +180,7 @@ class Rematerialization:
         if base not in self.made:
             return name
         of = self.made[base]
-        made = name + of[len(base) :]
-        if made not in self.tensors:  # a view of what is made again
-            self.tensors[made] = self._derived(name, made, of=of, region=region)
-        return made
+        new_name = name + of[len(base) :]
+        if new_name not in self.tensors:  # a view of what is made again
+            self.tensors[new_name] = self._derived(name, new_name, of=of, region=region)
+        return new_name

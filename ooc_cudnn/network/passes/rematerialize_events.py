@@ -36,23 +36,23 @@ class _RematInsertion(Rematerialization):
     def __init__(self, before: Step, again: tuple[RematEvent, ...]) -> None:
         super().__init__(before, frozenset(), ())
         self._again_at = defaultdict[int, list[RematEvent]](list)
-        for each in again:
-            tensor = before.tensors.get(each.name)
-            is_backward = 0 <= each.before < len(before.phases) and (
-                before.phases[each.before].is_backward
+        for event in again:
+            tensor = before.tensors.get(event.name)
+            is_backward = 0 <= event.before < len(before.phases) and (
+                before.phases[event.before].is_backward
             )
             if tensor is None or tensor.kind != "map" or tensor.of or not is_backward:
-                raise ValueError(f"the plan cannot be followed: {each}")
-            self._again_at[each.before].append(each)
+                raise ValueError(f"the plan cannot be followed: {event}")
+            self._again_at[event.before].append(event)
 
     def step(self) -> Step:
         """The rewritten step."""
-        for at, phase in enumerate(self.before.phases):
-            for each in self._again_at[at]:
-                if each.is_made:
-                    self._make(each.name)
+        for index, phase in enumerate(self.before.phases):
+            for event in self._again_at[index]:
+                if event.is_made:
+                    self._make(event.name)
                 else:
-                    self.made.pop(each.name, None)
+                    self.made.pop(event.name, None)
             self.phases.append(self._rebound(phase) if phase.is_backward else phase)
         return replace(self.before, tensors=self.tensors, phases=tuple(self.phases))
 

@@ -96,18 +96,18 @@ class _Band:
         """The phases of the band that have something to do."""
         rows = self._rows()
         return [
-            self._of(phase, made)
+            self._of(phase, band_rows)
             for at, phase in enumerate(self.part)
-            if (made := rows[at]) is not None
+            if (band_rows := rows[at]) is not None
         ]
 
     def _rows(self) -> Mapping[int, Range | None]:
         """From the last phase back: the rows that each makes, for those who read them."""
-        found: dict[int, Range | None] = {}
-        for at in reversed(range(len(self.part))):
-            phase = self.part[at]
+        by_phase: dict[int, Range | None] = {}
+        for index in reversed(range(len(self.part))):
+            phase = self.part[index]
             rows = self._wanted(phase)
-            found[at] = rows
+            by_phase[index] = rows
             if rows is None:
                 continue
             for operand in phase.call.operands:
@@ -116,7 +116,7 @@ class _Band:
                     region = self._region(phase, operand, rows)
                     if region is not None:
                         self._need(name, region[ROW_AXIS])
-        return found
+        return by_phase
 
     def _wanted(self, phase: Phase) -> Range | None:
         """The rows that a phase makes: those of banded results that are needed, else its share."""
@@ -169,10 +169,10 @@ class _Band:
                 region = [(0, extent) for extent in tensor.shape]
                 region[ROW_AXIS] = self.needed[name]
                 held.append((operand, tuple(region)))
-                binds[operand] = made = f"{name} band {self.band}"
-                if made not in self.tensors:
+                binds[operand] = part = f"{name} band {self.band}"
+                if part not in self.tensors:
                     shape = tuple(stop - start for start, stop in region)
-                    self.tensors[made] = tensor.derived(made, {"row_tile": self.band}, shape=shape)
+                    self.tensors[part] = tensor.derived(part, {"row_tile": self.band}, shape=shape)
         sums = any("h_y" not in call.operands[result].axes for result in call.results)
         if rows[0] and sums:
             call = replace(call, beta=1.0)
@@ -186,7 +186,7 @@ def whole_maps(step: Step) -> frozenset[str]:
 
     They are small beside what they are made of, and others can be made again of them.
     """
-    uses, found = step.uses, set[str]()
+    uses, maps = step.uses, set[str]()
     beside = forward_only_maps(step)
 
     def rows_before(name: str) -> int:
@@ -200,5 +200,5 @@ def whole_maps(step: Step) -> frozenset[str]:
     for name in rematerializable(step):
         forward = [at for at in uses[name].phases if not step.phases[at].is_backward]
         if height(step.tensors[name].shape) < rows_before(name) or forward[-1] - forward[0] > FAR:
-            found.add(name)
-    return frozenset(found)
+            maps.add(name)
+    return frozenset(maps)

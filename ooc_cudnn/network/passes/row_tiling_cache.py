@@ -37,10 +37,10 @@ def cache_rows(tiling_regions: TilingRegions, cut: Cut) -> TilingRegions:
     """Rewrite regions so that each reads rows of a whole tensor once."""
     step, copies = tiling_regions.step, tuple(_wanted(tiling_regions))
     while copies:
-        found = cut(_insert_copies(step, copies))
-        banded = tuple(copy for copy in copies if copy.name in found.banded_tensors)
+        tiling = cut(_insert_copies(step, copies))
+        banded = tuple(copy for copy in copies if copy.name in tiling.banded_tensors)
         if banded == copies:
-            return found
+            return tiling
         copies = banded
     return tiling_regions
 
@@ -84,12 +84,12 @@ def _insert_copies(step: Step, copies: tuple[_Copy, ...]) -> Step:
     for copy in copies:
         source = step.tensors[copy.source]
         tensors[copy.name] = source.derived(copy.name, {"copy": "rows"}, kind="map")
-    for at, phase in enumerate(step.phases):
+    for index, phase in enumerate(step.phases):
         binds = dict(phase.binds)
         for copy in copies:
-            if at not in copy.readers:
+            if index not in copy.readers:
                 continue
-            if at == copy.readers[0]:
+            if index == copy.readers[0]:
                 whole = identity(step.tensors[copy.source])
                 call = _Rows(whole.operations, whole.dtype)
                 bound = {"x": copy.source, "y": copy.name}

@@ -66,8 +66,8 @@ class TilingRegions:
 
     def _has_rows(self, name: str) -> bool:
         """True if every phase takes rows of a tensor as its pieces go down the rows."""
-        for at in self.uses[name].phases:
-            phase = self.step.phases[at]
+        for index in self.uses[name].phases:
+            phase = self.step.phases[index]
             for operand, bound in phase.binds.items():
                 if self.places[bound].base == name and (
                     bound != name
@@ -87,21 +87,21 @@ class TilingRegions:
         """Cut before each phase that cannot follow those of its region band by band."""
         start, held, phases = 0, _WholeTensorUses(self), self.step.phases
         turn = self.step.turn if self.step.pauses else None
-        for at, phase in enumerate(phases):
+        for index, phase in enumerate(phases):
             alone = self._is_alone(phase)
-            if turn == at > start or held.must_end_before(phase) or (at > start and alone):
-                cut = at
+            if turn == index > start or held.must_end_before(phase) or (index > start and alone):
+                cut = index
                 while not alone and cut - 1 > start and self._makes_again(phases[cut - 1]):
                     cut -= 1  # what is made again for this phase belongs to it
                 yield start, cut
-                start, held = cut, _WholeTensorUses(self, phases[cut:at])
+                start, held = cut, _WholeTensorUses(self, phases[cut:index])
                 if held.must_end_before(phase):
-                    yield start, at
-                    start, held = at, _WholeTensorUses(self)
+                    yield start, index
+                    start, held = index, _WholeTensorUses(self)
             held.add(phase)
             if alone:
-                yield start, at + 1
-                start, held = at + 1, _WholeTensorUses(self)
+                yield start, index + 1
+                start, held = index + 1, _WholeTensorUses(self)
         if start < len(phases):
             yield start, len(phases)
 
@@ -128,12 +128,12 @@ class TilingRegions:
 
     def _crossing(self) -> set[str]:
         """Banded tensors that several regions touch."""
-        found = set[str]()
+        names = set[str]()
         for name in self.banded_tensors:
             phases = self.uses[name].phases
             if not any(a <= phases[0] and phases[-1] < b for a, b in self.intervals):
-                found.add(name)
-        return found
+                names.add(name)
+        return names
 
 
 class _WholeTensorUses:

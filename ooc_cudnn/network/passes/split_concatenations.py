@@ -34,7 +34,7 @@ def split_concatenations(step: Step) -> Step:
 
 def _parts(step: Step, joined: str) -> tuple[Range, ...]:
     """The channels of each part of a concatenation; none where it must stay whole."""
-    shape, found = step.tensors[joined].shape, set[Range]()
+    shape, ranges = step.tensors[joined].shape, set[Range]()
     if joined in step.results | set(step.seeds.values()) or len(shape) < 3:
         return ()
     for phase in step.phases:
@@ -49,9 +49,9 @@ def _parts(step: Step, joined: str) -> tuple[Range, ...]:
                 continue
             if (*region[:1], *region[2:]) != (*whole_region(shape)[:1], *whole_region(shape)[2:]):
                 return ()
-            found.add(region[1])
-    ends = [(0, 0), *sorted(found), (shape[1], shape[1])]
-    if len(found) < 2 or any(a[1] != b[0] for a, b in pairwise(ends)):
+            ranges.add(region[1])
+    ends = [(0, 0), *sorted(ranges), (shape[1], shape[1])]
+    if len(ranges) < 2 or any(a[1] != b[0] for a, b in pairwise(ends)):
         return ()
     return tuple(ends[1:-1])
 
@@ -89,32 +89,32 @@ def _split_concatenation(step: Step, joined: str, parts: tuple[Range, ...]) -> S
             # of convolutions, which are taken apart, or of a concatenation in this one
             del tensors[name]
             continue
-        at = parts.index(region[1])
-        own = whole_region(extents(region))
-        tensors[name] = replace(tensor, of=names[at], region=own)
+        position = parts.index(region[1])
+        whole = whole_region(extents(region))
+        tensors[name] = replace(tensor, of=names[position], region=whole)
     for index, phase in enumerate(step.phases):
         operand = _JOINED.get(type(phase.call), "")
         bound = phase.binds.get(operand, joined if operand else "")
         if operand not in phase.binds or step.place(bound) != (joined, whole_region(old.shape)):
             phases.append(phase)
             continue
-        made = _of_parts(phase, operand, parts, names, tensors)
+        pieces = _of_parts(phase, operand, parts, names, tensors)
         if isinstance(phase.call, DataGradientCall):
             # what is read last is made first: it leaves while the others are made and read
             later = [_next_use(step, joined, part, index) for part in parts]
-            made = [made[at] for at in sorted(range(len(parts)), key=lambda at: -later[at])]
-        phases += made
+            pieces = [pieces[at] for at in sorted(range(len(parts)), key=lambda at: -later[at])]
+        phases += pieces
     count = sum(not phase.is_backward for phase in phases)
     return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
 
 
 def _next_use(step: Step, joined: str, part: Range, index: int) -> int:
     """The next phase that touches some channels of a concatenation."""
-    for at in range(index + 1, len(step.phases)):
-        for name in step.phases[at].binds.values():
+    for position in range(index + 1, len(step.phases)):
+        for name in step.phases[position].binds.values():
             base, region = step.place(name)
             if base == joined and region[1][0] < part[1] and part[0] < region[1][1]:
-                return at
+                return position
     return len(step.phases)
 
 
@@ -126,8 +126,8 @@ def _of_parts(
     tensors: dict[str, Tensor],
 ) -> list[Phase]:
     """A convolution, or one of its gradients, of each part; the filters' parts become views."""
-    call, found = phase.call, list[Phase]()
-    for at, (channels, name) in enumerate(zip(parts, names, strict=True)):
+    call, phases = phase.call, list[Phase]()
+    for index, (channels, name) in enumerate(zip(parts, names, strict=True)):
         filters = "dw" if isinstance(call, FilterGradientCall) else "w"
         of = phase.binds[filters]
         region = whole_region(tensors[of].shape)
@@ -138,16 +138,16 @@ def _of_parts(
         forward = _convolution(phase)
         assert forward is not None
         forward = replace(forward, x_shape=tensors[name].shape, w_shape=extents(region))
-        made: Chain | FilterGradientCall | DataGradientCall
+        part_call: Chain | FilterGradientCall | DataGradientCall
         if isinstance(call, Chain):
             others = call.operations[1:]
-            if at < len(parts) - 1:  # what is added to all is added with the last
+            if index < len(parts) - 1:  # what is added to all is added with the last
                 others = ()
                 binds = {each: binds[each] for each in ("x", "w", "y")}
-            beta = call.beta if at == 0 else 1.0
-            made = replace(call, operations=(forward, *others), beta=beta)
+            beta = call.beta if index == 0 else 1.0
+            part_call = replace(call, operations=(forward, *others), beta=beta)
         else:
             assert isinstance(call, FilterGradientCall | DataGradientCall)
-            made = replace(call, forward=forward)
-        found.append(replace(phase, name=f"{phase.name} [{at}]", call=made, binds=binds))
-    return found
+            part_call = replace(call, forward=forward)
+        phases.append(replace(phase, name=f"{phase.name} [{index}]", call=part_call, binds=binds))
+    return phases
