@@ -30,21 +30,21 @@ def offload_maps(step: Step, fetches: Mapping[str, int]) -> LiveRanges:
     """
     uses = step.uses
     live_ranges, gaps = keep_all(step), idle_phases(step, uses)
-    for name, back in fetches.items():
+    for name, fetch in fetches.items():
         last, first = gaps[name]
         (live_range,) = live_ranges[name]
         written = max((phase for phase in uses[name].written if phase <= last), default=-1)
         leaves = None if step.tensors[name].kind == "input" else max(last - 1, written)
-        back = min(max(back, last + 1), first)
+        fetch = min(max(fetch, last + 1), first)
         # an output of the network has left by then: it leaves again only if backward writes it
         again = (
             live_range.leaves
-            if live_range.leaves is not None and live_range.leaves >= back
+            if live_range.leaves is not None and live_range.leaves >= fetch
             else None
         )
         live_ranges[name] = (
             LiveRange(live_range.first, last, live_range.fetched, leaves),
-            LiveRange(back, live_range.last, fetched=True, leaves=again),
+            LiveRange(fetch, live_range.last, fetched=True, leaves=again),
         )
     return live_ranges
 

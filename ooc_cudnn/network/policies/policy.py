@@ -142,9 +142,9 @@ def _single_maps(step: Step) -> list[str]:
         change[first] = change.get(first, 0) + 1
         change[last] = change.get(last, 0) - 1
     alive, count = 0, dict[int, int]()
-    for at in range(len(step.phases)):
-        alive += change.get(at, 0)
-        count[at] = alive
+    for index in range(len(step.phases)):
+        alive += change.get(index, 0)
+        count[index] = alive
     for name, (first, last) in lives.items():
         if count[first] == 1 and last > first:
             narrow.append(name)

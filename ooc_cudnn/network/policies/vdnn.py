@@ -45,12 +45,12 @@ def prefetches(step: Step, readers: tuple[type, ...]) -> dict[str, int]:
     pending = {name for name in inputs.values() if name in gaps}
     fetches = dict[str, int]()
     order = list(layers)  # as backward goes
-    for at, layer in enumerate(order):
+    for index, layer in enumerate(order):
         start = layers[layer][0]
         if inputs[layer] in pending:  # nobody fetched it before
             fetches[inputs[layer]] = gaps[inputs[layer]][1]
             pending.discard(inputs[layer])
-        for earlier in order[at + 1 :]:
+        for earlier in order[index + 1 :]:
             if inputs[earlier] in pending:
                 fetches[inputs[earlier]] = start
                 pending.discard(inputs[earlier])
@@ -74,8 +74,8 @@ def _input(step: Step, phases: Iterable[int], readers: tuple[type, ...]) -> str:
 
     Backward of a pooling need not read it: then it is what forward reads.
     """
-    for at in phases:
-        phase = step.phases[at]
+    for index in phases:
+        phase = step.phases[index]
         if isinstance(phase.call, readers) and not _is_classifier(phase):
             of_node = (each.binds for each in step.phases if each.node == phase.node)
             x = next((binds["x"] for binds in (phase.binds, *of_node) if "x" in binds), "")

@@ -82,17 +82,17 @@ def course_of(made: LoweredStep, measured: Trace | None = None) -> Course:
         intervals = _intervals(measured, schedule)
         seconds = max(stop for _, stop in intervals)
         said = f"{format_seconds(seconds)} measured, {format_seconds(plan.seconds)} predicted"
-    found: dict[tuple[str, int], tuple[float, float]] = {}
-    for each, (start, stop) in zip(schedule.steps, intervals, strict=True):
-        first, last = found.get((each.stream, each.item), (start, stop))
-        found[each.stream, each.item] = min(first, start), max(last, stop)
-    tasks = sorted(item for stream, item in found if stream == COMPUTE)
+    runs: dict[tuple[str, int], tuple[float, float]] = {}
+    for item_step, (start, stop) in zip(schedule.steps, intervals, strict=True):
+        first, last = runs.get((item_step.stream, item_step.item), (start, stop))
+        runs[item_step.stream, item_step.item] = min(first, start), max(last, stop)
+    tasks = sorted(item for stream, item in runs if stream == COMPUTE)
     kinds = dict(zip(tasks, (_kind_of(made.step, p) for p in made.step.phases), strict=True))
     spans = [
         Span(stream, kinds[item] if stream == COMPUTE else "copies", *span)
-        for (stream, item), span in found.items()
+        for (stream, item), span in runs.items()
     ]
-    begins = [found[COMPUTE, item][0] for item in tasks]
+    begins = [runs[COMPUTE, item][0] for item in tasks]
     held = np.zeros((len(CLASSES), len(tasks)), np.int64)
     held[-1] = [task.plan.device_bytes for task in program.tasks]
     for row, first, last, nbytes in _stays(made):
@@ -117,11 +117,11 @@ def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]
     return [(step.start_seconds, step.stop_seconds) for step in measured.steps]
 
 
-def _stays(made: LoweredStep) -> Iterator[tuple[int, int, int, int]]:
+def _stays(planned: LoweredStep) -> Iterator[tuple[int, int, int, int]]:
     """Row of `CLASSES`, first and last phase, and bytes of each live range."""
-    step = made.step
+    step = planned.step
     of_weights = {step.base(name) for name in step.gradients.values()}
-    for base, live_ranges in made.lowered.live_ranges.items():
+    for base, live_ranges in planned.lowered.live_ranges.items():
         tensor = step.tensors[base]
         if tensor.kind in ("parameter", "running") or base in of_weights:
             name = "weights"
@@ -166,8 +166,8 @@ def figure_of(course: Course) -> Any:
     _draw_memory(memory, course, scale)
     streams.set_title(course.title, loc="left", fontweight="bold")
     memory.set_xlabel(f"time in {unit}")
-    for each in (streams, memory):
-        each.set_xlim(0, seconds * scale)
+    for panel in (streams, memory):
+        panel.set_xlim(0, seconds * scale)
     return figure
 
 
@@ -196,7 +196,7 @@ def _kind_of(step: Step, phase: Phase) -> str:
 
 
 def _draw_memory(axes: Any, course: Course, scale: float) -> None:
-    """What is held, stacked; the limit, and the peak with addresses that is promised."""
+    """Draw what is held, stacked; the limit, and the peak with addresses that is promised."""
     times = np.repeat(course.begins, 2)[1:-1] * scale
     held = np.repeat(course.held, 2, axis=1) / 2**30
     axes.stackplot(times, held, labels=CLASSES, colors=COLOURS, linewidth=0)
