@@ -89,14 +89,14 @@ class Network(
         if dtype not in ITEM_BYTES:
             raise TypeError(f"{name}: dtype must be one of {', '.join(ITEM_BYTES)}, not {dtype!r}")
         extents = _extents_of(name, shape)
-        made = Tensor(name, extents, dtype, "input")
+        tensor = Tensor(name, extents, dtype, "input")
         if gradient:
-            if not made.is_floating:
+            if not tensor.is_floating:
                 raise TypeError(f"{name}: an input of dtype {dtype} has no gradient")
             self._asking.append(name)
-        options = {"name": name, "shape": made.shape, "dtype": dtype, "gradient": gradient}
+        options = {"name": name, "shape": tensor.shape, "dtype": dtype, "gradient": gradient}
         self._calls.append(("input", (), options))
-        return self.graph.add_tensor(made)
+        return self.graph.add_tensor(tensor)
 
     def parameter(
         self, name: str, shape: Iterable[int], dtype: str = "float32", *, array: Any = None
@@ -112,10 +112,10 @@ class Network(
         if dtype not in DTYPES:
             raise TypeError(f"{name}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         extents = _extents_of(name, shape)
-        made = Tensor(name, extents, dtype, "parameter")
-        options = {"name": name, "shape": made.shape, "dtype": dtype, "array": array}
+        tensor = Tensor(name, extents, dtype, "parameter")
+        options = {"name": name, "shape": tensor.shape, "dtype": dtype, "array": array}
         self._calls.append(("parameter", (), options))
-        return self._lasting(self.parameters, made, zeros, array)
+        return self._lasting(self.parameters, tensor, zeros, array)
 
     # Freezing ---------------------------------------------------------------------------------
 
@@ -136,13 +136,13 @@ class Network(
         self._frozen.difference_update(self._parameters_named(names))
 
     def _parameters_named(self, names: Iterable[str]) -> set[str]:
-        found = set()
+        matches = set()
         for name in names:
-            own = [each for each in self.parameters if each == name or each.startswith(f"{name}.")]
-            if not own:
+            hits = [each for each in self.parameters if each == name or each.startswith(f"{name}.")]
+            if not hits:
                 raise ValueError(f"{name!r} is neither a parameter nor a node that has some")
-            found.update(own)
-        return found
+            matches.update(hits)
+        return matches
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -170,11 +170,11 @@ class Network(
         other = type(self)()
         other.parameters, other.running = self.parameters, self.running
         other._frozen = self._frozen
-        own = other.graph.tensors
+        tensors = other.graph.tensors
         for builder, arguments, options in self._calls:
             if builder == "input" and options["name"] in shapes:
                 options = {**options, "shape": shapes[options["name"]]}
-            arguments, options = translate_arguments((arguments, options), own)
+            arguments, options = translate_arguments((arguments, options), tensors)
             getattr(other, builder)(*arguments, **options)
         return other
 

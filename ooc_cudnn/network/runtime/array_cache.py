@@ -31,17 +31,17 @@ class ArrayCache:
         TypeError, ValueError
             As `array_ref`.
         """
-        own = self._own.get(name)
-        if own is not None and own[1].array is array and own[0] == _how(array, device):
-            return own[1]
+        entry = self._own.get(name)
+        if entry is not None and entry[1].array is array and entry[0] == _how(array, device):
+            return entry[1]
         where = _where(array, device)
         known = self._there.get(name)
         if where is not None and known is not None and known[0] == where:
             return ArrayRef(array, known[1].spec, known[1].pointer)
-        found = array_ref(array, device, name=name)
+        wrapped = array_ref(array, device, name=name)
         if where is not None:
-            self._there[name] = where, found._replace(array=None)
-        return found
+            self._there[name] = where, wrapped._replace(array=None)
+        return wrapped
 
     def note(self, name: str, array: Any, spec: TensorSpec, device: Device) -> None:
         """Take an array that the library has made, in pinned memory that nobody can unpin.
@@ -52,7 +52,7 @@ class ArrayCache:
 
 
 def _where(array: Any, device: Device) -> Hashable:
-    """Where and how an array lies on the device; None if it does not."""
+    """The place and layout of an array on the device; None if it is not there."""
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         pointer = array.data.ptr
@@ -64,5 +64,5 @@ def _where(array: Any, device: Device) -> Hashable:
 
 
 def _how(array: Any, device: Device) -> Hashable:
-    """How an array lies, and for which device."""
+    """The layout of an array, and the device that it is for."""
     return array.shape, array.strides, array.dtype, device.name

@@ -49,8 +49,8 @@ def constraints_for(
     if machine is not None:
         model = named_machine(machine)
         limit = limit_of(model, _asked(memory_limit))
-        there = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
-        room = limit - there - new_array_bytes(step, specs)
+        held = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
+        room = limit - held - new_array_bytes(step, specs)
         most = settings.host_memory_limit
         return PlanConstraints(
             Target(model, limit, room, ORDERS, None, settings.overlap),

@@ -34,17 +34,17 @@ def measure_engines(
     plan : callable
         Plans it as it will run.
     """
-    made = iter((look,))
+    looks = iter((look,))
 
     def planned() -> PlannedWork:
-        quick = next(made, None)
-        found = (quick or plan)()
+        quick = next(looks, None)
+        step = (quick or plan)()
         tasks = [
             (item.request, item.plan)
-            for item in found.lowered.program.items
+            for item in step.lowered.program.items
             if isinstance(item, Task)
         ]
-        return PlannedWork("the step", tasks, found.plan.memory_limit, is_as_run=quick is None)
+        return PlannedWork("the step", tasks, step.plan.memory_limit, is_as_run=quick is None)
 
     effort = Effort(
         every=every,

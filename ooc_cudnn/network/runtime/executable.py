@@ -112,7 +112,7 @@ class Executable:
         self._views: dict[str, tuple[TensorSpec, DeviceView]] = {}
 
     def _in_block(self) -> Iterator[tuple[str, Any]]:
-        """What lives on the host meanwhile, in one block of pinned memory."""
+        """The arrays that live on the host meanwhile, in one block of pinned memory."""
         program = self.program
         if not program.pinned_bytes:
             return
@@ -133,17 +133,17 @@ class Executable:
 
     def _results_made(
         self,
-        given: Mapping[str, ArrayRef],
+        inputs: Mapping[str, ArrayRef],
         names: Collection[str],
         making: ResultAllocation = DEFAULT_ALLOCATION,
     ) -> dict[str, Any]:
         """Arrays for the results of these names; what a step changes begins as what is given."""
-        made = {n: self._made(self._results[n], making) for n in self._last_first if n in names}
-        own = [name for name in self.changed if name in names and name not in making.changing]
-        for name, array in self._changed_made(own):
-            array[...] = given[name].plain
-            made[name] = array
-        return made
+        arrays = {n: self._made(self._results[n], making) for n in self._last_first if n in names}
+        changed = [name for name in self.changed if name in names and name not in making.changing]
+        for name, array in self._changed_made(changed):
+            array[...] = inputs[name].plain
+            arrays[name] = array
+        return arrays
 
     @property
     def on_host(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class Executable:
         have_ready(self.device, sizes, current().host_memory_limit)
 
     def _changed_on_host(self, names: Iterable[str]) -> GradientBlock:
-        """Where what a step changes lies in a block of pinned memory, but for what is elsewhere."""
+        """Places of what a step changes in a block of pinned memory, but for what is elsewhere."""
         specs = {name: self.program.bindings[name].spec for name in names}
         return GradientBlock(
             {name: spec for name, spec in specs.items() if spec.placement != "device"}
@@ -176,24 +176,24 @@ class Executable:
     def _changed_made(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Arrays for what a step changes; those on the host in one block of pinned memory."""
         specs = {name: self.program.bindings[name].spec for name in names}
-        there = {name: spec for name, spec in specs.items() if spec.placement == "device"}
+        on_device = {name: spec for name, spec in specs.items() if spec.placement == "device"}
         pinned = self._changed_on_host(specs)
         if pinned.nbytes:
             memory = allocate(self.device, pinned.nbytes, current().host_memory_limit)
             yield from pinned.arrays(memory, _within).items()
-        for name, spec in there.items():
+        for name, spec in on_device.items():
             yield name, self._made(spec)
 
     def _sources(
-        self, own: Mapping[str, Any], given: Mapping[str, ArrayRef], made: Mapping[str, Any]
+        self, held: Mapping[str, Any], inputs: Mapping[str, ArrayRef], results: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Every array that is handed in, as the executor takes it."""
-        arrays: dict[str, Any] = {**own, **made}
-        for name, each in given.items():
-            if name not in made:
-                there = each.spec.placement == "device"
-                arrays[name] = self._view(name, each.spec, each.pointer) if there else each.array
-        for name, array in made.items():
+        arrays: dict[str, Any] = {**held, **results}
+        for name, ref in inputs.items():
+            if name not in results:
+                on_device = ref.spec.placement == "device"
+                arrays[name] = self._view(name, ref.spec, ref.pointer) if on_device else ref.array
+        for name, array in results.items():
             spec = self.program.bindings[name].spec
             if spec.placement == "device":
                 if name in self.changed:  # packed, however the given one lies
@@ -281,18 +281,18 @@ class ExecutableStep(Executable):
             arrays are made while the device works.
         """
         names = {*self._results, *self.changed} - self._gradients.keys()
-        made = self._results_made(given, names, making)
-        arrays = self._sources(self._own, given, made)
+        results = self._results_made(given, names, making)
+        arrays = self._sources(self._own, given, results)
 
         def make_arrays() -> None:
             if memory is not None:
-                made.update(self._block.arrays(memory, self.memory.in_block))
+                results.update(self._block.arrays(memory, self.memory.in_block))
 
         with self.device.arena.lock, interrupts.defer_signals():
             if memory is not None:
                 arrays |= self._block.views(memory.pointer)
             self._observed(self.executor, arrays, wait=wait, meanwhile=make_arrays)
-        return made
+        return results
 
 
 def new_array_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:

@@ -38,14 +38,14 @@ def final_items(
     names: dict[str, list[str]] = {base: [] for base in ends}
     for name, gradient in step.gradients.items():
         names[step.base(gradient)].append(name)
-    found: list[tuple[int, tuple[str, ...]]] = []
+    groups: list[tuple[int, tuple[str, ...]]] = []
     group: list[str] = []
     held, end = 0, len(program.items)
     for base in sorted(ends, key=ends.__getitem__):
         after = ends[base] + 1
         if nbytes is not None and held >= nbytes and after > end:
-            found.append((end, tuple(group)))
+            groups.append((end, tuple(group)))
             group, held = [], 0
         group += names[base]
         held, end = held + step.tensors[base].nbytes, after
-    return [*found, (len(program.items), tuple(group))]
+    return [*groups, (len(program.items), tuple(group))]

@@ -51,11 +51,11 @@ class ForwardStep(PreparedStep[ExecutableStep]):
         ready = self._prepared(device, taken, making.changing)
         self.plan = ready.planned.plan
         wait = making is DEFAULT_ALLOCATION or not ready.is_all_there
-        made = ready.run(taken, making, wait=wait)
+        results = ready.run(taken, making, wait=wait)
         outputs = tuple(
-            plain(out[name]) if name in out else ready.of(made, name) for name in step.outputs
+            plain(out[name]) if name in out else ready.of(results, name) for name in step.outputs
         )
-        running = {n: a for n, a in made.items() if n in self._network.running}
+        running = {n: a for n, a in results.items() if n in self._network.running}
         return Forward(outputs, running)
 
     @property

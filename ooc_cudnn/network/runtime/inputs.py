@@ -51,7 +51,7 @@ def arrays_given(
     if said:
         raise TypeError(f"the step {said}; its inputs are {', '.join(wanted)}")
     held = {"parameter": network.parameters, "running": network.running}
-    found = {}
+    arrays = {}
     for name, kind in kinds.items():
         if kind == "input":
             array = inputs[name]
@@ -59,10 +59,10 @@ def arrays_given(
             array = instead[name] if name in instead else held[kind][name]
         else:
             continue
-        each = array if isinstance(array, ArrayRef) else wrapped(name, array, device)
-        check_given(step.tensors[name], each)
-        found[name] = each
-    return found
+        reference = array if isinstance(array, ArrayRef) else wrapped(name, array, device)
+        check_given(step.tensors[name], reference)
+        arrays[name] = reference
+    return arrays
 
 
 def as_held(given: Mapping[str, ArrayRef], changed: Iterable[str]) -> dict[str, ArrayRef]:
@@ -99,17 +99,17 @@ def results_given(
 
     What is wrapped already lies apart from everything, as whoever made it says.
     """
-    found = {
+    arrays = {
         name: array
         if isinstance(array, ArrayRef)
         else array_ref(array, device, name="out", written=True)
         for name, array in out.items()
     }
-    for name, each in found.items():
-        check_given(step.tensors[name], each)
-    users = {f"out of {n}": found[n] for n, a in out.items() if not isinstance(a, ArrayRef)}
+    for name, reference in arrays.items():
+        check_given(step.tensors[name], reference)
+    users = {f"out of {n}": arrays[n] for n, a in out.items() if not isinstance(a, ArrayRef)}
     check_results(given, users)
-    return found
+    return arrays
 
 
 def plain(array: Any) -> Any:

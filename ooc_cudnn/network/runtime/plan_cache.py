@@ -61,17 +61,17 @@ def load_or_plan(
     and for `plan_with_bound` with `bound`.
     """
     check_asked(policy, micro_batches)
-    path = found = None
+    path = kept = None
     if current().plan_cache:
         path = plans_folder() / f"{_key(name, step, constraints, policy, micro_batches)}.json"
-        found = _load(path, step, constraints, policy)
+        kept = _load(path, step, constraints, policy)
     begin = time.perf_counter()
-    made = found or plan_step(name, step, constraints, policy=policy, micro_batches=micro_batches)
-    if bound and made.plan.bound_seconds is None:
-        made = made._replace(plan=plan_with_bound(made.plan, step, constraints, micro_batches))
+    ready = kept or plan_step(name, step, constraints, policy=policy, micro_batches=micro_batches)
+    if bound and ready.plan.bound_seconds is None:
+        ready = ready._replace(plan=plan_with_bound(ready.plan, step, constraints, micro_batches))
     if path is not None and time.perf_counter() - begin >= SHORTEST_SECONDS:
-        _keep(path, made.plan, _host_bytes(step, constraints))
-    return made if bound else made._replace(plan=replace(made.plan, bound_seconds=None))
+        _keep(path, ready.plan, _host_bytes(step, constraints))
+    return ready if bound else ready._replace(plan=replace(ready.plan, bound_seconds=None))
 
 
 def _key(
@@ -97,7 +97,7 @@ def _key(
 
 
 def _host_bytes(step: Step, constraints: PlanConstraints) -> int | None:
-    """What host memory had room for when a step was planned; None for all that it could want."""
+    """The bytes that host memory had room for in planning; None for all that a step could want."""
     most = PLENTY * sum(tensor.nbytes for tensor in step.tensors.values() if not tensor.of)
     if constraints.host is None or constraints.host.available_bytes >= most:
         return None
@@ -116,13 +116,13 @@ def _load(path: Path, step: Step, constraints: PlanConstraints, policy: str) -> 
         now = _host_bytes(step, constraints)
         if host_bytes is not None and (now is None or now > host_bytes):
             return None  # there is more room: a faster plan may fit
-        made = plan_again(step, plan, constraints)
+        ready = plan_again(step, plan, constraints)
     except (FileNotFoundError, NotADirectoryError, HostOutOfMemoryError):
         return None
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         warn_once(f"a kept plan is ignored, and made anew: {path}: {error}.")
         return None
-    return made._replace(plan=replace(made.plan, bound_seconds=plan.bound_seconds))
+    return ready._replace(plan=replace(ready.plan, bound_seconds=plan.bound_seconds))
 
 
 def _read(path: Path) -> tuple[NetworkPlan, int | None]:

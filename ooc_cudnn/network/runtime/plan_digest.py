@@ -47,12 +47,12 @@ def library_digest() -> str:
 
     A version number would not do: between two of them the planner changes.
     """
-    made = hashlib.sha256(_version_of(SOLVER).encode())
+    digest = hashlib.sha256(_version_of(SOLVER).encode())
     for folder in (Path(__file__).parents[1], Path(perfmodel.__file__).parent):
         for path in sorted(folder.rglob("*.py")):
-            made.update(f"{path.relative_to(folder)}\n".encode())
-            made.update(path.read_bytes())
-    return made.hexdigest()
+            digest.update(f"{path.relative_to(folder)}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _version_of(package: str) -> str:

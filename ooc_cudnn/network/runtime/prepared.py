@@ -157,29 +157,29 @@ class PreparedStep(ABC, Generic[R]):
             self._steps = {settings: step}
         return step
 
-    def _kept_bytes(self, given: Mapping[str, ArrayRef], ready: R | None = None) -> int:
-        """What gradients of the call before hold on the device, as far as plans count it.
+    def _kept_bytes(self, inputs: Mapping[str, ArrayRef], ready: R | None = None) -> int:
+        """The bytes that the last call's gradients hold on the device, as far as plans count them.
 
         That is as much as the new ones take: it was more where a parameter has left the device.
         """
         if ready is not None:
             return min(self._kept.nbytes, ready.planned.plan.gradient_bytes // SETS)
-        specs = {name: each.spec for name, each in given.items()}
+        specs = {name: each.spec for name, each in inputs.items()}
         return min(self._kept.nbytes, block_bytes(gradients_on_device(self._step, specs)))
 
-    def _given_bytes(self, given: Mapping[str, ArrayRef]) -> int:
-        """What is handed in takes of the device, where that counts, and what is held beside."""
-        there = (each.spec for each in given.values() if each.spec.placement == "device")
-        handed_in = sum(spec.nbytes for spec in there) if self.counts_given else 0
+    def _given_bytes(self, inputs: Mapping[str, ArrayRef]) -> int:
+        """The device bytes of what is handed in, where that counts, and of what is held beside."""
+        specs = (each.spec for each in inputs.values() if each.spec.placement == "device")
+        handed_in = sum(spec.nbytes for spec in specs) if self.counts_given else 0
         return handed_in + self.beside_bytes
 
     def _prepared(
-        self, device: Device, given: Mapping[str, ArrayRef], changing: Collection[str] = ()
+        self, device: Device, inputs: Mapping[str, ArrayRef], changing: Collection[str] = ()
     ) -> R:
-        """What runs on arrays that lie so; those `changing` are changed where they are."""
-        given = as_held(given, (name for name in self.changed if name not in changing))
-        specs = tuple((name, each.spec) for name, each in given.items())
-        key = current(), device.name, specs, misaligned_inputs(given)
+        """Make ready what runs on arrays that lie so; those `changing` are changed in place."""
+        inputs = as_held(inputs, (name for name in self.changed if name not in changing))
+        specs = tuple((name, each.spec) for name, each in inputs.items())
+        key = current(), device.name, specs, misaligned_inputs(inputs)
         last = self._last_ready  # another thread may forget it
         if last is not None and last[0] == key:
             ready: R | None = last[1]
@@ -187,11 +187,11 @@ class PreparedStep(ABC, Generic[R]):
             ready = self._ready.get(key)
         with device.arena.lock:
             room = limit_here(device, self._limit) - device.arena.array_bytes
-            room += self._kept_bytes(given, ready) - self._given_bytes(given)
+            room += self._kept_bytes(inputs, ready) - self._given_bytes(inputs)
         if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
             self._forget()  # what it keeps on the host is given back first
             self._room = room
-            ready = self._ready[key] = self._made_ready(self._planned(given), device)
+            ready = self._ready[key] = self._made_ready(self._planned(inputs), device)
         self._last_ready = key, ready
         return ready
 
@@ -200,9 +200,9 @@ class PreparedStep(ABC, Generic[R]):
         self._ready.clear()
         self._last_ready = None
 
-    def _planned(self, given: Mapping[str, ArrayRef], *, ask: bool = True) -> LoweredStep:
-        more = self._kept_bytes(given) - self._given_bytes(given)
-        constraints = constraints_for(self._limit, None, self._step, given, more)
+    def _planned(self, inputs: Mapping[str, ArrayRef], *, ask: bool = True) -> LoweredStep:
+        more = self._kept_bytes(inputs) - self._given_bytes(inputs)
+        constraints = constraints_for(self._limit, None, self._step, inputs, more)
         constraints = replace(constraints, target=constraints.target.asking(ask=ask, sparing=0))
         if self._given_plan is not None:
             return plan_again(self._step, self._given_plan, constraints)

@@ -238,12 +238,12 @@ class Runnable:
             If the memory limit admits no plan, with the smallest that would.
         """
         step = self.forward_step(*outputs, memory_limit=memory_limit)
-        given = out if isinstance(out, tuple | list) else (out,) * (out is not None)
+        targets = out if isinstance(out, tuple | list) else (out,) * (out is not None)
         asked = tuple(dict.fromkeys(output.name for output in step.outputs))
-        if out is not None and len(given) != len(asked):
-            raise TypeError(f"out must hold {len(asked)} arrays, not {len(given)}")
-        found = step.run(inputs, dict(zip(asked, given, strict=False))).outputs
-        return found if len(found) > 1 else found[0]
+        if out is not None and len(targets) != len(asked):
+            raise TypeError(f"out must hold {len(asked)} arrays, not {len(targets)}")
+        results = step.run(inputs, dict(zip(asked, targets, strict=False))).outputs
+        return results if len(results) > 1 else results[0]
 
     def forward_step(
         self, *outputs: Tensor, memory_limit: Limit = None, training: bool = False

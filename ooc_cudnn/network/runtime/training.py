@@ -81,11 +81,11 @@ class TrainingStep(PreparedStep[ExecutableStep]):
         """
         device = get_device(current().device)
         step, network = self._step, self._network
-        given = self._given(device, inputs)
-        ready = self._prepared(device, given)
+        arrays = self._given(device, inputs)
+        ready = self._prepared(device, arrays)
         self._last, self.plan = ready.planned, ready.planned.plan
         memory = ready.gradient_memory()
-        results = ready.run(given, memory=memory)
+        results = ready.run(arrays, memory=memory)
         gradients = {each: ready.of(results, name) for each, name in step.gradients.items()}
         kept = KeptGradients(memory)
         value = number(ready.of(results, step.outputs[0]))
@@ -134,15 +134,15 @@ class TrainingStep(PreparedStep[ExecutableStep]):
             If the tables cannot be stored.
         """
         device = get_device(current().device)
-        given = self._given(device, inputs)
+        arrays = self._given(device, inputs)
         self._forget()  # what it keeps on the host is given back
 
         def plan() -> LoweredStep:
             self._forget()
-            return self._prepared(device, given).planned
+            return self._prepared(device, arrays).planned
 
         effort = {"every": every, "seconds": seconds, "tell": tell}
-        return self._tuned(as_held(given, self.changed), plan, **effort)
+        return self._tuned(as_held(arrays, self.changed), plan, **effort)
 
     def plot(self, path: str | os.PathLike[str], recorded: Call | None = None) -> None:
         """Draw the last call: the three streams, and what device memory held, over its seconds.

@@ -96,12 +96,12 @@ class TwoPartStep(PreparedStep["ExecutableParts"]):
             With it, the host does not wait where all is on the device.
         """
         step, device = self._step, get_device(current().device)
-        given = arrays_given(self._network, step, inputs, device, lasting)
-        written = results_given(step, given, out, device)
-        given |= written
-        ready = self._prepared(device, {**given, **self._seeds(written)}, making.changing)
+        arrays = arrays_given(self._network, step, inputs, device, lasting)
+        written = results_given(step, arrays, out, device)
+        arrays |= written
+        ready = self._prepared(device, {**arrays, **self._seeds(written)}, making.changing)
         self.plan = ready.planned.plan
-        return ready.forward(given, out, making)
+        return ready.forward(arrays, out, making)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -115,13 +115,13 @@ class TwoPartStep(PreparedStep["ExecutableParts"]):
         return frozenset(at for at, name in enumerate(step.outputs) if name in step.seeds)
 
     def _seeds(self, written: Mapping[str, ArrayRef]) -> dict[str, ArrayRef]:
-        """How the gradients that will be given lie: packed, where the outputs are."""
-        step, found = self._step, {}
+        """The specs of the gradients that will be given: packed, where the outputs are."""
+        step, seeds = self._step, {}
         for output, name in step.seeds.items():
             where = written[output].spec.placement if output in written else "pageable"
             spec = TensorSpec(step.tensors[name].shape, step.tensors[name].dtype, where)
-            found[name] = ArrayRef(None, spec, 0)
-        return found
+            seeds[name] = ArrayRef(None, spec, 0)
+        return seeds
 
     def tune_for(self, given: Mapping[str, TensorSpec], **how: Any) -> list[Measurement]:
         """As of any step; the gradients of outputs are given where the outputs are."""
@@ -229,19 +229,19 @@ class PausedStep:
 
     def _run(self, block: int) -> None:
         """Run the next part."""
-        ready, at, self._next = self._ready, self._next, None
-        assert at is not None
+        ready, part, self._next = self._ready, self._next, None
+        assert part is not None
         arrays = ready._sources(self._own, self._given, self._made) | self._views
         wait = self._making is DEFAULT_ALLOCATION or not ready.is_all_there
 
         def make_arrays() -> None:
-            memory = self._memory.pop(at - 1, None)
+            memory = self._memory.pop(part - 1, None)
             if memory is not None:
-                made = ready.blocks[at - 1].arrays(memory, self._of.in_block)
+                made = ready.blocks[part - 1].arrays(memory, self._of.in_block)
                 self._made.update(made)
 
-        ready._observed(ready.executors[at], arrays, block, wait=wait, meanwhile=make_arrays)
-        self._next = at + 1
+        ready._observed(ready.executors[part], arrays, block, wait=wait, meanwhile=make_arrays)
+        self._next = part + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:
         """Run backward; return the gradients by the names of what they are of.
@@ -294,28 +294,28 @@ class PausedStep:
         OocError
             If there is none, or the one before has failed.
         """
-        ready, arena, at = self._ready, self._ready.device.arena, self._next
-        if at is None or self.is_over:
+        ready, arena, part = self._ready, self._ready.device.arena, self._next
+        if part is None or self.is_over:
             raise OocError("backward has ended: run forward again")
         step = ready.planned.step
         with arena.lock, interrupts.defer_signals():
             block = arena.resume(self)
             if block is None:
                 block = self._reserved()
-                self._bring_back(at - 1, block)
+                self._bring_back(part - 1, block)
             self._run(block)
             if not self.is_over:
                 arena.settle(self)
         self._saved = None
-        group = ready.groups[at - 1]
+        group = ready.groups[part - 1]
         # what is added to an output last has for a gradient that of the output
-        there = {name: self._given[name].plain for name in step.seeds.values()} | self._made
-        found = {name: ready.of(there, step.gradients[name]) for name in group}
+        results = {name: self._given[name].plain for name in step.seeds.values()} | self._made
+        gradients = {name: ready.of(results, step.gradients[name]) for name in group}
         for name in group:  # whoever gets them may be their only owner
             self._made.pop(step.base(step.gradients[name]), None)
         if self.is_over:
             self._own = {}
-        return found
+        return gradients
 
     def _take(self, seeds: Collection[Any]) -> None:
         """Accept gradients of the outputs, where and as the plan has them."""
@@ -323,14 +323,14 @@ class PausedStep:
         if len(seeds) != len(step.seeds):
             raise TypeError(f"there are {len(step.seeds)} outputs, not {len(seeds)}")
         for name, seed in zip(step.seeds.values(), seeds, strict=True):
-            found = array_ref(seed, self._ready.device, name=name)
-            check_given(step.tensors[name], found)
-            spec = bindings[name].spec if name in bindings else found.spec  # no phase may read it
-            if found.spec != spec:
+            ref = array_ref(seed, self._ready.device, name=name)
+            check_given(step.tensors[name], ref)
+            spec = bindings[name].spec if name in bindings else ref.spec  # no phase may read it
+            if ref.spec != spec:
                 copied = self._ready._made(spec)
-                memcpy(copied, found.array)
-                found = array_ref(copied, self._ready.device, name=name)
-            self._given[name] = found
+                memcpy(copied, ref.array)
+                ref = array_ref(copied, self._ready.device, name=name)
+            self._given[name] = ref
 
     def leave(self) -> None:
         """Bring what is kept in the block to the host: somebody else wants it."""
