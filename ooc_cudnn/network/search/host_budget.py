@@ -46,11 +46,11 @@ def _live_bytes(step: Step, without: Set[str]) -> Any:
 
 def amounts(step: Step, constraints: PlanConstraints) -> list[float]:
     """Return bytes that may live at once, from all that does to what one phase touches."""
-    given = constraints.given.keys()
+    inputs = constraints.given.keys()
     least = max(
-        sum(step.tensors[base].nbytes for base in bases - given) for bases in step.bases_of_phases
+        sum(step.tensors[base].nbytes for base in bases - inputs) for bases in step.bases_of_phases
     )
-    budgets = [float(_live_bytes(step, given).max(initial=0))]
+    budgets = [float(_live_bytes(step, inputs).max(initial=0))]
     while budgets[-1] * SMALLER >= max(least, 1):
         budgets.append(budgets[-1] * SMALLER)
     return budgets

@@ -71,8 +71,8 @@ def plan_step(
     check_asked(policy, micro_batches)
     of_all = step, constraints
     step, constraints = reserve_external_memory(step, constraints)
-    given, asked = step, constraints
-    step, constraints = _taken(given, asked, policy)
+    original, asked = step, constraints
+    step, constraints = _taken(original, asked, policy)
     if policy in WHOLE:
         return plan_mo_sos(name, step, constraints, policy)
     if policy == "vdnn_dyn":
@@ -83,7 +83,7 @@ def plan_step(
     comparison.by_policies()
     if policy == "best":
         comparison.try_strategies()
-        comparison.by_vdnn(*_taken(given, asked, "vdnn_all"))  # the same for each of vDNN's
+        comparison.by_vdnn(*_taken(original, asked, "vdnn_all"))  # the same for each of vDNN's
     comparison.by_streaming()
     incumbent = comparison.incumbent
     if incumbent.best is None and incumbent.skips and incumbent.least is not None:
@@ -146,10 +146,10 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
         step = slice_batch(step, plan.slabs)
     names = [figures.name for figures in plan.tasks], [phase.name for phase in step.phases]
     if names[0] != names[1]:  # live ranges count phases
-        stranger, own = next(pair for pair in zip_longest(*names) if pair[0] != pair[1])
+        stranger, actual = next(pair for pair in zip_longest(*names) if pair[0] != pair[1])
         raise ValueError(
             f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
-            f"{own or 'none'!r}"
+            f"{actual or 'none'!r}"
         )
     check_live_ranges(step, dict(plan.stays))
     if plan.order not in ORDERS:

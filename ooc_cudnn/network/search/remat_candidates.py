@@ -72,9 +72,9 @@ class RematSolution(NamedTuple):
                 RematEvent(phases[each.before], state.step.tensors[each.name].source, each.is_made)
                 for each in again
             )
-        back = (Refetch(state.begins(e), e.before, e.name) for e in events if not e.is_made)
-        found = frozenset(state.events)
-        return cls(again, tuple(back), state.left, state.seconds, found)
+        refetches = (Refetch(state.begins(e), e.before, e.name) for e in events if not e.is_made)
+        event_set = frozenset(state.events)
+        return cls(again, tuple(refetches), state.left, state.seconds, event_set)
 
 
 class Refetch(NamedTuple):
@@ -129,16 +129,16 @@ def propose_remats(
         return  # planning what phases work in takes longer than that
     working = working_bytes(part, keep_all(part), constraints)
     working = np.minimum(working, MOST_FOR_PIECES * room)
-    most, found, failed = working.max(), NO_WAY, NO_WAY
+    most, fitted, failed = working.max(), NO_WAY, NO_WAY
     for share, left in WAYS:
         # with as much to work in as then, or next to as much
-        if share == found[0] and (found[1] - left) * most < SAME * room:
+        if share == fitted[0] and (fitted[1] - left) * most < SAME * room:
             continue
         if share <= failed[0] and (failed[1] - left) * most < SAME * room:
             continue
         state = begun(share, left * working)
         if search(state):
-            before, found = frozenset(state.events), (share, left)
+            before, fitted = frozenset(state.events), (share, left)
             yield RematSolution.of(state, phases)
         else:
             failed = share, left
@@ -150,8 +150,8 @@ def refetch_live_ranges(
     """Live ranges of a rewritten step: all is kept, but for tensors that are fetched again."""
     little = min(LITTLE, LITTLE_OF_ROOM * room_bytes)
     put_in = [0] * len(step.phases)
-    for each in made.again:
-        put_in[each.before] += len(producers_of(step, each.name)) * each.is_made
+    for event in made.again:
+        put_in[event.before] += len(producers_of(step, event.name)) * event.is_made
     #: Of each phase, how many are put in before it, those just before it among them.
     put_in = list(accumulate(put_in))
     uses = rewritten.uses
@@ -161,12 +161,12 @@ def refetch_live_ranges(
             live_ranges[name] = (live_range._replace(last=len(rewritten.phases) - 1),)
     for name in dict.fromkeys(each.name for each in made.back):
         (live_range,), used = live_ranges[name], uses[name]
-        found, end = list[LiveRange](), len(rewritten.phases)
-        for back in sorted((each for each in made.back if each.name == name), reverse=True):
-            begins = back.begins + (put_in[back.begins - 1] if back.begins else 0)
+        ranges, end = list[LiveRange](), len(rewritten.phases)
+        for refetch in sorted((each for each in made.back if each.name == name), reverse=True):
+            begins = refetch.begins + (put_in[refetch.begins - 1] if refetch.begins else 0)
             reads = [at for at in used.phases if begins <= at < end]
             if reads:
-                found.append(LiveRange(begins, reads[-1], fetched=True))
+                ranges.append(LiveRange(begins, reads[-1], fetched=True))
             end = begins
         last = max(at for at in used.phases if at < end)
         leaves = None
@@ -176,6 +176,6 @@ def refetch_live_ranges(
             last = min(max(last, left + put_in[left]), end - 1)
         live_ranges[name] = (
             LiveRange(live_range.first, last, live_range.fetched, leaves),
-            *reversed(found),
+            *reversed(ranges),
         )
     return live_ranges

@@ -41,18 +41,18 @@ MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 def search(state: RematState) -> bool:
     """Add events that take few seconds to those that are there, until all fits; whether it does."""
     search, before = _Search(state), frozenset(state.events)
-    found = list[tuple[float, int, frozenset[RematEvent]]]()
+    solutions = list[tuple[float, int, frozenset[RematEvent]]]()
     for measure, tried in enumerate(FIRST):
         search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
             search.trim()
-            found.append((state.seconds, measure, frozenset(state.events)))
+            solutions.append((state.seconds, measure, frozenset(state.events)))
         state.change(add=before, remove=state.events - before)
-        if found and before:
+        if solutions and before:
             break
-    if not found:
+    if not solutions:
         return False
-    _, measure, events = min(found, key=lambda each: each[:2])
+    _, measure, events = min(solutions, key=lambda each: each[:2])
     search.begin(measure, MOST_TO_IMPROVE)
     state.change(add=events, remove=before - events)
     search.improve()
@@ -80,7 +80,7 @@ class _Candidate(NamedTuple):
     meanwhile: float
 
     def by(self, measure: int) -> tuple[float, str, tuple[RematEvent, ...]]:
-        """What it takes a byte, or a byte that is too much meanwhile; equals by their names."""
+        """The cost of a byte, or of a byte that is too much meanwhile; equals by their names."""
         return self.seconds / (self.meanwhile if measure else self.nbytes), self.name, self.events
 
 
@@ -138,13 +138,13 @@ class _Search:
     ) -> tuple[RematEvent, ...] | None:
         """The events that free most a second of what is too much, beginning where most is held."""
         total, before = over.sum(), self.state.seconds
-        at, least, best = int(over.argmax()), np.inf, None
-        candidates = self._candidates(slots, held, over, at, forbidden)
+        peak, least, best = int(over.argmax()), np.inf, None
+        candidates = self._candidates(slots, held, over, peak, forbidden)
         candidates.sort(key=lambda each: each.by(self.measure))
-        made = [each for each in candidates if each.events[0].is_made]
+        recomputed = [each for each in candidates if each.events[0].is_made]
         copied = [each for each in candidates if not each.events[0].is_made]
         among = slots.tolist()
-        for candidate in (*copied[:tried], *made[:tried]):
+        for candidate in (*copied[:tried], *recomputed[:tried]):
             events = self._with_parents(candidate.events, among, held)
             if any(each in forbidden for each in events):
                 continue
@@ -159,10 +159,10 @@ class _Search:
         return best
 
     def _candidates(
-        self, slots: Any, held: Any, over: Any, at: int, forbidden: Collection[RematEvent]
+        self, slots: Any, held: Any, over: Any, peak: int, forbidden: Collection[RematEvent]
     ) -> list[_Candidate]:
         """Tensors live across `slot` but unused in it, each with the event that re-creates it."""
-        found, slot = defaultdict[Any, list[_Candidate]](list), int(slots[at])
+        groups, slot = defaultdict[Any, list[_Candidate]](list), int(slots[peak])
         among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
         for name in self.state.held_through(slot):
             if name not in self.state.items:
@@ -183,19 +183,19 @@ class _Search:
                 seconds = sum(map(self.state.seconds_of, counted))
                 source = self.state.step.tensors[name].source
                 group = (source, event.is_made) if self.together else event
-                found[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
-        return [*map(_together, found.values())]
+                groups[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
+        return [*map(_together, groups.values())]
 
     def _with_parents(
         self, wanted: Sequence[RematEvent], among: Sequence[int], held: Any
     ) -> tuple[RematEvent, ...]:
         """Events, and those of parents that are not held so far and would not fit."""
-        found, looked_at = dict[RematEvent, None](), [*reversed(wanted)]
+        events, looked_at = dict[RematEvent, None](), [*reversed(wanted)]
         while looked_at:
             event = looked_at.pop()
-            if event in found or event in self.state.events:
+            if event in events or event in self.state.events:
                 continue
-            found[event] = None
+            events[event] = None
             slot = self.state.slot(event.before, event.name)
             for parent in self.state.items[event.name].parents if event.is_made else ():
                 if parent not in self.state.items or self.state.is_there(parent, slot):
@@ -207,7 +207,7 @@ class _Search:
                 needed = held[first : stop + 1].max() + self.state.nbytes[parent]
                 if needed > self.state.room:
                     looked_at += self.state.ways(event.before, parent)[:1]
-        return tuple(found)
+        return tuple(events)
 
     def _prune(self) -> list[RematEvent]:
         """Take out events of which nobody reads anything."""

@@ -148,7 +148,7 @@ class RematState:
         self._phase_slots = np.array([self.slot(at) for at in range(len(step.phases))])
 
     def _item(self, base: str, seconds_of: Callable[[Phase], float]) -> Item | None:
-        """How a tensor can be had again; None if it cannot."""
+        """The ways in which a tensor can be had again; None if it cannot."""
         step, tensor = self.step, self.step.tensors[base]
         backward = [at for at in self.uses[base].phases if step.phases[at].is_backward]
         if (not backward and tensor.kind != "map") or self._is_changed(base):
@@ -244,36 +244,36 @@ class RematState:
 
     def _copies(self) -> None:
         """Work out when copies begin and end."""
-        back, out = dict[RematEvent, tuple[int, float]](), dict[str, tuple[int, float]]()
+        fetches, out = dict[RematEvent, tuple[int, float]](), dict[str, tuple[int, float]]()
         for event in sorted(self.events):
             copy = self.items[event.name].copy
             if event.is_made or copy is None:
                 continue
-            back[event] = event.before, copy.back
+            fetches[event] = event.before, copy.back
             if copy.out:
                 out[event.name] = self.uses[event.name].written[-1], copy.out
         begun, left = (
-            prefetch_starts([*back.values()], self._ends),
+            prefetch_starts([*fetches.values()], self._ends),
             offload_ends([*out.values()], self._ends),
         )
         self._begun, self._left = (
-            dict(zip(back, begun, strict=True)),
+            dict(zip(fetches, begun, strict=True)),
             dict(zip(out, left, strict=True)),
         )
-        for event, at in self._begun.items():  # what has not left yet cannot come
+        for event, start in self._begun.items():  # what has not left yet cannot come
             first = self._left.get(event.name, self.uses[event.name].phases[0]) + 1
-            self._begun[event] = min(max(at, first), event.before)
+            self._begun[event] = min(max(start, first), event.before)
 
     def _follow(self, names: Iterable[str]) -> None:
         """Work out the versions of tensors."""
         for name in names:
-            found = [(self.slot(at), False) for at in self.uses[name].phases]
+            slots = [(self.slot(at), False) for at in self.uses[name].phases]
             for child in self.children.get(name, ()):
-                found += [(self.slot(e.before, child), False) for e in self._of[child] if e.is_made]
-            found += [(self.start_of(event), True) for event in self._of.get(name, ())]
-            found.sort()
-            self.accesses[name] = found
-            first, *later = _versions(found)
+                slots += [(self.slot(e.before, child), False) for e in self._of[child] if e.is_made]
+            slots += [(self.start_of(event), True) for event in self._of.get(name, ())]
+            slots.sort()
+            self.accesses[name] = slots
+            first, *later = _versions(slots)
             if name in self._left:
                 left = self.slot(self._left[name])
                 last = min(left, later[0].first - 1) if later else left
@@ -340,10 +340,10 @@ class RematState:
         gone[phases + 1] += self._gone
         held = np.cumsum(come - gone, dtype=float)[:-1]
         held[phases] += self._working
-        made, beside, working = zip(*self._made.values(), strict=True) if self._made else ((),) * 3
-        at = slots.searchsorted(made)
-        held += np.bincount(at, beside, len(slots))
-        return slots, held + np.bincount(at, working, len(slots))
+        runs, beside, working = zip(*self._made.values(), strict=True) if self._made else ((),) * 3
+        indices = slots.searchsorted(runs)
+        held += np.bincount(indices, beside, len(slots))
+        return slots, held + np.bincount(indices, working, len(slots))
 
     def in_order(self) -> tuple[RematEvent, ...]:
         """The events, in the order in which they happen."""

@@ -50,11 +50,11 @@ class PhaseChoices:
             for launch in launches:
                 seconds = float(machine.compute.seconds(launch.operation.work()))
                 of.append(self._of_launch(launch.operation, seconds))
-        found = run_together(of)
-        made = [Choice(each.seconds, each.workspace_bytes + scratch + beside) for each in found]
+        joined = run_together(of)
+        options = [Choice(each.seconds, each.workspace_bytes + scratch + beside) for each in joined]
         if scratch:  # cut along its images it takes less, and the algorithms that take least
-            made.append(Choice(found[-1].seconds, scratch // PIECES + beside))
-        return run_together([tuple(made)])
+            options.append(Choice(joined[-1].seconds, scratch // PIECES + beside))
+        return run_together([tuple(options)])
 
     def _of_launch(self, operation: object, seconds: float) -> tuple[Choice, ...]:
         """By what is known of engines: the machine's model has the seconds of the fastest."""
@@ -70,7 +70,7 @@ class PhaseChoices:
 
 
 def _scratch_bytes(buffers: Mapping[str, Buffer], operands: Container[str]) -> int:
-    """What intermediates take: those of different times share blocks."""
+    """The bytes that intermediates take: those of different times share blocks."""
     blocks = dict[str, int]()
     for name, buffer in buffers.items():
         block = buffer.block or name
@@ -86,11 +86,11 @@ def run_together(of: Sequence[tuple[Choice, ...]]) -> tuple[Choice, ...]:
     >>> [(choice.seconds, choice.workspace_bytes) for choice in both]
     [(4.0, 8), (5.0, 6), (7.0, 0)]
     """
-    found = list[Choice]()
+    joined = list[Choice]()
     for limit in sorted({choice.workspace_bytes for choices in of for choice in choices}):
         fitting = [[c.seconds for c in choices if c.workspace_bytes <= limit] for choices in of]
         if all(fitting):
             seconds = sum(map(min, fitting))
-            if not found or seconds < found[-1].seconds:
-                found.append(Choice(seconds, limit))
-    return tuple(found[::-1])
+            if not joined or seconds < joined[-1].seconds:
+                joined.append(Choice(seconds, limit))
+    return tuple(joined[::-1])

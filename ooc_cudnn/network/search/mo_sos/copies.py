@@ -54,12 +54,12 @@ class Copies:
         busy = [Sum() for _ in problem.stages]
         for j, places in enumerate(touched):
             self._add(j, places, sizes[j])
-        for found, ends in ((self.out, self.out_ends), (self.back, self.back_ends)):
-            for (t, j), variable in found.items():
+        for variables, ends in ((self.out, self.out_ends), (self.back, self.back_ends)):
+            for (t, j), variable in variables.items():
                 for stage in range(t, ends[t, j] + 1):
                     busy[stage][variable] = 1.0
-        for each in busy:  # (10) to (13)
-            rows.at_most(each, 1)
+        for load in busy:  # (10) to (13)
+            rows.at_most(load, 1)
 
     @property
     def all(self) -> tuple[dict[tuple[int, int], int], ...]:

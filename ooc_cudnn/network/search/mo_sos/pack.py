@@ -38,17 +38,17 @@ class _Packing:
     def found(self) -> dict[int, int] | None:
         """Lower what is in the way, then raise again what that made room for."""
         while over := self._over():
-            lower = [at for at in over if self.level[at] + 1 < len(self.wanted[at])]
+            lower = [index for index in over if self.level[index] + 1 < len(self.wanted[index])]
             if not lower:
                 return None
             self.level[min(lower, key=self._loss)] += 1
-        for at in sorted(self.level, key=lambda at: -self._lost(at)):
-            while self.level[at]:
-                self.level[at] -= 1
+        for index in sorted(self.level, key=lambda index: -self._lost(index)):
+            while self.level[index]:
+                self.level[index] -= 1
                 if self._over():
-                    self.level[at] += 1
+                    self.level[index] += 1
                     break
-        return {at: choice.workspace_bytes for at, choice in self._choices().items()}
+        return {index: choice.workspace_bytes for index, choice in self._choices().items()}
 
     def _choices(self) -> dict[int, Choice]:
         return {at: self.wanted[at][level] for at, level in self.level.items()}

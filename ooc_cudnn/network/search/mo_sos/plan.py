@@ -68,23 +68,23 @@ def plan_mo_sos(name: str, step: Step, constraints: PlanConstraints, policy: str
     PlanInfeasibleError
         If it has no solution within the limit, or none was found: with a limit for which one was.
     """
-    found = Incumbent(constraints)
+    incumbent = Incumbent(constraints)
     for allowed in CANDIDATES[policy]:
         for share in SHARES:
-            made = _planned(
+            solution = _planned(
                 name, step, constraints, policy, allowed, int(share * constraints.target.room_bytes)
             )
-            if made is None:
+            if solution is None:
                 continue
-            planned, seconds = made
-            found.take(planned)
+            planned, seconds = solution
+            incumbent.take(planned)
             as_solved = planned.plan.compute_seconds <= AS_SOLVED * seconds
             if not allowed.algorithms or as_solved:
                 break
-        if policy != "mo_sos" and found.best is not None:
+        if policy != "mo_sos" and incumbent.best is not None:
             break
-    if found.best is not None or found.least is not None:
-        return found.found()
+    if incumbent.best is not None or incumbent.least is not None:
+        return incumbent.found()
     raise PlanInfeasibleError(
         function=f"{name}: {policy}",
         limit_bytes=constraints.target.limit_bytes,
@@ -150,7 +150,7 @@ def _program(
 
 
 def _on_device(constraints: PlanConstraints) -> frozenset[str]:
-    """What the user holds there."""
+    """The arrays that the user holds on the device."""
     return frozenset(name for name, each in constraints.given.items() if each.placement == "device")
 
 

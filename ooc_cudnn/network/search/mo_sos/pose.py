@@ -49,7 +49,7 @@ def pose(
 
 class _Posing:
     def __init__(
-        self, step: Step, choosing: PhaseChoices, budget_bytes: int, given: frozenset[str]
+        self, step: Step, choosing: PhaseChoices, budget_bytes: int, inputs: frozenset[str]
     ) -> None:
         self.step, self.choosing, self.budget = step, choosing, budget_bytes
         self.uses, self.bases = step.uses, {n: step.base(n) for n in step.tensors}
@@ -59,7 +59,7 @@ class _Posing:
         self.number = {name: at for at, name in enumerate(managed)}
         self.nbytes = [align(step.tensors[name].nbytes) for name in managed]
         self.makers = tuple(self._forward_writers(name) for name in managed)
-        live_ranges = {n: s for n, s in keep_all(step).items() if n not in {*self.number, *given}}
+        live_ranges = {n: s for n, s in keep_all(step).items() if n not in {*self.number, *inputs}}
         self.fixed = live_bytes(step, live_ranges)
         self.choices = [
             choosing.choices(phase, self._strided_bytes(phase)) for phase in step.phases
@@ -76,14 +76,14 @@ class _Posing:
         )
 
     def _strided_bytes(self, phase: Phase) -> int:
-        """What a phase brings to a slot, for it lies apart: parts of filters, or of an image."""
-        found = 0
+        """Bytes that a phase brings to a slot, lying apart: parts of filters, or of an image."""
+        nbytes = 0
         for name in dict.fromkeys(phase.binds.values()):
             tensor, (base, region) = self.step.tensors[name], self.step.place(name)
             if region[1:] != whole_region(self.step.tensors[base].shape)[1:]:
                 pieces = PIECES if tensor.shape[0] == self.images > 1 else 1
-                found += align(tensor.nbytes) // pieces
-        return found
+                nbytes += align(tensor.nbytes) // pieces
+        return nbytes
 
     def _forward_writers(self, name: str) -> tuple[int, ...]:
         return tuple(at for at in self.uses[name].written if not self.step.phases[at].is_backward)
@@ -117,9 +117,9 @@ class _Posing:
         return [self.number[base] for base in touched if base in self.number]
 
     def _map(self, name: str, makers: tuple[int, ...]) -> Map:
-        own = self.number[name]
-        nbytes = self.nbytes[own]
-        read = {each for at in makers for each in self._reads(at)} - {own}
+        number = self.number[name]
+        nbytes = self.nbytes[number]
+        read = {each for at in makers for each in self._reads(at)} - {number}
         phases = [self.step.phases[at] for at in makers]
         others = {self.bases[n] for p in phases for n in p.writes} & self.number.keys() - {name}
         may = not others and name not in self.compared and phases[0].call.beta == 0
@@ -133,25 +133,25 @@ class _Posing:
     def _stages(self) -> list[Stage]:
         """Stages of one phase, or of several short ones that hold little."""
         short = SHORT * sum(min(c.seconds for c in choices) for choices in self.choices)
-        found = list[Stage]()
-        for at, phase in enumerate(self.step.phases):
-            makes = tuple(own for own, makers in enumerate(self.makers) if makers[0] == at)
-            reads = tuple(each for each in self._reads(at) if each not in makes)
-            adds_to = tuple(own for own in reads if at in self.makers[own])
+        stages = list[Stage]()
+        for index, phase in enumerate(self.step.phases):
+            makes = tuple(own for own, makers in enumerate(self.makers) if makers[0] == index)
+            reads = tuple(each for each in self._reads(index) if each not in makes)
+            adds_to = tuple(own for own in reads if index in self.makers[own])
             stage = Stage(
-                self.choices[at],
+                self.choices[index],
                 reads,
                 makes,
-                int(self.fixed[at]),
+                int(self.fixed[index]),
                 phase.is_backward,
-                (at,),
+                (index,),
                 adds_to,
             )
-            if found and self._may_join(found[-1], stage, short):
-                found[-1] = _joined(found[-1], stage)
+            if stages and self._may_join(stages[-1], stage, short):
+                stages[-1] = _joined(stages[-1], stage)
             else:
-                found.append(stage)
-        return found
+                stages.append(stage)
+        return stages
 
     def _may_join(self, one: Stage, other: Stage, short: float) -> bool:
         if one.is_backward != other.is_backward or one.makes or other.makes:

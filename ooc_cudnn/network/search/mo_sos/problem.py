@@ -101,12 +101,12 @@ class Problem:
 
         What is so many steps before them, or more, is not looked for.
         """
-        found, level = set[int](), set(of)
+        maps, level = set[int](), set(of)
         for _ in range(deep):
-            level = {at for at in level if self.maps[at].choices} - found
-            found |= level
+            level = {at for at in level if self.maps[at].choices} - maps
+            maps |= level
             level = {parent for at in level for parent in self.maps[at].parents}
-        return sorted(found)
+        return sorted(maps)
 
     def copy_ends(self, at: int, start: int, rate: float) -> int | None:
         """The stage in which a copy that starts with a stage ends; None if the step ends before.

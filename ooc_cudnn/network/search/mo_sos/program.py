@@ -148,14 +148,14 @@ class Program(LinearProgram):
             for t in range(before + 1, after):
                 self.held[t].add(self.stays(before, j), self.size(j))
         for t in touched[1:]:
-            there = self.arrives(t, j) + self.remade(t, j)
+            present = self.arrives(t, j) + self.remade(t, j)
             children = [k for k in self.again[t] if j in self.problem.maps[k].parents]
-            self.at_most(there, 1)
-            self.at_most(self.stays(t, j) - there, 0)
+            self.at_most(present, 1)
+            self.at_most(self.stays(t, j) - present, 0)
             for k in children:
-                self.at_most(self.remade(t, k) - there, 0)
+                self.at_most(self.remade(t, k) - present, 0)
             if j in self.problem.stages[t].reads:
-                self.at_least(there, 1)
+                self.at_least(present, 1)
             elif (t, j) in self.remakes:  # what nobody asks for is not made
                 asked = self.stays(t, j)
                 for k in children:
@@ -170,11 +170,11 @@ class Program(LinearProgram):
         fixed = self.units(stage.fixed_bytes)
         passing = [j for j, touched in enumerate(self.touched) if t in touched]
         passing = [j for j in passing if j not in stage.makes and j not in stage.reads]
-        own = sum(self.size(j) for j in (*stage.makes, *stage.reads))
+        used = sum(self.size(j) for j in (*stage.makes, *stage.reads))
         row = Sum(held)
         for j in passing:
             row.add(self.stays(t, j), self.size(j))
-        self._room(row, self.runs[t], self.choices(stage.choices), fixed + own)
+        self._room(row, self.runs[t], self.choices(stage.choices), fixed + used)
         needs = {j: self._needs(t, j) for j in passing}
         for k in self.again[t]:
             row, whole = Sum(held), fixed
@@ -187,14 +187,14 @@ class Program(LinearProgram):
                 if j > k:
                     row.add(self.arrives(t, j), self.size(j))
                 else:
-                    at = next((need for child, need in needs[j] if child >= k), self.stays(t, j))
-                    row.add(at, self.size(j))
+                    term = next((need for child, need in needs[j] if child >= k), self.stays(t, j))
+                    row.add(term, self.size(j))
             choices = self.choices(self.problem.maps[k].choices)
             self._room(row, self.remakes[t, k], choices, whole)
 
     def _needs(self, t: int, j: int) -> list[tuple[int, Sum]]:
         """N(t, j, k): up to which map that is made again it is needed, and whether it is."""
-        found, later = list[tuple[int, Sum]](), self.stays(t, j)
+        needs, later = list[tuple[int, Sum]](), self.stays(t, j)
         for k in reversed(self.again[t]):
             if j not in self.problem.maps[k].parents:
                 continue
@@ -205,14 +205,14 @@ class Program(LinearProgram):
                 self.at_least(need - self.remade(t, k), 0)
             else:
                 need = self.remade(t, k)
-            found.append((k, need))
+            needs.append((k, need))
             later = need
-        return found[::-1]
+        return needs[::-1]
 
     def _room(
         self, row: Sum, variables: list[int], choices: tuple[Choice, ...], whole: int
     ) -> None:
-        """Of the budget there is room for a sum, what is whole, and the workspace."""
+        """Constrain a sum, what is whole and the workspace to fit into the budget."""
         if len(choices) == 1 and not variables:
             whole += self.units(choices[0].workspace_bytes)
         for variable, choice in zip(variables, choices, strict=len(choices) > 1):
@@ -232,33 +232,33 @@ class Program(LinearProgram):
             values = self._keeping(values, j)
         if self.are_met(values):
             return self._priced(values, None)
-        found = self.minimize_whole(gap, most_nodes, most_seconds)
-        if found is None:
+        solution = self.minimize_whole(gap, most_nodes, most_seconds)
+        if solution is None:
             return None
-        values = [float(round(value)) for value in found.values.tolist()]
+        values = [float(round(value)) for value in solution.values.tolist()]
         for j in range(len(self.touched)):
             kept = self._keeping(values, j)
             if kept != values and self.are_met(kept):
                 values = kept
-        return self._priced(values, found.bound)
+        return self._priced(values, solution.bound)
 
     def _keeping(self, values: list[float], j: int) -> list[float]:
         """The same, but for a map that stays from first to last."""
-        made = list(values)
-        for (_, own), variable in self.staying.items():
-            if own == j:
-                made[variable] = 1.0
+        kept = list(values)
+        for (_, number), variable in self.staying.items():
+            if number == j:
+                kept[variable] = 1.0
         for variable in self.needs[j]:
-            made[variable] = 1.0
-        for (_, own), variables in self.remakes.items():
-            if own == j:
+            kept[variable] = 1.0
+        for (_, number), variables in self.remakes.items():
+            if number == j:
                 for variable in variables:
-                    made[variable] = 0.0
-        for found in () if self.copies is None else self.copies.all:
-            for (_, own), variable in found.items():
-                if own == j:
-                    made[variable] = 0.0
-        return made
+                    kept[variable] = 0.0
+        for starts in () if self.copies is None else self.copies.all:
+            for (_, number), variable in starts.items():
+                if number == j:
+                    kept[variable] = 0.0
+        return kept
 
     def _priced(self, values: list[float], bound: float | None) -> Solution:
         seconds = sum(map(operator.mul, values, self.costs))

@@ -99,9 +99,9 @@ class _Replay:
         self.again = tuple(self._again())
         #: Of each phase of the step that is rewritten, how many are put in before it.
         self.put_in = [0] * len(posed.step.phases)
-        for each in self.again:
-            if each.is_made:
-                self.put_in[each.before] += len(posed.makers[self.names.index(each.name)])
+        for event in self.again:
+            if event.is_made:
+                self.put_in[event.before] += len(posed.makers[self.names.index(event.name)])
         self.step = insert_remat_events(posed.step, self.again)
 
     def followed(self) -> ReplayedStep:
@@ -116,34 +116,34 @@ class _Replay:
 
     def _wanted(self) -> dict[int, tuple[Choice, ...]]:
         """The algorithms of each phase, of those that are put in too."""
-        found = dict[int, tuple[Choice, ...]]()
+        by_phase = dict[int, tuple[Choice, ...]]()
         for t, (stage, choices) in enumerate(zip(self.stages, self.schedule.runs, strict=True)):
-            at = self._starts(t)
+            index = self._starts(t)
             for j in (j for of, j in self.schedule.remakes if of == t):
                 for _ in self.posed.makers[j]:
-                    found[at] = self.schedule.remakes[t, j]
-                    at += 1
-            found |= {phase + sum(self.put_in[: phase + 1]): choices for phase in stage.phases}
-        return {at: choices for at, choices in found.items() if choices[0].workspace_bytes}
+                    by_phase[index] = self.schedule.remakes[t, j]
+                    index += 1
+            by_phase |= {phase + sum(self.put_in[: phase + 1]): choices for phase in stage.phases}
+        return {at: choices for at, choices in by_phase.items() if choices[0].workspace_bytes}
 
     def _again(self) -> list[RematEvent]:
-        """Where readers find maps, in the order of stages, and of maps in a stage."""
-        found = list[tuple[int, int, bool]]()
+        """Events that bring maps back for readers, in the order of stages, and of maps in each."""
+        readers = list[tuple[int, int, bool]]()
         for j, touched in enumerate(self.touched):
             remade = {t for t, k in self.schedule.remakes if k == j}
             ends = [copy.end for copy in self.schedule.back if copy.map == j]
             is_original, before = True, -1
             for t in touched:
                 if t in remade:
-                    found.append((t, j, True))
+                    readers.append((t, j, True))
                     is_original = False
                 elif not is_original and any(before <= end < t for end in ends):
-                    found.append((t, j, False))
+                    readers.append((t, j, False))
                     is_original = True
                 before = t
         return [
             RematEvent(self.stages[t].phases[0], self.names[j], made)
-            for t, j, made in sorted(found)
+            for t, j, made in sorted(readers)
         ]
 
     def _starts(self, stage: int) -> int:
@@ -164,13 +164,13 @@ class _Replay:
         first = [at for at in uses if at < starts[0]]
         leaves = self._starts(out.start) - 1
         last = max(first[-1], self._ends(out.end))
-        found = [LiveRange(first[0], last, fetched=False, leaves=leaves)]
+        ranges = [LiveRange(first[0], last, fetched=False, leaves=leaves)]
         for start, end in zip(starts, ends, strict=True):
             used = [at for at in uses if start <= at < end]
             if not used:
                 continue
-            if start <= found[-1].last:  # it is still there
-                found[-1] = found[-1]._replace(last=max(found[-1].last, used[-1]))
+            if start <= ranges[-1].last:  # it is still there
+                ranges[-1] = ranges[-1]._replace(last=max(ranges[-1].last, used[-1]))
             else:
-                found.append(LiveRange(start, used[-1], fetched=True))
-        return tuple(found)
+                ranges.append(LiveRange(start, used[-1], fetched=True))
+        return tuple(ranges)
