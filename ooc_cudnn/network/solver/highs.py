@@ -79,7 +79,7 @@ def minimize(
     matrix = csr_array(rows, (len(low), len(costs)))
     try:
         if whole:
-            found = optimize.milp(
+            reply = optimize.milp(
                 costs,
                 constraints=optimize.LinearConstraint(matrix, low, high),
                 integrality=np.ones(len(costs)),
@@ -89,7 +89,7 @@ def minimize(
         else:
             equal, is_above = low == high, np.isinf(high)
             sides = np.where(is_above, -1.0, 1.0)[~equal]
-            found = optimize.linprog(
+            reply = optimize.linprog(
                 costs,
                 A_ub=matrix[~equal].multiply(sides[:, None]),
                 b_ub=np.where(is_above, -low, high)[~equal],
@@ -101,11 +101,11 @@ def minimize(
             )
     except RuntimeError as error:
         raise SolverError(f"HiGHS failed on one of the planner's programs: {error}") from error
-    if _has_failed(found, whole=whole):
-        raise SolverError(f"HiGHS failed on one of the planner's programs: {found.message}")
-    if found.x is None or not (whole or found.status == 0):
+    if _has_failed(reply, whole=whole):
+        raise SolverError(f"HiGHS failed on one of the planner's programs: {reply.message}")
+    if reply.x is None or not (whole or reply.status == 0):
         return None
-    return Solution(found.x, float(found.fun), float(found.mip_dual_bound if whole else found.fun))
+    return Solution(reply.x, float(reply.fun), float(reply.mip_dual_bound if whole else reply.fun))
 
 
 def _has_failed(found: Any, *, whole: bool) -> bool:

@@ -97,16 +97,16 @@ class LinearProgram:
 
     def levels(self, sums: Iterable[Terms]) -> list[int]:
         """Variables that are so many sums, which differ little from one to the next."""
-        found, before = list[int](), Sum()
-        for each in sums:
-            row = Sum(each) - before
-            before = Sum(each)
-            if found:
-                row[found[-1]] = 1.0
-            found.append(self.variable())
-            row[found[-1]] = -1.0
+        variables, before = list[int](), Sum()
+        for terms in sums:
+            row = Sum(terms) - before
+            before = Sum(terms)
+            if variables:
+                row[variables[-1]] = 1.0
+            variables.append(self.variable())
+            row[variables[-1]] = -1.0
             self.exactly(row)
-        return found
+        return variables
 
     def are_met(self, values: Sequence[float]) -> bool:
         """True if values of the variables keep to all rows."""

@@ -131,8 +131,8 @@ class TiledInference:
     def _ready_for(self, place: GridTile) -> ForwardStep:
         forward = self._ready.get(place.kind)
         if forward is None:
-            made = step_of_tile(self.grid.step, self.grid.output, place.region)
-            forward = self._ready[place.kind] = standalone_forward(made.step, self._limit)
+            tile = step_of_tile(self.grid.step, self.grid.output, place.region)
+            forward = self._ready[place.kind] = standalone_forward(tile.step, self._limit)
             forward.counts_given = self._counts_given
         return forward
 
@@ -165,10 +165,10 @@ class TiledInference:
                 if len(ahead) == 2 or (next_place is None and ahead):
                     place, parts = ahead.popleft().result()
                     region = _slices(place.region)
-                    made = room_for(out, region)
-                    self._ready_for(place).run(parts, {self.grid.output: made}, lasting, making)
+                    block = room_for(out, region)
+                    self._ready_for(place).run(parts, {self.grid.output: block}, lasting, making)
                     if isinstance(out, Store):
-                        out[region] = made
+                        out[region] = block
 
     @property
     def plan(self) -> NetworkPlan | None:
@@ -203,18 +203,18 @@ class TilingConstraints(NamedTuple):
             for name, each in self.given.items()
             if name in step.tensors
         }
-        for name, each in wrapped.items() if of_block else ():
-            if each.spec.placement == "disk":
-                wrapped[name] = each._replace(spec=replace(each.spec, placement="pageable"))
+        for name, array in wrapped.items() if of_block else ():
+            if array.spec.placement == "disk":
+                wrapped[name] = array._replace(spec=replace(array.spec, placement="pageable"))
         return constraints_for(self.memory_limit, self.machine, step, wrapped, self.more_bytes)
 
     def plan(self, step: Step, cuts: Sequence[Sequence[int]]) -> TilePlan:
         """The plan of all blocks, by that of one in the middle, which has a halo on every side."""
         region = tuple(
-            (each[at := (len(each) - 1) // 2 - (len(each) == 3)], each[at + 1]) for each in cuts
+            (each[cut := (len(each) - 1) // 2 - (len(each) == 3)], each[cut + 1]) for each in cuts
         )
-        made = step_of_tile(step, step.outputs[0], region).step
-        plan = load_or_plan("forward", made, self.constraints(made, of_block=True)).plan
+        tile = step_of_tile(step, step.outputs[0], region).step
+        plan = load_or_plan("forward", tile, self.constraints(tile, of_block=True)).plan
         blocks = math.prod(len(each) - 1 for each in cuts)
         return TilePlan(tuple(map(tuple, cuts)), plan, plan.seconds * blocks)
 
@@ -242,21 +242,21 @@ def plan_tiles(step: Step, under: TilingConstraints) -> TilePlan:
     target = under.constraints(step).target
     computing = order_seconds(step, target.machine, ORDERS).throughout[0][1]
     fewest = _largest_phase_bytes(step) / max(target.room_bytes, 1)
-    found: TilePlan | None = None
+    tiles: TilePlan | None = None
     if fewest > 1:
-        found = _best_tiles(step, under, fewest)
-        if found is not None and found.seconds <= MUCH_HALO * computing:
-            return found
+        tiles = _best_tiles(step, under, fewest)
+        if tiles is not None and tiles.seconds <= MUCH_HALO * computing:
+            return tiles
     try:
         whole = under.plan_whole(step)
     except PlanInfeasibleError:
-        found = found or _best_tiles(step, under, fewest)
-        if found is None:
+        tiles = tiles or _best_tiles(step, under, fewest)
+        if tiles is None:
             raise
-        return found
+        return tiles
     if fewest <= 1 and whole.seconds > MUCH_HALO * computing:
-        found = _best_tiles(step, under, fewest)
-    return found if found is not None and found.seconds < whole.seconds else whole
+        tiles = _best_tiles(step, under, fewest)
+    return tiles if tiles is not None and tiles.seconds < whole.seconds else whole
 
 
 def _best_tiles(step: Step, under: TilingConstraints, fewest: float) -> TilePlan | None:

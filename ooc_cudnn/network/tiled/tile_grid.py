@@ -52,20 +52,20 @@ class Grid:
 
     @cached_property
     def _along(self) -> list[list[tuple[int, Mapping[str, Region]]]]:
-        """Of each place on each axis, which kind it is, and what it needs of the inputs."""
+        """The kind of each place on each axis, and what it needs of the inputs."""
         whole = tuple((0, each[-1]) for each in self.cuts)
-        found = []
-        for axis, each in enumerate(self.cuts):
+        axes = []
+        for axis, cuts in enumerate(self.cuts):
             kinds: dict[tuple[Step, int, int], int] = {}
             places = []
-            for start, stop in pairwise(each):
+            for start, stop in pairwise(cuts):
                 region = (*whole[:axis], (start, stop), *whole[axis + 1 :])
-                made = step_of_tile(self.step, self.output, region)
-                first, last = made.output[axis]
-                kind = made.step, start - first, last - stop
-                places.append((kinds.setdefault(kind, len(kinds)), made.inputs))
-            found.append(places)
-        return found
+                tile = step_of_tile(self.step, self.output, region)
+                first, last = tile.output[axis]
+                kind = tile.step, start - first, last - stop
+                places.append((kinds.setdefault(kind, len(kinds)), tile.inputs))
+            axes.append(places)
+        return axes
 
     def __iter__(self) -> Iterator[GridTile]:
         """Every block in turn.

@@ -64,7 +64,7 @@ def step_of_tile(step: Step, output: str, region: Region) -> TileStep:
 
 
 class _TileNeeds:
-    """What is needed of each tensor that is no view, from the output back."""
+    """The region needed of each tensor that is no view, from the output back."""
 
     def __init__(self, step: Step, output: str, region: Region) -> None:
         self.step, self.output = step, output
@@ -76,20 +76,20 @@ class _TileNeeds:
 
     def made(self) -> TileStep:
         """From the last phase back what each makes; then the tensors and phases of that."""
-        found: list[tuple[Phase, Region, TiledCall, Mapping[str, Region]]] = []
+        calls: list[tuple[Phase, Region, TiledCall, Mapping[str, Region]]] = []
         for phase in reversed(self.step.phases):
             wanted = self._wanted(phase)
             if wanted is None:
                 continue
             call, regions = self._call(phase, wanted)
-            found.append((phase, wanted, call, regions))
+            calls.append((phase, wanted, call, regions))
             for operand in call.loaded:
                 self._need(phase.binds[operand], regions[operand])
         for name, region in self.needed.items():
             self.tensors[name] = replace(self.step.tensors[name], shape=extents(region))
         phases = tuple(
             replace(phase, call=call, binds=dict(self._binds(phase, call, regions)))
-            for phase, _, call, regions in reversed(found)
+            for phase, _, call, regions in reversed(calls)
         )
         step = replace(
             self.step,
@@ -107,7 +107,7 @@ class _TileNeeds:
 
     def _wanted(self, phase: Phase) -> Region | None:
         """The region of its first result that is needed, of all its results together."""
-        found: Region | None = None
+        region: Region | None = None
         for result in phase.call.results:
             name = phase.binds[result]
             base, place = self.step.place(name)
@@ -115,8 +115,8 @@ class _TileNeeds:
             if needed is None or not meet(needed, place):
                 continue
             part = _in_view(common(needed, place), place, self.step.tensors[name].shape)
-            found = part if found is None else hull(found, part)
-        return found
+            region = part if region is None else hull(region, part)
+        return region
 
     def _call(self, phase: Phase, wanted: Region) -> tuple[TiledCall, Mapping[str, Region]]:
         call = phase.call
@@ -136,10 +136,10 @@ class _TileNeeds:
             _with_input(call.along(axis), rows) for axis, rows in enumerate(sites, ROW_AXIS)
         )
         block = Tile(self._images_of(phase), everything.channels, sites)
-        made, regions = call_of_tile(call, block)
+        tile_call, regions = call_of_tile(call, block)
         for result in call.results:
             self._need(phase.binds[result], regions[result])
-        return made, regions
+        return tile_call, regions
 
     def _outside(
         self, phase: Phase, call: ExternalCall, sites: Region
@@ -219,12 +219,12 @@ class _TileNeeds:
             if part == whole_region(tensor.shape) and shape == tensor.shape:
                 yield operand, base
                 continue
-            made = replace(
+            view = replace(
                 tensor, name=f"{name} for {phase.name}, {operand}", shape=shape, of=base,
                 region=part,
             )  # fmt: skip
-            self.tensors[made.name] = made
-            yield operand, made.name
+            self.tensors[view.name] = view
+            yield operand, view.name
 
 
 def _with_input(turned: TiledCall, rows: Range) -> Range:

@@ -34,30 +34,30 @@ def figure_of(trade: Trade) -> Any:
     """
     figure, axes = panels(1, 1, width=9, height=5.5)
     over = axes[0, 0]
-    made = [point.plan.seconds for point in trade.points if point.plan is not None]
-    fastest = min([*made, *trade.bounds.values()], default=1.0)
+    planned = [point.plan.seconds for point in trade.points if point.plan is not None]
+    fastest = min([*planned, *trade.bounds.values()], default=1.0)
     scale, unit = (1e3, "ms") if fastest < 1 else (1.0, "s")
-    for at, policy in enumerate(trade.policies):
-        found = [
+    for index, policy in enumerate(trade.policies):
+        curve = [
             (point.limit_bytes / 2**30, point.plan.seconds * scale)
             for point in trade.of(policy)
             if point.plan is not None
         ]
         over.plot(
-            *zip(*sorted(found), strict=True) if found else ([], []),
-            color=COLOURS[at % len(COLOURS)],
-            marker=MARKERS[at % len(MARKERS)],
+            *zip(*sorted(curve), strict=True) if curve else ([], []),
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
             markersize=5,
-            linewidth=2.2 if at == 0 else 1.1,
-            linestyle="-" if at < len(COLOURS) else ":",
-            zorder=3 - at / len(trade.policies),  # the first lies on top
+            linewidth=2.2 if index == 0 else 1.1,
+            linestyle="-" if index < len(COLOURS) else ":",
+            zorder=3 - index / len(trade.policies),  # the first lies on top
             label=policy,
         )
     bounds = sorted((limit / 2**30, seconds * scale) for limit, seconds in trade.bounds.items())
     if bounds:
         over.plot(*zip(*bounds, strict=True), color="#333333", linestyle="--", label="bound")
     over.set_yscale("log")
-    slowest = min(max(made, default=fastest), SLOWEST * min(made, default=fastest))
+    slowest = min(max(planned, default=fastest), SLOWEST * min(planned, default=fastest))
     low, high = 0.92 * fastest * scale, 1.08 * slowest * scale
     over.set_ylim(low, high)
     _ticks(over, low, high)
@@ -72,11 +72,11 @@ def figure_of(trade: Trade) -> Any:
 def _ticks(axes: Any, low: float, high: float) -> None:
     """Plain numbers on a logarithmic axis, about eight of them."""
     steps = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8]
-    found = [
+    ticks = [
         step * 10.0**power
         for power in range(-6, 7)
         for step in steps
         if low <= step * 10.0**power <= high
     ]
-    axes.set_yticks(found, [f"{value:g}" for value in found])
+    axes.set_yticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
