@@ -66,21 +66,21 @@ def casts_of(
     read : callable
         Of a tensor that it reads the value.
     """
-    found, in_force = Casts(target), state()
+    casts, in_force = Casts(target), state()
     if not in_force or _name(target) in _CASTS_ITSELF:
-        yield found
+        yield casts
         return
     tensors = [e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor)]
     looking = _Looking({id(each): read(each) for each in tensors})
     with looking:
-        yield found
+        yield casts
     if any(
         torch._C._dispatch_has_kernel_for_dispatch_key(_name(target), f"Autocast{kind.upper()}")
         for kind, _ in in_force
     ):
-        found.inputs = looking.found
+        casts.inputs = looking.found
     elif looking.casts:
-        found.function = _Under(target, in_force)
+        casts.function = _Under(target, in_force)
 
 
 def _name(target: Any) -> str:
@@ -123,9 +123,9 @@ class _Looking(_python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and made.dtype != args[0].dtype:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and result.dtype != args[0].dtype:
             self.casts += 1
             if id(args[0]) in self.values:
-                self.found.setdefault(self.values[id(args[0])], made.dtype)
-        return made
+                self.found.setdefault(self.values[id(args[0])], result.dtype)
+        return result

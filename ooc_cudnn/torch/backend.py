@@ -108,10 +108,10 @@ def _compiled(
     def run(*tensors: Any) -> Any:
         call, action = job_of()
         real: Mapping[int, Any] = {} if call is None else call.real
-        given = [real.get(id(each), each) for each in tensors] if real else tensors
+        inputs = [real.get(id(each), each) for each in tensors] if real else tensors
         if call is None:  # else the capture looks, and a call may be captured anew
-            written.check(given)
-        return ready(given) if action is None else action(ready, given)
+            written.check(inputs)
+        return ready(inputs) if action is None else action(ready, inputs)
 
     return run
 
@@ -126,13 +126,13 @@ def graph_of(
     held = {} if model is None else _names_held(model)
     arguments = {id(each): at for at, each in enumerate(() if call is None else call.tensors)}
     real = {} if call is None else call.real
-    given, fakes, stored = [], [], {}
+    values, fakes, stored = [], [], {}
     inputs = 0
-    for at, (node, example) in enumerate(zip(nodes, examples, strict=True)):
+    for index, (node, example) in enumerate(zip(nodes, examples, strict=True)):
         source = _source(node)
         seen = node.meta["example_value"]
         if not isinstance(seen, torch.Tensor):  # else it is a constant, which guards compare
-            given.append(Value(node.name, (), torch.int64, "number"))
+            values.append(Value(node.name, (), torch.int64, "number"))
             fakes.append(seen if only_counts(node) else specialize(seen))
             continue
         for extent in seen.shape:
@@ -147,16 +147,16 @@ def graph_of(
         dtype = torch.float64 if _is_a_float(node) else example.dtype
         behind = real.get(id(example), example)
         if is_input and options.scale is not None and _is_stored(behind):
-            stored[at] = widen(example.dtype, options.scale)
+            stored[index] = widen(example.dtype, options.scale)
             dtype = _dtype_of(behind)
         follows = bool(example.requires_grad)
-        own = node.name.removeprefix("l_").removesuffix("_") if is_input else node.name
-        given.append(Value(own, tuple(example.shape), dtype, kind, name, follows))
+        label = node.name.removeprefix("l_").removesuffix("_") if is_input else node.name
+        values.append(Value(label, tuple(example.shape), dtype, kind, name, follows))
         fakes.append(_fake(seen, example, dtype))
     if model is not None and any(_masks_an_encoder(e, model) for e in module.graph.nodes):
         check_nested(model)
     switches = None if call is None else call.switches
-    return record(module, given, fakes, stored, names, switches)
+    return record(module, values, fakes, stored, names, switches)
 
 
 def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:
@@ -173,13 +173,13 @@ _OF_CALLS = ("L['args']", "L['kwargs']")
 
 def _names_held(model: torch.nn.Module) -> dict[int, str]:
     """The names of a model's tensors, the first one of each, by their `id`."""
-    found: dict[int, str] = {}
-    for name, each in (
+    names: dict[int, str] = {}
+    for name, tensor in (
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ):
-        found.setdefault(id(each), name)
-    return found
+        names.setdefault(id(tensor), name)
+    return names
 
 
 def _source(node: Any) -> str:
@@ -216,11 +216,11 @@ def _fake(seen: torch.Tensor, example: torch.Tensor, dtype: torch.dtype) -> torc
     mode = getattr(seen, "fake_mode", None)
     assert mode is not None
     with mode, torch.inference_mode(False):
-        made = torch.empty_strided(
+        fake = torch.empty_strided(
             example.shape, example.stride(), dtype=dtype, device=example.device
         )
         if not example.requires_grad:
-            return made
+            return fake
         with torch.enable_grad():
-            made.requires_grad_()
-            return made if example.is_leaf else made.view_as(made).clone()
+            fake.requires_grad_()
+            return fake if example.is_leaf else fake.view_as(fake).clone()

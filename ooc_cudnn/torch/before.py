@@ -59,10 +59,10 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
             torch._foreach_add_(counters, more)
 
 
-def _run(operation: Operation, found: dict[Value, Any]) -> None:
-    args = replace_values(operation.args, found.__getitem__)
-    made = operation.function(*args, **replace_values(dict(operation.kwargs), found.__getitem__))
-    parts = made if isinstance(made, tuple | list) else (made,)
+def _run(operation: Operation, values: dict[Value, Any]) -> None:
+    args = replace_values(operation.args, values.__getitem__)
+    result = operation.function(*args, **replace_values(dict(operation.kwargs), values.__getitem__))
+    parts = result if isinstance(result, tuple | list) else (result,)
     for value, part in zip(operation.results, parts, strict=False):
         if value is not None:
-            found[value] = part
+            values[value] = part

@@ -103,15 +103,15 @@ def interpolated(operation: Operation, wanted: Wanted) -> MadePart:
     kind, spans, x = KINDS[operation.name], only(wanted), lead_of(operation).shape
     axes = len(x) - 2
     scaled = _axes(operation, axes)
-    own = spans[2:]
-    if any(axis.leaves for axis, span in zip(scaled, own, strict=True) if span.cut):
+    spatial = spans[2:]
+    if any(axis.leaves for axis, span in zip(scaled, spatial, strict=True) if span.cut):
         raise WholeImagesError(f"{operation.said} beyond the image")
-    if all(axis.is_exact for axis, span in zip(scaled, own, strict=True) if span.cut):
+    if all(axis.is_exact for axis, span in zip(scaled, spatial, strict=True) if span.cut):
         return _by_itself(operation, kind, wanted, scaled)
     if kind.grows:
         raise WholeImagesError(f"{operation.said} with weights of any number of neighbours")
     lead, along = list(spans[:2]), []
-    for axis, span in zip(scaled, own, strict=True):
+    for axis, span in zip(scaled, spatial, strict=True):
         if _doubt(axis) >= SURE:
             raise WholeImagesError(f"{operation.said} of {axis.extent} elements")
         first = math.floor(axis.place(span.start, centred=kind.centred)) - kind.taps // 2 - 1
@@ -120,8 +120,8 @@ def interpolated(operation: Operation, wanted: Wanted) -> MadePart:
         read = read if span.cut else Span(0, axis.extent)
         lead.append(read)
         along.append(AxisRows(axis, (span.start, span.stop), read.start))
-    made = Interpolated(operation.name, kind, tuple(along))
-    return MadePart((tuple(lead),), (spans,), function=made)
+    interpolation = Interpolated(operation.name, kind, tuple(along))
+    return MadePart((tuple(lead),), (spans,), function=interpolation)
 
 
 def _axes(operation: Operation, axes: int) -> tuple[Scaled, ...]:
@@ -153,20 +153,20 @@ def _by_itself(
     sizes, factors = [], []
     for axis, span in zip(scaled, spans[2:], strict=True):
         if not span.cut:
-            read, made, factor = Span(0, axis.extent), Span(0, axis.made), axis.factor
+            read, result, factor = Span(0, axis.extent), Span(0, axis.made), axis.factor
         else:
-            read, made = _exact(axis, span, kind)
+            read, result = _exact(axis, span, kind)
             factor = 1 / axis.step
         lead.append(read)
-        makes.append(made)
-        sizes.append(made.stop - made.start)
+        makes.append(result)
+        sizes.append(result.stop - result.start)
         factors.append(factor)
     corners = (scaled[0].corners,) if "nearest" not in operation.name else ()
     # an image whose size stays is copied: one that is to be interpolated gets a row more
-    for at, (axis, span) in enumerate(zip(scaled, spans[2:], strict=True), 2):
-        if span.cut and axis.step != 1 and sizes[at - 2] == lead[at].stop - lead[at].start:
-            sizes[at - 2] += 1
-            makes[at] = makes[at]._replace(stop=makes[at].stop + 1)
+    for dim, (axis, span) in enumerate(zip(scaled, spans[2:], strict=True), 2):
+        if span.cut and axis.step != 1 and sizes[dim - 2] == lead[dim].stop - lead[dim].start:
+            sizes[dim - 2] += 1
+            makes[dim] = makes[dim]._replace(stop=makes[dim].stop + 1)
     made_by = ByItself(operation.name, tuple(sizes), corners, tuple(factors))
     return MadePart((tuple(lead),), (tuple(makes),), function=made_by)
 
@@ -226,22 +226,22 @@ class Interpolated:
             wide = self._made_along(wide, at, each)
         return wide.to(x.dtype)
 
-    def _made_along(self, x: torch.Tensor, at: int, along: AxisRows) -> torch.Tensor:
-        weights, first = self._weights(x, at, along)
+    def _made_along(self, x: torch.Tensor, dim: int, along: AxisRows) -> torch.Tensor:
+        weights, first = self._weights(x, dim, along)
         extent, y = along.axis.extent, None
-        shape = [-1 if axis == at else 1 for axis in range(len(x.shape))]
+        shape = [-1 if axis == dim else 1 for axis in range(len(x.shape))]
         for tap in range(self.kind.taps):
             row = first + tap
             here = torch.gather(weights, 0, (row % len(weights))[None])[0]
             here = torch.where((row >= 0) & (row < extent), here, 0).reshape(shape)
-            rows = (row.clamp(0, extent - 1) - along.start).clamp(0, x.shape[at] - 1)
-            part = x.index_select(at, rows)
+            rows = (row.clamp(0, extent - 1) - along.start).clamp(0, x.shape[dim] - 1)
+            part = x.index_select(dim, rows)
             y = part.mul_(here) if y is None else y.addcmul_(part, here)
         assert y is not None
         return y
 
     def _weights(
-        self, x: torch.Tensor, at: int, along: AxisRows
+        self, x: torch.Tensor, dim: int, along: AxisRows
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each value the weights of rows, by their rest, and the first row that it is made of.
 
@@ -253,12 +253,12 @@ class Interpolated:
         rests = taps + 2
         numbers = torch.arange(axis.extent, device=x.device)
         shown = (numbers % rests == torch.arange(rests, device=x.device)[:, None]).to(x.dtype)
-        size = [axis.made if each == at else 1 for each in range(2, len(x.shape))]
-        shape = [axis.extent if each == at else 1 for each in range(2, len(x.shape))]
-        factors = [axis.factor if each == at else None for each in range(2, len(x.shape))]
+        size = [axis.made if each == dim else 1 for each in range(2, len(x.shape))]
+        shape = [axis.extent if each == dim else 1 for each in range(2, len(x.shape))]
+        factors = [axis.factor if each == dim else None for each in range(2, len(x.shape))]
         corners = (axis.corners,) if "nearest" not in self.name else ()
-        made = _operation(self.name)(shown.reshape(1, rests, *shape), size, *corners, *factors)
-        weights = made.reshape(rests, axis.made)[:, start:stop]
+        response = _operation(self.name)(shown.reshape(1, rests, *shape), size, *corners, *factors)
+        weights = response.reshape(rests, axis.made)[:, start:stop]
         values = torch.arange(start, stop, device=x.device, dtype=torch.float64)
         if self.kind.centred and not axis.corners:
             places = (values + 0.5) * axis.step - 0.5

@@ -28,38 +28,38 @@ def _result(operation: Operation) -> Value:
 @block_rule(*RESHAPES)
 def reshaped(operation: Operation, wanted: Wanted) -> MadePart:
     """The same elements in another shape: an axis stays, is a part of one, or holds some."""
-    spans, made, x = only(wanted), _result(operation).shape, lead_of(operation).shape
+    spans, y, x = only(wanted), _result(operation).shape, lead_of(operation).shape
     if operation.arguments.get("dtype") is not None:
         raise WholeImagesError("a view in another dtype")
-    reads, makes = list(whole_spans(x)), list(whole_spans(made))
+    reads, makes = list(whole_spans(x)), list(whole_spans(y))
     begins = {math.prod(x[:axis]): axis for axis, extent in enumerate(x) if extent > 1}
     for axis, (start, stop, cut) in enumerate(spans):
         if not cut:
             continue
-        extent, at = made[axis], begins.get(math.prod(made[:axis]), -1)
-        own = x[at] if at >= 0 else 0
-        if own == extent:
-            reads[at] = makes[axis] = spans[axis]
-        elif own > extent and (behind := _behind(made, axis, own)):  # what it holds comes behind
+        extent, dim = y[axis], begins.get(math.prod(y[:axis]), -1)
+        size = x[dim] if dim >= 0 else 0
+        if size == extent:
+            reads[dim] = makes[axis] = spans[axis]
+        elif size > extent and (behind := _behind(y, axis, size)):  # what it holds comes behind
             uncut(spans, behind, operation)
-            each = own // extent
-            reads[at], makes[axis] = Span(start * each, stop * each, cut), spans[axis]
-        elif 0 < own < extent and _behind(x, at, extent):
-            each = extent // own
-            first, last = start // each, -(-stop // each)
-            reads[at], makes[axis] = Span(first, last, cut), Span(first * each, last * each, cut)
+            ratio = size // extent
+            reads[dim], makes[axis] = Span(start * ratio, stop * ratio, cut), spans[axis]
+        elif 0 < size < extent and _behind(x, dim, extent):
+            ratio = extent // size
+            first, last = start // ratio, -(-stop // ratio)
+            reads[dim], makes[axis] = Span(first, last, cut), Span(first * ratio, last * ratio, cut)
         else:
-            raise WholeImagesError(f"a reshape from {x} to {made}")
+            raise WholeImagesError(f"a reshape from {x} to {y}")
     return made_of(operation, tuple(reads), tuple(makes))
 
 
 def _behind(shape: Sequence[int], axis: int, elements: int) -> range:
     """The axes behind one that are so many elements together with it; none if there are not."""
     reached = shape[axis]
-    for at in range(axis + 1, len(shape)):
-        reached *= shape[at]
+    for last in range(axis + 1, len(shape)):
+        reached *= shape[last]
         if reached == elements:
-            return range(axis + 1, at + 1)
+            return range(axis + 1, last + 1)
     return range(0)
 
 
@@ -116,20 +116,20 @@ def parted(operation: Operation, wanted: Wanted) -> MadePart:
 def _of_parts(operation: Operation, wanted: Wanted, dim: int, *, gone: bool) -> MadePart:
     """All of one axis, whichever results are wanted."""
     x = lead_of(operation).shape
-    at, lead = dim % len(x), None
+    axis, lead = dim % len(x), None
     for spans in wanted:
         if spans is None:
             continue
         if not gone:
-            uncut(spans, [at], operation)
-        behind = spans[at + (not gone) :]
-        own = (*spans[:at], Span(0, x[at]), *behind)
-        lead = own if lead is None else joined(lead, own)
+            uncut(spans, [axis], operation)
+        behind = spans[axis + (not gone) :]
+        read = (*spans[:axis], Span(0, x[axis]), *behind)
+        lead = read if lead is None else joined(lead, read)
     assert lead is not None
     makes = tuple(
         None
         if value is None
-        else (*lead[:at], *([] if gone else [Span(0, value.shape[at])]), *lead[at + 1 :])
+        else (*lead[:axis], *([] if gone else [Span(0, value.shape[axis])]), *lead[axis + 1 :])
         for value in operation.results
     )
     return MadePart((lead,), makes)
@@ -139,18 +139,18 @@ def _of_parts(operation: Operation, wanted: Wanted, dim: int, *, gone: bool) -> 
 def sliced(operation: Operation, wanted: Wanted) -> MadePart:
     """Every so manieth of a range of an axis."""
     spans, told, x = only(wanted), operation.arguments, lead_of(operation).shape
-    at = told.get("dim", 0) % len(x)
-    start, stop, cut = spans[at]
+    axis = told.get("dim", 0) % len(x)
+    start, stop, cut = spans[axis]
     if not cut:
-        return made_of(operation, (*spans[:at], Span(0, x[at]), *spans[at + 1 :]), spans)
+        return made_of(operation, (*spans[:axis], Span(0, x[axis]), *spans[axis + 1 :]), spans)
     first, step = told.get("start") or 0, told.get("step", 1)
     if not isinstance(first, int):
         raise WholeImagesError(f"{operation.said} from where a value says")
-    first = min(max(first + x[at] * (first < 0), 0), x[at])
-    own = Span(first + start * step, first + (stop - 1) * step + 1, cut)
+    first = min(max(first + x[axis] * (first < 0), 0), x[axis])
+    read = Span(first + start * step, first + (stop - 1) * step + 1, cut)
     end = {"slice": "end", "narrow": "length"}[operation.name]
-    changes = {"start": 0, end: own.stop - own.start}
-    return made_of(operation, (*spans[:at], own, *spans[at + 1 :]), spans, **changes)
+    changes = {"start": 0, end: read.stop - read.start}
+    return made_of(operation, (*spans[:axis], read, *spans[axis + 1 :]), spans, **changes)
 
 
 @block_rule("expand", "expand_as")
@@ -177,17 +177,17 @@ def repeated(operation: Operation, wanted: Wanted) -> MadePart:
 def joined_along(operation: Operation, wanted: Wanted) -> MadePart:
     """Several along one axis."""
     spans = only(wanted)
-    at = operation.arguments.get("dim", 0) % len(spans)
-    uncut(spans, [at], operation)
+    axis = operation.arguments.get("dim", 0) % len(spans)
+    uncut(spans, [axis], operation)
 
-    def own(value: Value) -> Spans:
+    def spans_of(value: Value) -> Spans:
         if operation.name == "stack":
-            return (*spans[:at], *spans[at + 1 :])
+            return (*spans[:axis], *spans[axis + 1 :])
         if len(value.shape) != len(spans):
             raise WholeImagesError("what has no elements is joined")
-        return (*spans[:at], Span(0, value.shape[at]), *spans[at + 1 :])
+        return (*spans[:axis], Span(0, value.shape[axis]), *spans[axis + 1 :])
 
-    return MadePart(tuple(own(value) for value in operation.reads), (spans,))
+    return MadePart(tuple(spans_of(value) for value in operation.reads), (spans,))
 
 
 @block_rule("index_select", "repeat_interleave")
@@ -197,11 +197,11 @@ def selected(operation: Operation, wanted: Wanted) -> MadePart:
     dim = operation.arguments.get("dim")
     if dim is None:
         raise WholeImagesError(f"{operation.said} of all elements")
-    at = dim % len(x)
-    uncut(spans, [at], operation)
-    lead, made = list(spans), list(spans)
-    lead[at], made[at] = Span(0, x[at]), Span(0, _result(operation).shape[at])
-    return made_of(operation, tuple(lead), tuple(made))
+    axis = dim % len(x)
+    uncut(spans, [axis], operation)
+    lead, makes = list(spans), list(spans)
+    lead[axis], makes[axis] = Span(0, x[axis]), Span(0, _result(operation).shape[axis])
+    return made_of(operation, tuple(lead), tuple(makes))
 
 
 @block_rule("flip")

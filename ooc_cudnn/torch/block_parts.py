@@ -60,18 +60,18 @@ class _Block:
         wanted = _by(result, part.order)
         self._needed: dict[Value, Spans] = {part.result: wanted}
         self._found = [
-            (operation, made)
+            (operation, made_part)
             for operation in reversed(part.operations)
-            if (made := self._need(operation)) is not None
+            if (made_part := self._need(operation)) is not None
         ]
         self._of: dict[Value, Images] = {}
         self._held: dict[Value, tuple[Value, Spans]] = {}
         self._operations: list[Operation] = []
-        for at, value in enumerate(part.inputs):
-            self._hold(value, self._input_spans(at, value))
+        for index, value in enumerate(part.inputs):
+            self._hold(value, self._input_spans(index, value))
         taken = tuple(self._held[value][0] for value in part.inputs)
-        for operation, made in reversed(self._found):
-            self._write(operation, made)
+        for operation, made_part in reversed(self._found):
+            self._write(operation, made_part)
         last = self._cut_out(part.result, wanted)
         axes = None if part.axes is None else ImageAxes((), self._of, part.count)
         self.part = replace(
@@ -89,11 +89,11 @@ class _Block:
         wanted = [None if each is None else self._needed.get(each) for each in operation.results]
         if not any(wanted):
             return None
-        made = part_of_operation(operation, wanted)
-        for value, spans in zip(operation.reads, made.reads, strict=True):
+        made_part = part_of_operation(operation, wanted)
+        for value, spans in zip(operation.reads, made_part.reads, strict=True):
             known = self._needed.get(value)
             self._needed[value] = spans if known is None else joined(known, spans)
-        return made
+        return made_part
 
     def _input_spans(self, at: int, value: Value) -> Spans:
         """The part of an input that is taken: all of what lasts, or has other axes in its array."""
@@ -108,11 +108,11 @@ class _Block:
         where = None if self._whole.axes is None else self._whole.axes.of.get(value)
         if where is not None and spans[where.axis].cut:
             raise WholeImagesError("images lie along an axis that is cut")
-        made = self._named(value, spans)
-        self._held[value] = made, spans
+        part = self._named(value, spans)
+        self._held[value] = part, spans
         if where is not None:
-            self._of[made] = where
-        return made
+            self._of[part] = where
+        return part
 
     @staticmethod
     def _named(value: Value, spans: Spans) -> Value:
@@ -124,39 +124,39 @@ class _Block:
         """The part of a value that is wanted, of the part that is there."""
         have, spans = self._held[value]
         where = self._of.get(have)
-        for axis, (own, part) in enumerate(zip(wanted, spans, strict=True)):
-            if own[:2] == part[:2]:
+        for axis, (span, part) in enumerate(zip(wanted, spans, strict=True)):
+            if span[:2] == part[:2]:
                 continue
-            spans = (*spans[:axis], own, *spans[axis + 1 :])
-            made = self._named(value, spans)
-            args = (have, axis, own.start - part.start, own.stop - part.start)
+            spans = (*spans[:axis], span, *spans[axis + 1 :])
+            cut = self._named(value, spans)
+            args = (have, axis, span.start - part.start, span.stop - part.start)
             told = dict(zip(("self", "dim", "start", "end"), args, strict=True))
             function: Any = torch.ops.aten.slice.Tensor
-            self._operations.append(Operation(function, "slice", args, {}, told, (made,)))
-            have = made
+            self._operations.append(Operation(function, "slice", args, {}, told, (cut,)))
+            have = cut
             if where is not None:
                 self._of[have] = where
         return have
 
-    def _write(self, operation: Operation, made: MadePart) -> None:
+    def _write(self, operation: Operation, made_part: MadePart) -> None:
         """Write an operation down, for the parts that it reads and makes."""
         parts = [
             self._cut_out(value, spans)
-            for value, spans in zip(operation.reads, made.reads, strict=True)
+            for value, spans in zip(operation.reads, made_part.reads, strict=True)
         ]
         reads = iter(parts)
         results = tuple(
             None if value is None or spans is None else self._hold(value, spans)
-            for value, spans in zip(operation.results, made.makes, strict=True)
+            for value, spans in zip(operation.results, made_part.makes, strict=True)
         )
         args = replace_values(operation.args, lambda _: next(reads))
         kwargs = replace_values(dict(operation.kwargs), lambda _: next(reads))
         function = operation.function
-        if made.function is not None:
-            function, args, kwargs = made.function, (parts[0],), dict(made.changes)
-        elif made.changes:
-            args, kwargs = _told(function, args, kwargs, made)
-        arguments = {**operation.arguments, **made.changes}
+        if made_part.function is not None:
+            function, args, kwargs = made_part.function, (parts[0],), dict(made_part.changes)
+        elif made_part.changes:
+            args, kwargs = _told(function, args, kwargs, made_part)
+        arguments = {**operation.arguments, **made_part.changes}
         self._operations.append(
             replace(
                 operation,
@@ -169,14 +169,14 @@ class _Block:
         )
 
 
-def _told(function: Any, args: Any, kwargs: Any, made: MadePart) -> tuple[Any, Any]:
+def _told(function: Any, args: Any, kwargs: Any, made_part: MadePart) -> tuple[Any, Any]:
     """Arguments, some of them changed."""
     names = [each.name for each in getattr(function, "target", function)._schema.arguments]
     positional, named = list(args), dict(kwargs)
-    for name, value in made.changes.items():
-        at = names.index(name)
-        if at < len(positional):
-            positional[at] = value
+    for name, value in made_part.changes.items():
+        index = names.index(name)
+        if index < len(positional):
+            positional[index] = value
         else:
             named[name] = value
     return tuple(positional), named

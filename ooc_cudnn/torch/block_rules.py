@@ -170,12 +170,12 @@ def along(operation: Operation, wanted: Wanted) -> MadePart:
     for value, spans in zip(operation.results, wanted, strict=True):
         if value is None or spans is None:
             continue
-        axes, own = kept(value), list(whole_spans(shape))
+        axes, read = kept(value), list(whole_spans(shape))
         uncut(spans, [at for at, axis in enumerate(axes) if axis in gone], operation)
         for axis, span in zip(axes, spans, strict=True):
             if axis not in gone:
-                own[axis] = span
-        lead = tuple(own) if lead is None else joined(lead, tuple(own))
+                read[axis] = span
+        lead = tuple(read) if lead is None else joined(lead, tuple(read))
     assert lead is not None
     makes = tuple(
         None
@@ -197,12 +197,12 @@ def joined(one: Spans, other: Spans) -> Spans:
     WholeImagesError
         If one is all of an axis that the other is cut along.
     """
-    found = []
+    spans = []
     for a, b in zip(one, other, strict=True):
         if a.cut != b.cut:
             raise WholeImagesError("all of what is cut elsewhere is read")
-        found.append(Span(min(a.start, b.start), max(a.stop, b.stop), a.cut))
-    return tuple(found)
+        spans.append(Span(min(a.start, b.start), max(a.stop, b.stop), a.cut))
+    return tuple(spans)
 
 
 @block_rule("linear")
@@ -231,11 +231,11 @@ def product(operation: Operation, wanted: Wanted) -> MadePart:
 def summed(operation: Operation, wanted: Wanted) -> MadePart:
     """Einstein's sums: what is cut has a letter, and all that has this letter is cut."""
     spans = only(wanted)
-    taken, _, made = str(operation.arguments["equation"]).replace(" ", "").partition("->")
+    taken, _, right = str(operation.arguments["equation"]).replace(" ", "").partition("->")
     terms = taken.split(",")
-    if "." in taken or not made or any(len(set(each)) < len(each) for each in (*terms, made)):
+    if "." in taken or not right or any(len(set(each)) < len(each) for each in (*terms, right)):
         raise WholeImagesError(f"{operation.said} of {taken}")
-    of = dict(zip(made, spans, strict=True))
+    of = dict(zip(right, spans, strict=True))
     reads = tuple(
         tuple(
             of.get(letter, Span(0, extent))

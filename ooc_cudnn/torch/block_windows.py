@@ -39,14 +39,14 @@ def pooled(operation: Operation, wanted: Wanted) -> MadePart:
     paddings, ceil = per_axis(told["padding"], axes), bool(told["ceil_mode"])
     dilations = per_axis(told.get("dilation", 1), axes)
     lead, makes = list(spans), list(spans)
-    for at, (window, stride, padding, dilation) in enumerate(
+    for dim, (window, stride, padding, dilation) in enumerate(
         zip(windows, strides, paddings, dilations, strict=True), len(x) - axes
     ):
         reach = (window - 1) * dilation + 1
-        if spans[at].cut:
-            lead[at], makes[at] = _pooled_along(spans[at], x[at], reach, stride, padding, ceil)
+        if spans[dim].cut:
+            lead[dim], makes[dim] = _pooled_along(spans[dim], x[dim], reach, stride, padding, ceil)
         else:
-            lead[at] = Span(0, x[at])
+            lead[dim] = Span(0, x[dim])
     return made_of(operation, tuple(lead), tuple(makes))
 
 
@@ -71,12 +71,12 @@ def _pooled_along(
 def unfolded(operation: Operation, wanted: Wanted) -> MadePart:
     """Windows along one axis, each on a new last one."""
     (*spans, inside), x = only(wanted), lead_of(operation).shape
-    at, size = operation.arguments["dimension"] % len(x), operation.arguments["size"]
+    axis, size = operation.arguments["dimension"] % len(x), operation.arguments["size"]
     step = operation.arguments["step"]
     uncut((inside,), [0], operation)
-    start, stop, cut = spans[at]
-    own = Span(start * step, (stop - 1) * step + size, cut) if cut else Span(0, x[at])
-    return made_of(operation, (*spans[:at], own, *spans[at + 1 :]), (*spans, inside))
+    start, stop, cut = spans[axis]
+    read = Span(start * step, (stop - 1) * step + size, cut) if cut else Span(0, x[axis])
+    return made_of(operation, (*spans[:axis], read, *spans[axis + 1 :]), (*spans, inside))
 
 
 #: How each kind of padding is called, and what tells how much.
@@ -95,14 +95,14 @@ def padded(operation: Operation, wanted: Wanted) -> MadePart:
     pads, mode = list(operation.arguments[key]), _mode(operation)
     lead, makes = list(spans), list(spans)
     for behind, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        at = len(x) - 1 - behind
-        if not spans[at].cut:
-            lead[at] = Span(0, x[at])
+        axis = len(x) - 1 - behind
+        if not spans[axis].cut:
+            lead[axis] = Span(0, x[axis])
             continue
         if mode == "circular" and (before or after):
             raise WholeImagesError("circular padding reads the other end of the image")
-        lead[at], makes[at], own = _padded_along(spans[at], x[at], before, after, mode)
-        pads[2 * behind : 2 * behind + 2] = own
+        lead[axis], makes[axis], pair = _padded_along(spans[axis], x[axis], before, after, mode)
+        pads[2 * behind : 2 * behind + 2] = pair
     return made_of(operation, tuple(lead), tuple(makes), **{key: pads})
 
 
@@ -132,5 +132,5 @@ def _padded_along(
         stop = max(stop, min(extent, 1 + ahead * mirrored))
     if beyond:
         start = min(start, max(0, extent - 1 - beyond * mirrored))
-    made = Span(start + before - ahead, stop + before + beyond, cut=True)
-    return Span(start, stop, cut=True), made, (ahead, beyond)
+    result = Span(start + before - ahead, stop + before + beyond, cut=True)
+    return Span(start, stop, cut=True), result, (ahead, beyond)

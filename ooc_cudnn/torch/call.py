@@ -150,23 +150,23 @@ class ReadyModel:
         to, outputs = self.lowered, self.graph.outputs
         held = [*zip(outputs, to.results, strict=True), *to.handed.items()]
         names = {of: e.tensor.name for of, e in held if isinstance(e, LoweredValue)}
-        found = {
+        further = {
             at: frozenset(names[v] for v in self.graph.made_of(of, but=to.after) if v in names)
             for at, of in enumerate(outputs)
             if self.pausing is not None and isinstance(of, Value) and of.kind == "made"
         }
-        return {at: later for at, later in found.items() if later}
+        return {at: later for at, later in further.items() if later}
 
     def _values_that_are_copies(self) -> set[Value]:
         """Those that are one tensor with others in the network, and lie apart in PyTorch."""
         to, memories = self.lowered, self.graph.memories
-        first, found = dict[str, Any](), set[Value]()
-        for of, each in (*to.handed.items(), *zip(self.graph.outputs, to.results, strict=True)):
-            if isinstance(each, LoweredValue):
+        first, copies = dict[str, Any](), set[Value]()
+        for of, held in (*to.handed.items(), *zip(self.graph.outputs, to.results, strict=True)):
+            if isinstance(held, LoweredValue):
                 memory = memories.get(of, of)
-                if first.setdefault(each.tensor.name, memory) != memory:
-                    found.add(of)
-        return found
+                if first.setdefault(held.tensor.name, memory) != memory:
+                    copies.add(of)
+        return copies
 
     def _dtype_of(self, name: str) -> torch.dtype:
         found: torch.dtype = getattr(torch, self.lowered.network.graph.tensors[name].dtype)
@@ -226,23 +226,23 @@ class ReadyModel:
     def _called(self, tensors: Sequence[Any], out: Any) -> list[Any]:
         known = self._known(tensors)
         check_targets(self._targets, known)
-        found = run_before(self.graph, self.lowered.before, known)
-        outputs, changed, request = self._run(found, out)
+        values = run_before(self.graph, self.lowered.before, known)
+        outputs, changed, request = self._run(values, out)
         for value, held in self.lowered.handed.items():
             # what is made of it is made of what a user gets: hooks see the gradients of both
-            found[value] = self._result(held, value, found, outputs)
+            values[value] = self._result(held, value, values, outputs)
         for value in self.graph.inputs if self.lowered.after else ():
-            found[value] = tensor_of(found[value])
-        run_after(self.lowered.after, found)
+            values[value] = tensor_of(values[value])
+        run_after(self.lowered.after, values)
         results: list[Any] = []
         asked = zip(self.graph.same, self.lowered.results, self.graph.outputs, strict=True)
-        for first, each, of in asked:
+        for first, lowered, of in asked:
             if first < len(results):  # what is one tensor is handed out as one
                 results.append(results[first])
-            elif isinstance(each, Number):
-                results.append(each.of(tensors))
+            elif isinstance(lowered, Number):
+                results.append(lowered.of(tensors))
             else:
-                results.append(self._result(each, of, found, outputs))
+                results.append(self._result(lowered, of, values, outputs))
         if request is not None:
             further = self._read_further.items()
             request.watch([(results[at], later) for at, later in further])
@@ -251,7 +251,7 @@ class ReadyModel:
             # the call has succeeded: from here on, nothing is left half done
             if changed:
                 torch._foreach_copy_([*changed.values()], [self._copies[n] for n in changed])
-            leave(self.graph.writes, found)
+            leave(self.graph.writes, values)
         return results
 
     def lasting(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -266,9 +266,9 @@ class ReadyModel:
         known = {v: each for v, each in self._known(tensors).items() if v not in arguments}
         before = [each for each in self.lowered.before if arguments.isdisjoint(each.reads)]
         with without_autocast():
-            found = run_before(self.graph, before, known)
-        given = self.lowered.given.items()
-        return self._arrays(found, {name: each for name, each in given if each.value in found})
+            values = run_before(self.graph, before, known)
+        inputs = self.lowered.given.items()
+        return self._arrays(values, {name: each for name, each in inputs if each.value in values})
 
     def _arrays(
         self, found: Mapping[Value, Any], wanted: Mapping[str, GivenInputs]
@@ -295,7 +295,7 @@ class ReadyModel:
         """
         to = self.lowered
         with without_autocast():
-            found = run_before(self.graph, to.before, self._known(tensors))
+            values = run_before(self.graph, to.before, self._known(tensors))
         (held, *others) = to.results or (None,)
         if (
             not isinstance(held, LoweredValue)
@@ -308,32 +308,32 @@ class ReadyModel:
             return False
         if self.forward is None or self.forward.changed:
             return False
-        arrays = self._arrays(found, to.given)
+        arrays = self._arrays(values, to.given)
         with at(self.device):
             device = get_device(current().device)
             inputs = {name: arrays[name] for name in to.inputs}
             _, lasting = hand_over(arrays, to.inputs, self._wrapping)
             step = self.forward.phases
-            for own in (to.network.parameters, to.network.running):  # constants of operations
-                lasting |= {n: own[n] for n in own if n in step.touched and n not in lasting}
-            given = {
+            for stored in (to.network.parameters, to.network.running):  # constants of operations
+                lasting |= {n: stored[n] for n in stored if n in step.touched and n not in lasting}
+            refs = {
                 name: each if isinstance(each, ArrayRef) else wrap_regional(each, device, name=name)
                 for name, each in {**inputs, **lasting}.items()
             }
             result = wrap_regional(out, device, name="out", written=True)
             check_given(to.outputs[0], result)
-            blocks = self._blocks(step, given, result)
+            blocks = self._blocks(step, refs, result)
             if blocks is not None:
                 blocks.run(inputs, out, lasting, making_there(self.device, ()))
         return blocks is not None
 
     def _blocks(
-        self, step: Step, given: Mapping[str, ArrayRef], out: ArrayRef
+        self, step: Step, refs: Mapping[str, ArrayRef], out: ArrayRef
     ) -> TiledInference | None:
         """What runs the step in blocks; None where it is to run as a whole."""
-        there = [e.spec.nbytes for e in (*given.values(), out) if e.spec.placement == "device"]
-        under = TilingConstraints(self._memory_limit, given, None, -sum(there))
-        lying = tuple((name, each.spec) for name, each in given.items()), out.spec
+        resident = [e.spec.nbytes for e in (*refs.values(), out) if e.spec.placement == "device"]
+        under = TilingConstraints(self._memory_limit, refs, None, -sum(resident))
+        lying = tuple((name, each.spec) for name, each in refs.items()), out.spec
         constraints = under.constraints(step)
         key = current(), constraints.target.room_bytes, lying
         if self._in_blocks is None or self._in_blocks[0] != key:
@@ -347,28 +347,28 @@ class ReadyModel:
         return dict(zip(self.graph.given, tensors, strict=True))
 
     def _run(
-        self, found: Mapping[Value, Any], out: Any = None
+        self, known: Mapping[Value, Any], out: Any = None
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Request | None]:
         """Run the network.
 
         Returns its outputs by name, the buffers that are to change, and what autograd runs.
         """
         to, net = self.lowered, self.lowered.network
-        arrays = self._arrays(found, to.given)
+        arrays = self._arrays(known, to.given)
         seeds = {name: int(torch.randint(2**53, (), dtype=torch.int64)) for name in to.drawn}
         step = self.pausing or self.forward
         running = {
-            n: found[to.running[n].value] for n in (step.changed if step else ()) if n in to.running
+            n: known[to.running[n].value] for n in (step.changed if step else ()) if n in to.running
         }
         arrays |= self._copied(running)
         # what changes when the call has succeeded is read again in backward, as it was
-        own = [*running.values(), *(found[write.target] for write in self.graph.writes)]
-        memories = {memory_of(each) for each in own}
+        targets = [*running.values(), *(known[write.target] for write in self.graph.writes)]
+        memories = {memory_of(each) for each in targets}
         for name in (*to.inputs, *to.parameters) if memories else ():
             if memory_of(arrays[name]) in memories:
                 arrays[name] = tensor_of(arrays[name]).clone()
         changing = (*to.drawn, *running)
-        made: tuple[torch.Tensor, ...] = ()
+        results: tuple[torch.Tensor, ...] = ()
         request: Request | None = None
         if self.pausing is not None:
             wanted = [name for name in net.wanted if name in arrays]
@@ -385,7 +385,7 @@ class ReadyModel:
                 seeds,
                 self._reached,
             )
-            made = differentiable_outputs(request, tracked)
+            results = differentiable_outputs(request, tracked)
         elif self.forward is not None:
             arrays |= {name: state_of(seed, self.device) for name, seed in seeds.items()}
             inputs, lasting = hand_over(arrays, to.inputs, self._wrapping)
@@ -393,9 +393,9 @@ class ReadyModel:
             written = lent.results(outputs) if out is None else {outputs[0].name: out}
             making = making_there(self.device, changing)
             ran = self.forward.run(inputs, written, lasting, making)
-            made = tuple(lent.apart(tensor_of(each)) for each in ran.outputs)
+            results = tuple(lent.apart(tensor_of(each)) for each in ran.outputs)
             lent.give_back()
-        named = {y.name: each for y, each in zip(to.outputs, made, strict=True)}
+        named = {y.name: each for y, each in zip(to.outputs, results, strict=True)}
         return named, running, request
 
     def _copied(self, running: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -411,22 +411,22 @@ class ReadyModel:
         return {name: copies[name] for name in running}
 
     def _result(
-        self, each: Any, of: Any, found: Mapping[Value, Any], outputs: Mapping[str, Any]
+        self, held: Any, of: Any, values: Mapping[Value, Any], outputs: Mapping[str, Any]
     ) -> Any:
         """What the model returns, made of the network's outputs, which gradients go through."""
-        if isinstance(of, Value) and of in found:
+        if isinstance(of, Value) and of in values:
             # what shows it is to show this very tensor, and its hooks come before a user's
-            own = of in self.lowered.handed or of in self._hooked
-            return found[of] if own else _for_hooks(found[of])
-        if not isinstance(each, LoweredValue):
-            return _for_hooks(found[each]) if isinstance(each, Value) else each
-        made = outputs[each.tensor.name]
+            is_handed = of in self.lowered.handed or of in self._hooked
+            return values[of] if is_handed else _for_hooks(values[of])
+        if not isinstance(held, LoweredValue):
+            return _for_hooks(values[held]) if isinstance(held, Value) else held
+        y = outputs[held.tensor.name]
         if of in self._copies_of_others:
-            made = made.clone()
-        if not each.axes:  # a loss: one number, of float64
-            return same(made.reshape(()).to(of.dtype), of_ours=True)
+            y = y.clone()
+        if not held.axes:  # a loss: one number, of float64
+            return same(y.reshape(()).to(of.dtype), of_ours=True)
         # a plan may choose another memory order than PyTorch, and `view` wants its own
-        ordered = (made if each.is_plain else made.permute(each.axes)).contiguous()
+        ordered = (y if held.is_plain else y.permute(held.axes)).contiguous()
         return same(ordered, of_ours=True)
 
 

@@ -39,14 +39,14 @@ class Calls:
         """The captures of a kind of call: what is not seen by guards is part of the kind."""
         key = kind, call.options, world_size()
         with self._lock:
-            found = self._kinds.pop(key, None)
-            if found is None or found.count > KEPT:
-                if found is not None:
+            captures = self._kinds.pop(key, None)
+            if captures is None or captures.count > KEPT:
+                if captures is not None:
                     self._tell()
-                found = Captures()
-            self._kinds[key] = found  # the last used is the last to go
+                captures = Captures()
+            self._kinds[key] = captures  # the last used is the last to go
             self._forget_the_oldest()
-        return found
+        return captures
 
     def _forget_the_oldest(self) -> None:
         if len(self) <= KEPT:

@@ -229,12 +229,12 @@ class Captures:
             As for a call; or if nothing of it is computed.
         """
 
-        def found(ready: Any, tensors: Sequence[Any]) -> Any:
+        def report(ready: Any, tensors: Sequence[Any]) -> Any:
             raise _Found(ready, tensors)
 
         try:
             with _as_drawn():
-                self._with(call, found)
+                self._with(call, report)
         except _Found as result:
             return result.ready, result.tensors
         raise UnsupportedModelError("no output of the model depends on its inputs")
@@ -253,12 +253,12 @@ class Captures:
                 tried = self._captures
                 for capture in tried:
                     try:
-                        made = capture(call, action)
+                        outputs = capture(call, action)
                     except _Missed:
                         continue
                     if capture is not self._captures[0]:
                         self._come_first(capture)
-                    return made
+                    return outputs
                 with _capturing:
                     if not set(self._captures) <= set(tried):
                         continue  # another thread has captured this kind of call meanwhile
@@ -309,21 +309,21 @@ class Captures:
             warnings.filterwarnings("ignore", message=".*should not be instantiated")
             warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
-            made: tuple[Any] | None
+            outputs: tuple[Any] | None
             drawn = random.getstate()
             self._methods = Methods(call.model)
             self._as_seen = self._methods.now()
             try:
                 with handle_call(call, captured):
-                    made = (compiled(call.forward, call.args, call.kwargs),)
+                    outputs = (compiled(call.forward, call.args, call.kwargs),)
             except _Captured:
-                made, capture.draws = None, random.getstate() != drawn
+                outputs, capture.draws = None, random.getstate() != drawn
             except _Missed:
                 raise UnsupportedModelError(_why_not_captured()) from None
             except Exception as error:
                 raise explain_refusal(error, call.model, call.forward, call) from None
             self._come_first(capture)
-        return made
+        return outputs
 
 
 def _why_not_captured() -> str:

@@ -44,9 +44,9 @@ def explain_refusal(error: Exception, model: torch.nn.Module, forward: Any, call
     if isinstance(error, exc.BackendCompilerFailed):  # ours
         inner: Exception = error.inner_exception
         return inner.with_traceback(error.__traceback__)
-    own = _own_error(model, forward, call) if _RAISED.search(str(error)) else None
-    if own is not None:
-        return _not_taken(model, own, (call.args, call.kwargs))
+    cause = _own_error(model, forward, call) if _RAISED.search(str(error)) else None
+    if cause is not None:
+        return _not_taken(model, cause, (call.args, call.kwargs))
     return error if isinstance(error, OocError) else _refused(model, error)
 
 
@@ -88,22 +88,22 @@ def _reason(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if not lines:
         return "nothing"
-    found = lines[0].rstrip(".:")
+    summary = lines[0].rstrip(".:")
     explained = text.partition("Explanation:")[2].partition("\n\n")[0].partition("Hint:")[0]
     why = " ".join(explained.split())
-    return f"{found}: {why.rstrip('.')}" if why else found
+    return f"{summary}: {why.rstrip('.')}" if why else summary
 
 
 def _line_in(text: str) -> str:
     """The last line of the user's code that Dynamo names."""
     lines = text.partition("from user code:")[2].splitlines()
-    found = ""
-    for at, line in enumerate(lines):
+    place = ""
+    for number, line in enumerate(lines):
         frame = _FRAME.match(line)
         if frame and not frame["file"].startswith(NOT_THE_USERS):
-            code = lines[at + 1].strip() if at + 1 < len(lines) else ""
-            found = f"{line.strip()}: {code}"
-    return found
+            code = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            place = f"{line.strip()}: {code}"
+    return place
 
 
 def _may_be_of_inputs(error: BaseException) -> bool:
@@ -145,9 +145,9 @@ def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | N
     return None
 
 
-def _not_taken(model: torch.nn.Module, error: Exception, given: Any) -> Exception:
+def _not_taken(model: torch.nn.Module, error: Exception, arguments: Any) -> Exception:
     """What to say of arguments that the model itself does not take."""
-    tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
+    tensors = [each for each in pytree.tree_leaves(arguments) if isinstance(each, torch.Tensor)]
     said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
     why = _first_line(error)
     of_types = isinstance(error, TypeError) or is_of_dtypes(why)

@@ -41,16 +41,16 @@ class Methods:
 
     def now(self) -> Hashable:
         """All of them, and their defaults; equal to what it was where nothing has changed."""
-        found: list[Hashable] = [kind.forward for kind in self._kinds]
+        seen: list[Hashable] = [kind.forward for kind in self._kinds]
         for base in self._bases:
-            found.extend(vars(base))  # guards look at an attribute where it was found, not before
+            seen.extend(vars(base))  # guards look at an attribute where it was found, not before
             for value in vars(base).values():
                 for function in _functions(value):
-                    found.append(function)
-                    found.append(function.__code__)
-                    found.extend(map(id, function.__defaults__ or ()))
-                    found.extend(map(id, (function.__kwdefaults__ or {}).values()))
-        return tuple(found)
+                    seen.append(function)
+                    seen.append(function.__code__)
+                    seen.extend(map(id, function.__defaults__ or ()))
+                    seen.extend(map(id, (function.__kwdefaults__ or {}).values()))
+        return tuple(seen)
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
@@ -60,5 +60,5 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, staticmethod | classmethod):
         yield from _functions(value.__func__)
     elif isinstance(value, property):
-        for each in (value.fget, value.fset):
-            yield from _functions(each)
+        for accessor in (value.fget, value.fset):
+            yield from _functions(accessor)

@@ -33,14 +33,14 @@ class EmptyModel:
     def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:
         """Run a call; `out` is not written to, for nothing is to be written."""
         graph = self.graph
-        given = {
+        inputs = {
             value: tensor_of(each) if value.kind == "input" else each
             for value, each in zip(graph.given, tensors, strict=True)
         }
-        found = run_before(graph, (), given)
-        run_after((*graph.operations, *graph.effects), found)
-        leave(graph.writes, found)
-        return [found[each] if isinstance(each, Value) else each for each in graph.outputs]
+        values = run_before(graph, (), inputs)
+        run_after((*graph.operations, *graph.effects), values)
+        leave(graph.writes, values)
+        return [values[each] if isinstance(each, Value) else each for each in graph.outputs]
 
 
 def is_empty(graph: Graph) -> bool:

@@ -155,9 +155,9 @@ class Fallbacks:
             return None
         self._make_shared(value)
         if value in self._held and value not in self._makers:  # it may have been made itself
-            found = self._held[value]
-            if _suits(found, channels, plain=plain):
-                return found
+            held = self._held[value]
+            if _suits(held, channels, plain=plain):
+                return held
         operations = self._behind(value)
         drawing = [operation for operation in operations if draws(operation)]
         if any(self.drawn.get(operation, value) is not value for operation in drawing):
@@ -182,37 +182,37 @@ class Fallbacks:
 
     def _behind(self, value: Value) -> list[Operation]:
         """All that is deferred for a value, in order, and what expands what they share."""
-        found: set[Operation] = set()
+        behind: set[Operation] = set()
         wanted = [value]
         while wanted:
-            each = wanted.pop()
-            operation = self._makers.get(each) or (
-                self._expands.get(each) if each not in self._held else None
+            source = wanted.pop()
+            operation = self._makers.get(source) or (
+                self._expands.get(source) if source not in self._held else None
             )
-            if operation is not None and operation not in found:
-                found.add(operation)
+            if operation is not None and operation not in behind:
+                behind.add(operation)
                 wanted.extend(operation.reads)
-        return sorted(found, key=self._at.__getitem__)
+        return sorted(behind, key=self._at.__getitem__)
 
     def _make_shared(self, value: Value) -> None:
         """Make what is computed on the way to a value, and read elsewhere, too."""
         behind = self._behind(value)
-        own = {id(each) for each in behind} | {
+        inner = {id(each) for each in behind} | {
             id(each) for each, at in self._at.items() if any(self._at.get(b) == at for b in behind)
         }
         shared: dict[Value, None] = {}
         for operation in behind:
-            for made in operation.results:
-                if made is None or value in operation.results or made not in self._makers:
+            for result in operation.results:
+                if result is None or value in operation.results or result not in self._makers:
                     continue
-                elsewhere = any(id(each) not in own for each in self._readers.get(made, ()))
-                if elsewhere or made in self._asked:
-                    shared |= dict.fromkeys(self._computed(made))
-        for each in shared:
-            if each is not value and each in self._makers:
-                found = self.make(each)
-                if found is not None:
-                    self.settle(each, found)
+                elsewhere = any(id(each) not in inner for each in self._readers.get(result, ()))
+                if elsewhere or result in self._asked:
+                    shared |= dict.fromkeys(self._computed(result))
+        for other in shared:
+            if other is not value and other in self._makers:
+                held = self.make(other)
+                if held is not None:
+                    self.settle(other, held)
 
     def settle(self, value: Value, held: LoweredValue) -> None:
         """Note that a value is in the network now."""
@@ -258,11 +258,11 @@ class Fallbacks:
         axes: ImageAxes | None,
     ) -> Part:
         orders: list[tuple[int, ...] | None] = []
-        for each in inputs:
-            if each in self._held and self._held[each].axes:
-                orders.append(self._held[each].axes)
-            elif axes is not None and each in axes.of:
-                orders.append(tuple(range(len(each.shape))))
+        for read in inputs:
+            if read in self._held and self._held[read].axes:
+                orders.append(self._held[read].axes)
+            elif axes is not None and read in axes.of:
+                orders.append(tuple(range(len(read.shape))))
             else:
                 orders.append(None)
         return Part(tuple(operations), tuple(inputs), tuple(orders), value, order, axes)
@@ -278,7 +278,7 @@ class Fallbacks:
         drawing = any(draws(operation) for operation in part.operations)
         reached = _differentiable(part)
         name = self._to.name(computation.name.partition("+")[0])
-        made = self._to.net.outside(
+        tensor = self._to.net.outside(
             tensors,
             shape,
             str(part.result.dtype).removeprefix("torch."),
@@ -291,7 +291,7 @@ class Fallbacks:
         )
         if drawing:
             self._to.drawn.append(f"{name}.state")
-        return LoweredValue(made, tuple(part.order.index(axis) for axis in range(len(shape))))
+        return LoweredValue(tensor, tuple(part.order.index(axis) for axis in range(len(shape))))
 
     def _tensor(self, value: Value) -> Tensor:
         """What a node reads: held, or given, in a form that tensors have."""

@@ -81,22 +81,22 @@ class LentPlaces:
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         key = name, stream
         if key not in self._taken:
-            found = self._places.free.pop(key, None)
-            if found is None:
+            place = self._places.free.pop(key, None)
+            if place is None:
                 with torch.inference_mode(False):  # a later call may be outside of it
-                    found = empty_there(spec, device)
-            self._taken[key] = found
+                    place = empty_there(spec, device)
+            self._taken[key] = place
         return self._taken[key]
 
     def results(self, outputs: Sequence[Tensor]) -> dict[str, ArrayRef]:
         """Tensors for outputs of a network on a card, by name; none for those on the host."""
-        device, found = self._places.device, {}
+        device, refs = self._places.device, {}
         for output in outputs if device.type == "cuda" else ():
             spec = _packed(output.shape, output.dtype)
             fixed = has_place(output, device)
-            made = self.tensor(output.name, spec) if fixed else empty_there(spec, device)
-            found[output.name] = ArrayRef(made, spec, made.data_ptr())
-        return found
+            tensor = self.tensor(output.name, spec) if fixed else empty_there(spec, device)
+            refs[output.name] = ArrayRef(tensor, spec, tensor.data_ptr())
+        return refs
 
     def gradient(self, output: Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of an output as backward takes it."""

@@ -84,10 +84,10 @@ class Request:
         behind what has an infinite derivative, and take time.
         """
         pairs = enumerate(zip(gradients, self.reached, strict=True))
-        given = frozenset(at for at, (each, names) in pairs if each is not None and names)
-        if given == self.step.seeded:
+        seeded = frozenset(at for at, (each, names) in pairs if each is not None and names)
+        if seeded == self.step.seeded:
             return False
-        self.step = self._otherwise(given)
+        self.step = self._otherwise(seeded)
         return True
 
     def forward(self, tensors: Sequence[Any]) -> PausedStep:
@@ -115,10 +115,10 @@ class Request:
             If an output has hooks or keeps its gradient, and others with gradients are made of it.
         """
         pairs = zip(self._outputs, gradients, strict=True)
-        given = {name for name, gradient in pairs if gradient is not None}
+        seeded = {name for name, gradient in pairs if gradient is not None}
         for output, later in self._watched:
             tensor = output()
-            if tensor is None or not later & given:
+            if tensor is None or not later & seeded:
                 continue
             if tensor._backward_hooks or tensor.retains_grad:
                 raise HiddenGradientError(
@@ -180,10 +180,10 @@ class Run:
 
         That of a copy it does not.
         """
-        own = zip(self.request.step.outputs, map(tensor_of, self.outputs), outputs, strict=True)
+        triples = zip(self.request.step.outputs, map(tensor_of, self.outputs), outputs, strict=True)
         self._own = [
             (each.detach(), each._version)
-            for output, made, each in own
+            for output, made, each in triples
             if output.name in self._read_again and each.data_ptr() == made.data_ptr()
         ]
 
@@ -198,8 +198,8 @@ class Run:
         Outputs that a loss does not depend on have None for a gradient.
         """
         self.request.check_hooks(gradients)
-        given = zip(self.request.reached, gradients, strict=True)
-        self._reached = {n for names, each in given if each is not None for n in names}
+        pairs = zip(self.request.reached, gradients, strict=True)
+        self._reached = {n for names, each in pairs if each is not None for n in names}
         self._made = {}
         if self._reached:
             self._context.run(self._begin, tensors, gradients)
@@ -235,15 +235,15 @@ class Run:
             return [None] * len(names)
         # autograd may be on a thread of its own, which knows no block that the caller is in
         self._context.run(self._go_on, self._differentiable.intersection(names))
-        made = {name: self._made.pop(name, None) for name in names}
-        found = [
-            _apart(name, made[name] if name in self._reached else None, device, self._shared)
+        computed = {name: self._made.pop(name, None) for name in names}
+        results = [
+            _apart(name, computed[name] if name in self._reached else None, device, self._shared)
             for name, device in zip(names, devices, strict=True)
         ]
         if self._paused is not None and self._paused.is_over:
             self._paused = None
             self.request.lent.give_back()
-        return found
+        return results
 
     def _go_on(self, names: set[str]) -> None:
         with as_in_forward(self._settings), at(self.request.device):
@@ -257,17 +257,17 @@ def differentiable_outputs(
     """Run forward on tensors in the order of the request's names; autograd knows what it made."""
     with torch.no_grad():
         run = Run(request, tensors)
-    given = dict(zip(request.names, tensors, strict=True))
+    named = dict(zip(request.names, tensors, strict=True))
     later = {name for group in run.groups[1:] for name in group}
     token: tuple[torch.Tensor, ...] = ()
     for group in reversed(run.groups[1:]):
-        names = [name for name in group if name in given]
-        token = (Later.apply(run, names, *(given[n] for n in names), *token),)
-    names = [name for name in given if name not in later]
-    made: tuple[torch.Tensor, ...] = Call.apply(
-        run, names, tensors, *(given[n] for n in names), *token
+        names = [name for name in group if name in named]
+        token = (Later.apply(run, names, *(named[n] for n in names), *token),)
+    names = [name for name in named if name not in later]
+    outputs: tuple[torch.Tensor, ...] = Call.apply(
+        run, names, tensors, *(named[n] for n in names), *token
     )
-    return made
+    return outputs
 
 
 class NoSecond(torch.autograd.Function):
@@ -330,8 +330,8 @@ class Call(torch.autograd.Function):
         run.read = read if torch.is_grad_enabled() else ()
         with torch.no_grad():
             run.begin(tensors, gradients)
-            found = run.gradients(ctx.names, ctx.devices)
-        return None, None, None, *first_alone(found, run.read), *ctx.tokens
+            results = run.gradients(ctx.names, ctx.devices)
+        return None, None, None, *first_alone(results, run.read), *ctx.tokens
 
 
 class Later(torch.autograd.Function):
@@ -380,12 +380,12 @@ def hand_over(
     Tensors of the host that a call brings are looked at each time: pinned or not, they come and go.
     """
     device = get_device(current().device)
-    given: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    parts: tuple[dict[str, Any], dict[str, Any]] = {}, {}
     for name, array in arrays.items():
         is_input, is_tensor = name in inputs, isinstance(array, torch.Tensor)
         lasts = is_tensor and (array.is_cuda or not is_input)
-        given[not is_input][name] = wrapping(name, array, device) if lasts else array
-    return given
+        parts[not is_input][name] = wrapping(name, array, device) if lasts else array
+    return parts
 
 
 def state_of(seed: int, device: torch.device) -> Any:
@@ -410,5 +410,5 @@ def tensor_of(array: Any) -> torch.Tensor:
         return array
     if isinstance(array, np.ndarray) and array.dtype.name != "bfloat16":
         return torch.from_numpy(array)
-    made: torch.Tensor = to_tensor(array)
-    return made
+    tensor: torch.Tensor = to_tensor(array)
+    return tensor

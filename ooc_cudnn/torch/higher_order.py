@@ -62,8 +62,8 @@ class HigherOrder:
         name = node.target.name() if callable(node.target.name) else node.target.name
         name = name.rpartition("::")[2]
         if name in _CALLS:
-            body, *given = args
-            return self._recorder.run(body, given)
+            body, *operands = args
+            return self._recorder.run(body, operands)
         if name == "register_hook":
             return self._hooked(*args)
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
@@ -101,19 +101,19 @@ class HigherOrder:
 
     def spans(self, module: torch.fx.GraphModule) -> Iterator[Any]:
         """The nodes of a graph; those of a vmap as one span each."""
-        nodes, at = list(module.graph.nodes), 0
-        while at < len(nodes):
-            if _name(nodes[at]) != _ENTERS:
-                yield nodes[at]
-                at += 1
+        nodes, index = list(module.graph.nodes), 0
+        while index < len(nodes):
+            if _name(nodes[index]) != _ENTERS:
+                yield nodes[index]
+                index += 1
                 continue
-            depth, last = 0, at
-            for last in range(at, len(nodes)):
+            depth, last = 0, index
+            for last in range(index, len(nodes)):
                 depth += (_name(nodes[last]) == _ENTERS) - (_name(nodes[last]) == _LEAVES)
                 if depth == 0:
                     break
-            yield _span(module, nodes[at : last + 1])
-            at = last + 1
+            yield _span(module, nodes[index : last + 1])
+            index = last + 1
 
     def span(self, span: Span, found: dict[Any, Any]) -> None:
         """Note a span as one operation."""
@@ -157,28 +157,28 @@ class HigherOrder:
             for fake, example in zip(fakes, leaves, strict=True)
         )
         recorder.emit(function, name, values, {}, results)
-        for at, (fake, value) in enumerate(zip(fakes, results, strict=True)):
+        for index, (fake, value) in enumerate(zip(fakes, results, strict=True)):
             if value is None:
                 continue
-            if at not in dirty:
+            if index not in dirty:
                 recorder.memories.own(fake, value)
                 continue
-            if value.requires_grad and not dirty[at].requires_grad:
+            if value.requires_grad and not dirty[index].requires_grad:
                 raise UnsupportedModelError(
                     "an autograd.Function marks an input dirty (ctx.mark_dirty) that has no "
                     f"gradient before: let it change a clone\n  {recorder.where}"
                 )
-            recorder.memories.write(dirty[at], value)
-            fakes[at] = dirty[at]
+            recorder.memories.write(dirty[index], value)
+            fakes[index] = dirty[index]
         return pytree.tree_unflatten(fakes, structure)
 
     def _fake(self, example: torch.Tensor) -> torch.Tensor:
         with self._recorder.paused():
-            made = torch.empty_strided(
+            fake = torch.empty_strided(
                 example.shape, example.stride(), dtype=example.dtype, device=example.device
             )
             follows = example.requires_grad and torch.is_grad_enabled()
-            return made.requires_grad_().clone() if follows else made
+            return fake.requires_grad_().clone() if follows else fake
 
     def _hooked(self, tensor: torch.Tensor, body: Any, *others: Any) -> torch.Tensor:
         """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
@@ -196,13 +196,13 @@ class HigherOrder:
             )
         read = map(recorder.memories.read, filter(_is_tensor, others))
         values = (before, *map(recorder.detached, read))
-        made = recorder.value_like(tensor, True)
+        result = recorder.value_like(tensor, True)
         hook = _Hooked(_Bound(body, (tensor, *others), {}))
-        operation = recorder.emit(hook, "register_hook", values, {}, (made,))
+        operation = recorder.emit(hook, "register_hook", values, {}, (result,))
         lists = [recorder.operations, recorder.before]
-        own = next(each for each in lists if each and each[-1] is operation)
-        _put_behind_maker(own, operation, before, made, set(values[1:]))
-        seen.value = made if now is before else now
+        operations = next(each for each in lists if each and each[-1] is operation)
+        _put_behind_maker(operations, operation, before, result, set(values[1:]))
+        seen.value = result if now is before else now
         return tensor
 
     def _below_hooks(self, value: Value) -> Value:
@@ -219,7 +219,7 @@ class HigherOrder:
 
 
 def _put_behind_maker(
-    operations: list[Operation], hook: Operation, before: Value, made: Value, others: set[Value]
+    operations: list[Operation], hook: Operation, before: Value, hooked: Value, others: set[Value]
 ) -> None:
     """Let all that reads a value, earlier ones too, read it behind its hook."""
     operations.pop()
@@ -236,7 +236,7 @@ def _put_behind_maker(
         return
 
     def put(value: Value) -> Value:
-        return made if value == before else value
+        return hooked if value == before else value
 
     operations[first:] = [
         hook,
@@ -269,11 +269,11 @@ def _is_hook(forward: torch.fx.GraphModule) -> bool:
 
 def _without_gradients(args: Sequence[Any]) -> frozenset[int]:
     """Which tensors a user's own backward has no gradient of: it returns None."""
-    _, backward, *given = args
+    _, backward, *operands = args
     (output,) = (node for node in backward.graph.nodes if node.op == "output")
-    (made,) = output.args
-    made = made if isinstance(made, tuple | list) else (made,)
-    pairs = [(each, gradient) for each, gradient in zip(given, made, strict=False)]
+    (results,) = output.args
+    results = results if isinstance(results, tuple | list) else (results,)
+    pairs = [(each, gradient) for each, gradient in zip(operands, results, strict=False)]
     gradients = [gradient for each, gradient in pairs if _is_tensor(each)]
     return frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
 
@@ -282,10 +282,10 @@ def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor
     """Of results that are inputs, changed in place (`ctx.mark_dirty`), which input each is."""
     if not places:
         return {}
-    forward, _, *given = args
+    forward, _, *operands = args
     nodes = list(forward.graph.nodes)
     results, _ = nodes[-1].args[0]
-    read = dict(zip((e for e in nodes if e.op == "placeholder"), given, strict=True))
+    read = dict(zip((e for e in nodes if e.op == "placeholder"), operands, strict=True))
     return {at: read[results[at]] for at in places}
 
 

@@ -42,11 +42,11 @@ def is_of_dtypes(why: str) -> bool:
 def _of_dtypes(model: torch.nn.Module, why: str, tensors: Sequence[torch.Tensor]) -> str:
     if any(each.dtype in STORED_DTYPES for each in tensors):
         return ". Labels are int64: take target.long()" if "index" in why else _SCALE
-    own = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
-    if own is None or "index" in why or all(each.dtype == own for each in tensors):
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
+    if dtype is None or "index" in why or all(each.dtype == dtype for each in tensors):
         return ""
-    name = str(own).removeprefix("torch.")
-    return f". The model is of {name}: give x.to({own}), or of NumPy x.astype({name!r})"
+    name = str(dtype).removeprefix("torch.")
+    return f". The model is of {name}: give x.to({dtype}), or of NumPy x.astype({name!r})"
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

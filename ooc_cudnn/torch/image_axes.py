@@ -131,22 +131,22 @@ class ImageAxes:
             return
         name = operation.name.removesuffix(AUTOCAST)
         result = next(value for value in operation.results if value is not None)
-        made: Images | None
+        images: Images | None
         if name in PER_ELEMENT:
-            made = self._aligned(operation.reads, reads[0], result)
+            images = self._aligned(operation.reads, reads[0], result)
         elif name in RESHAPES:
-            made = self._reshaped(operation, reads[0], result)
+            images = self._reshaped(operation, reads[0], result)
         elif name in ALONG:
-            made = self._along(operation, reads, result)
+            images = self._along(operation, reads, result)
         elif name in PER_IMAGE:
-            made = self._per_image(operation, reads)
+            images = self._per_image(operation, reads)
         elif name in _OTHERS:
-            made = _OTHERS[name](self, operation, reads, result)
+            images = _OTHERS[name](self, operation, reads, result)
         else:
             raise TogetherError(name)
         for value in operation.results:
             if value is not None:
-                self.of[value] = made
+                self.of[value] = images
                 self._check(value)
         self._shared.update(value for value in operation.reads if value not in self.of)
 
@@ -168,12 +168,12 @@ class ImageAxes:
         """True if the images of a value lie there, or it may be taken so."""
         if value in self.of:
             return self.of[value] == wanted
-        at, outer, inner = wanted
+        axis, outer, inner = wanted
         if (
-            at not in self._loose.get(value, ())
+            axis not in self._loose.get(value, ())
             or value in self._shared
             or outer != 1
-            or value.shape[at] != self.count * inner
+            or value.shape[axis] != self.count * inner
         ):
             return False
         self.of[value] = wanted
@@ -184,17 +184,17 @@ class ImageAxes:
     def _aligned(self, values: Sequence[Value], first: Value, result: Value) -> Images:
         """Broadcasting: axes are counted from behind."""
         axis, outer, inner = self.of[first]
-        back = len(first.shape) - axis
+        tail = len(first.shape) - axis
         for value in values:
             if value in self.of:
-                own = self.of[value]
-                if (len(value.shape) - own.axis, own.outer, own.inner) != (back, outer, inner):
+                held = self.of[value]
+                if (len(value.shape) - held.axis, held.outer, held.inner) != (tail, outer, inner):
                     raise TogetherError(f"{value.name} is of other images")
                 continue
-            shared = len(value.shape) < back or value.shape[-back] == 1
-            if not (shared or self._has(value, Images(len(value.shape) - back, outer, inner))):
+            shared = len(value.shape) < tail or value.shape[-tail] == 1
+            if not (shared or self._has(value, Images(len(value.shape) - tail, outer, inner))):
                 raise TogetherError(f"{value.name} is of all images")
-        return Images(len(result.shape) - back, outer, inner)
+        return Images(len(result.shape) - tail, outer, inner)
 
     def _reshaped(self, operation: Operation, x: Value, result: Value) -> Images:
         """The axis of the result that begins where the images do, or before."""
@@ -203,12 +203,12 @@ class ImageAxes:
         axis, outer, _ = self.of[x]
         before = math.prod(x.shape[:axis]) * outer
         reached = 1
-        for at, extent in enumerate(result.shape):
+        for dim, extent in enumerate(result.shape):
             room, left = divmod(before, reached)
             if left:
                 break
             if extent % (room * self.count) == 0 and extent > 1:
-                return Images(at, room, extent // (room * self.count))
+                return Images(dim, room, extent // (room * self.count))
             reached *= extent
         raise TogetherError(f"a reshape from {x.shape} to {result.shape}")
 
@@ -311,14 +311,14 @@ class ImageAxes:
             rows = len(left.shape) - axis  # 1 for columns, which are summed over
             if rows == 1 or (rows > 2 and len(right.shape) >= rows and right.shape[-rows] != 1):
                 raise TogetherError("a product over images")
-            back = rows - (len(right.shape) == 1)
-            return Images(len(result.shape) - back, outer, inner)
+            tail = rows - (len(right.shape) == 1)
+            return Images(len(result.shape) - tail, outer, inner)
         if left not in self.of or min(len(left.shape), len(right.shape)) < 3:
             raise TogetherError("a product with a matrix of images")
-        found = self._aligned(operation.reads, left, result)
-        if found.axis >= len(result.shape) - 2:
+        images = self._aligned(operation.reads, left, result)
+        if images.axis >= len(result.shape) - 2:
             raise TogetherError("a product over images")
-        return found
+        return images
 
     def linear(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """A linear layer, over the last axis."""
@@ -345,20 +345,20 @@ class ImageAxes:
 
     def joined(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """Concatenation, or a stack: all of the same images, along another axis."""
-        found = self.of[reads[0]]
-        if not all(self._has(value, found) for value in operation.reads):
+        first = self.of[reads[0]]
+        if not all(self._has(value, first) for value in operation.reads):
             raise TogetherError("joined with what is of no images")
         dim = operation.arguments.get("dim", 0)
         if operation.name == "stack":
-            return found._replace(axis=found.axis + (dim % len(result.shape) <= found.axis))
-        if dim % len(result.shape) == found.axis:
+            return first._replace(axis=first.axis + (dim % len(result.shape) <= first.axis))
+        if dim % len(result.shape) == first.axis:
             raise TogetherError("images are joined")
-        return found
+        return first
 
     def summed(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
         """Einstein's sums, where the images' letter is of the result."""
         equation = str(operation.arguments["equation"]).replace(" ", "")
-        taken, _, made = equation.partition("->")
+        taken, _, right = equation.partition("->")
         letters = None
         for terms, value in zip(taken.split(","), operation.reads, strict=True):
             if value in self.of:
@@ -366,13 +366,13 @@ class ImageAxes:
                 if letters not in (None, letter):
                     raise TogetherError("images under several letters")
                 letters = letter
-        if "." in equation or not letters or letters not in made:
+        if "." in equation or not letters or letters not in right:
             raise TogetherError("a sum over images")
-        found = self.of[reads[0]]
+        first = self.of[reads[0]]
         for terms, value in zip(taken.split(","), operation.reads, strict=True):
-            if letters in terms and not self._has(value, found._replace(axis=terms.index(letters))):
+            if letters in terms and not self._has(value, first._replace(axis=terms.index(letters))):
                 raise TogetherError("a sum with what is of no images")
-        return found._replace(axis=made.index(letters))
+        return first._replace(axis=right.index(letters))
 
 
 _Family = Callable[[ImageAxes, Operation, Sequence[Value], Value], Images]

@@ -98,10 +98,10 @@ def infer(
     >>> labels.shape, labels.dtype, bool((labels.numpy() == result.argmax(1)).all())
     (torch.Size([1, 62, 62]), torch.uint8, True)
     """
-    for at, each in enumerate(inputs):
-        if not isinstance(each, torch.Tensor) and getattr(each, "dtype", None) is None:
+    for index, array in enumerate(inputs):
+        if not isinstance(array, torch.Tensor) and getattr(array, "dtype", None) is None:
             raise TypeError(
-                f"argument {at} must be a tensor or an array, not {type(each).__name__}: give "
+                f"argument {index} must be a tensor or an array, not {type(array).__name__}: give "
                 "torch.as_tensor(...) of it, or numpy.asarray(...), in the model's dtype"
             )
     inputs, out = tuple(map(regional, inputs)), _as_target(out)
@@ -110,10 +110,10 @@ def infer(
     run = _Inference(model, out, reduce)
     with torch.no_grad():
         captures, call = capture_for_inference(model, inputs, memory_limit, reduce, asked, scale)
-        made = captures(call, run)
+        outputs = captures(call, run)
     if out is not None:
         return _given_back(run.out)
-    return made if run.made is None else run.made
+    return outputs if run.made is None else run.made
 
 
 class _Inference:
@@ -151,18 +151,18 @@ class _Inference:
         if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
             _put(ready([read_whole(each) for each in tensors])[0], out)
             return [out]
-        made = _empty(ready) if out is None else with_classes
-        if not ready.in_blocks(tensors, made):
+        result = _empty(ready) if out is None else with_classes
+        if not ready.in_blocks(tensors, result):
             room = with_classes
             if isinstance(with_classes, Store):
                 room = room_for(with_classes, (slice(None),) * with_classes.ndim)
-            (made,) = ready([read_whole(each) for each in tensors], room)
+            (result,) = ready([read_whole(each) for each in tensors], room)
             if isinstance(with_classes, Store):
                 _put(room, with_classes)
         if out is not None:
             return [out]
-        made = tensor_of(made)
-        self.made = made if reduce is None else made[:, 0]
+        result = tensor_of(result)
+        self.made = result if reduce is None else result[:, 0]
         return [self.made]
 
 
@@ -218,9 +218,9 @@ def plan_infer(
         if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
             raise TypeError("the model makes several results: those are not planned in blocks")
         specs = specs_of(ready, placement, device_to_plan_for(machine))
-        given = {name: ArrayRef(None, spec, 0) for name, spec in specs.items()}
+        refs = {name: ArrayRef(None, spec, 0) for name, spec in specs.items()}
         step = ready.lowered.network.forward_phases(*ready.lowered.outputs)
-        return plan_tiles(step, TilingConstraints(memory_limit, given, machine))
+        return plan_tiles(step, TilingConstraints(memory_limit, refs, machine))
 
 
 def _as_target(out: Any) -> Any:
@@ -319,9 +319,9 @@ def _check_out(out: Any, ready: ReadyModel, reduce: str | None) -> None:
         hint = '. It is that of labels: give reduce="argmax" for them' * (shape in labels)
         said = " or ".join(map(str, wanted))
         raise ValueError(f"out must have shape {said}, not {shape}{hint}")
-    dtype, own = (str(each.dtype).removeprefix("torch.") for each in (scores, out))
-    if not reduce and own != dtype:
-        raise TypeError(f"out must be {dtype}, not {own}")
+    dtype, actual = (str(each.dtype).removeprefix("torch.") for each in (scores, out))
+    if not reduce and actual != dtype:
+        raise TypeError(f"out must be {dtype}, not {actual}")
     if isinstance(out, Store):
         out.check_writable("out")
     elif isinstance(out, np.ndarray):
@@ -354,7 +354,7 @@ def output_shape(
             model, fakes_for(model, shapes), None, None, "", None
         )
         ready, _ = captures.find(call)
-    found = tuple(each.shape for each in ready.graph.outputs if isinstance(each, Value))
-    if not found:
+    results = tuple(each.shape for each in ready.graph.outputs if isinstance(each, Value))
+    if not results:
         raise UnsupportedModelError(f"{type(model).__name__} returns no tensor")
-    return found[0] if len(found) == 1 else found
+    return results[0] if len(results) == 1 else results

@@ -132,11 +132,11 @@ class Limited:
         statistics: str = "rank",
         scale: float | None = None,
     ) -> None:
-        own = model.__dict__.get("forward")
+        forward = model.__dict__.get("forward")
         self.model, self.memory_limit, self.strict = model, memory_limit, strict
         self.statistics, self.scale = statistics, scale
         #: What the user had put in place of the class's forward.
-        self.before: Any = own.before if isinstance(own, Limited) else own
+        self.before: Any = forward.before if isinstance(forward, Limited) else forward
         self.last: ReadyModel | None = None
         self._is_method = isinstance(_forward_of_class(model), FunctionType)
 
@@ -242,9 +242,9 @@ def record_call(
         if structure is None:
             args = tuple(filled)
         else:
-            given = args, kwargs
+            original = args, kwargs
             args, kwargs = pytree.tree_unflatten(filled, structure)
-            containers = containers_in(given, (args, kwargs))
+            containers = containers_in(original, (args, kwargs))
     return kind, Call(model, forward, args, kwargs, options, standing.real, containers)
 
 

@@ -204,36 +204,36 @@ class GraphLowering:
         for value in self.graph.asked:
             if value in self.fallbacks and not self._shows_another(value):
                 self._settle(value)
-        for each in self.graph.outputs:
-            if isinstance(each, Value) and self._shows_another(each):
-                self._make_after(each)
+        for output in self.graph.outputs:
+            if isinstance(output, Value) and self._shows_another(output):
+                self._make_after(output)
         while self._shown:  # when nothing in the network is to read it any more
             self._remake(self._shown.pop())
         self.after.sort(key=self.fallbacks.place)
         self.after.extend(self.graph.effects)
         results, outputs = [], dict[str, Tensor]()
-        made = {value for operation in self.after for value in operation.results}
+        computed = {value for operation in self.after for value in operation.results}
         asked = [value for operation in self.after for value in operation.reads]
         asked += [write.value for write in self.graph.writes]
         handed = {
             value: self._held[value]
             for value in asked
-            if value in self._held and value.kind != "input" and value not in made
+            if value in self._held and value.kind != "input" and value not in computed
         }
         for held in handed.values():
             outputs.setdefault(held.tensor.name, held.tensor)
-        for each in self.graph.outputs:
-            found = each
+        for output in self.graph.outputs:
+            result = output
             if (
-                isinstance(each, Value)
-                and each not in made
-                and each.kind != "input"
-                and not each.is_held
+                isinstance(output, Value)
+                and output not in computed
+                and output.kind != "input"
+                and not output.is_held
             ):
-                found = self._held.get(each, each)
-            if isinstance(found, LoweredValue):
-                outputs.setdefault(found.tensor.name, found.tensor)
-            results.append(found)
+                result = self._held.get(output, output)
+            if isinstance(result, LoweredValue):
+                outputs.setdefault(result.tensor.name, result.tensor)
+            results.append(result)
         nodes = self.net.graph.nodes_before(outputs.values())
         read = {tensor.name for node in nodes for tensor in node.inputs}
         return LoweredGraph(
@@ -348,42 +348,42 @@ class GraphLowering:
             self._fall_back(operation, "its target has a gradient")
             return
         try:
-            found = self._by_rule(lower, operation, self._argument)
+            results = self._by_rule(lower, operation, self._argument)
         except (Unlike, ValueError, TypeError) as error:
             laid = self._laid(operation)
             if not laid:
                 self._fall_back(operation, str(error))
                 return
             try:
-                found = self._by_rule(
+                results = self._by_rule(
                     lower, operation, lambda value: laid.get(value) or self._argument(value)
                 )
             except (Unlike, ValueError, TypeError) as error:
                 self._fall_back(operation, str(error))
                 return
-        for value, held in zip(operation.results, found, strict=False):
+        for value, held in zip(operation.results, results, strict=False):
             if value is not None and held is not None:
-                own, wanted = held.tensor.dtype, str(value.dtype).removeprefix("torch.")
-                if held.shape != value.shape or (held.axes and own != wanted):
+                dtype, wanted = held.tensor.dtype, str(value.dtype).removeprefix("torch.")
+                if held.shape != value.shape or (held.axes and dtype != wanted):
                     raise AssertionError(
-                        f"{operation.said} made {own} {held.shape}, not {wanted} {value.shape}"
+                        f"{operation.said} made {dtype} {held.shape}, not {wanted} {value.shape}"
                     )
                 self._held[value] = held
 
     def _by_rule(
         self, lower: Callable[..., Any], operation: Operation, find: Callable[[Value], Any]
     ) -> tuple[LoweredValue | None, ...]:
-        found = lower(self, **replace_values(dict(operation.arguments), find))
-        made = (found,) if isinstance(found, LoweredValue) else tuple(found)
+        result = lower(self, **replace_values(dict(operation.arguments), find))
+        results = (result,) if isinstance(result, LoweredValue) else tuple(result)
         in_place = isinstance(operation.function, Functional)
-        for value, held in zip_longest(operation.results, made):
+        for value, held in zip_longest(operation.results, results):
             if value is None:
                 continue
             if held is None:  # indices of a pooling, say
                 raise Unlike("the model reads a result of it that the library does not make")
             if in_place and held.axes and getattr(torch, held.tensor.dtype) != value.dtype:
                 raise Unlike(f"what it makes is cast to {value.dtype}, as it is written to that")
-        return made
+        return results
 
     def _fall_back(self, operation: Operation, why: str) -> None:
         error = UnsupportedOperationError(operation.said, operation.where, why)
@@ -440,11 +440,11 @@ class GraphLowering:
     def name(self, of: str = "") -> str:
         """A name for a node: that of the module it is in, with what it does there."""
         wanted = _without_blanks(".".join(filter(None, (self._module, of))))
-        found, count = wanted, 1
-        while found in self.net.graph.tensors:
+        unique, count = wanted, 1
+        while unique in self.net.graph.tensors:
             count += 1
-            found = f"{wanted}.{count}"
-        return found
+            unique = f"{wanted}.{count}"
+        return unique
 
     def ranks(self) -> Ranks | None:
         """With whom the operation's module shares statistics of a batch; None if with nobody."""
@@ -475,22 +475,22 @@ class GraphLowering:
         """
         first = next(value for value in values if value is not None)
         value = Value(f"{self._module}.{what}.{len(self.before)}", first.shape, first.dtype)
-        made = Operation(function, what, values, {}, {}, (value,), self._module)
-        if self.differentiable.intersection(made.reads):
+        operation = Operation(function, what, values, {}, {}, (value,), self._module)
+        if self.differentiable.intersection(operation.reads):
             self.differentiable.add(value)
-        self.before.append(made)
+        self.before.append(operation)
         return value
 
     def made_as(
         self, what: str, function: Callable[..., torch.Tensor], value: Value, dtype: torch.dtype
     ) -> Value:
         """A value that PyTorch makes of another one before each call, in another dtype."""
-        made = Value(f"{value.name}.{what}", value.shape, dtype)
+        result = Value(f"{value.name}.{what}", value.shape, dtype)
         if value in self.differentiable and dtype.is_floating_point:
-            self.differentiable.add(made)
-        if not any(made in each.results for each in self.before):
-            self.before.append(Operation(function, what, (value,), {}, {}, (made,), self._module))
-        return made
+            self.differentiable.add(result)
+        if not any(result in each.results for each in self.before):
+            self.before.append(Operation(function, what, (value,), {}, {}, (result,), self._module))
+        return result
 
     def given(self, value: Any, shape: Sequence[int] | None = None) -> Tensor:
         """A tensor of the network for what is given, in a shape of as many elements."""
@@ -509,8 +509,8 @@ class GraphLowering:
             raise Unlike("what should be a parameter depends on the inputs")
         if value.kind == "made" and not self._is_made_before(value):
             raise Unlike(f"{value.name} is made of the inputs by PyTorch")
-        given = GivenInputs(value, tuple(value.shape if shape is None else shape))
-        for known in ((given, "parameter"), (given, kind)):
+        source = GivenInputs(value, tuple(value.shape if shape is None else shape))
+        for known in ((source, "parameter"), (source, kind)):
             if known in self._given:
                 return self._given[known]
         dtype = str(value.dtype).removeprefix("torch.")
@@ -518,16 +518,16 @@ class GraphLowering:
         while name in self.net.graph.tensors:
             name += "_"
         if kind == "parameter":
-            made = self.net.parameter(name, given.shape, dtype)
-            self.parameters[made.name] = given
+            tensor = self.net.parameter(name, source.shape, dtype)
+            self.parameters[tensor.name] = source
             if value not in self.differentiable:
-                self.net.freeze(made.name)
+                self.net.freeze(tensor.name)
         else:
             gradient = value in self.differentiable
-            made = self.net.input(name, given.shape, dtype, gradient=gradient)
-            self.inputs[made.name] = given
-        self._given[given, kind] = made
-        return made
+            tensor = self.net.input(name, source.shape, dtype, gradient=gradient)
+            self.inputs[tensor.name] = source
+        self._given[source, kind] = tensor
+        return tensor
 
     def _is_made_before(self, value: Value) -> bool:
         return any(value in each.results for each in (*self.graph.before, *self.before))

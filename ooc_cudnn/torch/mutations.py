@@ -131,10 +131,10 @@ class Memories:
         if seen is None or _lies(seen.tensor) != _lies(tensor):
             return None
         view = View(torch.ops.aten.detach.default, "detach", (_BASE,), {}, None)
-        made = SeenTensor(tensor, seen.value, seen.memory, seen, view, seen.at)
+        wrapped = SeenTensor(tensor, seen.value, seen.memory, seen, view, seen.at)
         if seen.value.requires_grad:
-            made.value = self._recorder.detached(self._now(seen))
-        return self._enter(made)
+            wrapped.value = self._recorder.detached(self._now(seen))
+        return self._enter(wrapped)
 
     def _now(self, seen: SeenTensor) -> Value:
         if seen.base is not None and seen.at != seen.memory.writes:
@@ -160,13 +160,13 @@ class Memories:
         function = view.function if view.at is None else _Part(view.function, view.at)
         follows = base.requires_grad and view.name != "detach"
         # its tensor may have another shape since, in place
-        made = recorder.another(seen.value, requires_grad=follows)
+        result = recorder.another(seen.value, requires_grad=follows)
         name = view.name if view.at is None else f"{view.name}_part"
         args = tuple(base if each is _BASE else each for each in view.args)
         schema = getattr(view.function, "_schema", None) if view.at is None else None
         call = function if view.at is not None else view.function
-        recorder.emit(call, name, args, view.kwargs, (made,), schema)
-        return made
+        recorder.emit(call, name, args, view.kwargs, (result,), schema)
+        return result
 
     def made(
         self,
@@ -179,14 +179,14 @@ class Memories:
         """Note what an operation has made: views of what it read, or new ones."""
         read = [e for e in pytree.tree_leaves((args, dict(kwargs))) if isinstance(e, torch.Tensor)]
         places = {_place(each): each for each in reversed(read)}
-        for at, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
+        for index, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if value is None or self.knows(tensor):
                 continue
             base = places.get(_place(tensor))
             if base is None:
                 self.own(tensor, value)
                 continue
-            several = at if len(tensors) > 1 or _is_list(function) else None
+            several = index if len(tensors) > 1 or _is_list(function) else None
             view = _view(function, args, kwargs, base, several)
             seen = self.seen(base)
             self._enter(SeenTensor(tensor, value, seen.memory, seen, view, seen.memory.writes))
@@ -242,13 +242,13 @@ class Memories:
         recorder = self._recorder
         if seen.base is None and seen.value.kind != "made":
             return  # what is given has a check of its own
-        own = {each.value for each in self._seen.values() if each.memory is seen.memory}
+        values = {each.value for each in self._seen.values() if each.memory is seen.memory}
         for operation in (*recorder.before, *recorder.operations):
             name = operation.name
             if not any(y is not None and y.requires_grad for y in operation.results):
                 continue
-            makes = own.intersection(operation.results) and name not in KEEPS_NO_RESULT
-            reads = own.intersection(operation.reads) and name not in KEEPS_NOTHING
+            makes = values.intersection(operation.results) and name not in KEEPS_NO_RESULT
+            reads = values.intersection(operation.reads) and name not in KEEPS_NOTHING
             if makes or reads:
                 raise UnsupportedModelError(
                     f"forward writes by way of .data or detach() to what autograd keeps for the "
@@ -287,10 +287,10 @@ class Memories:
         if name in ("requires_grad", "set", "resize"):
             raise UnsupportedModelError(f"{func} within forward: take it out of forward")
         function = _out_of_place(func, name)
-        made = self._recorder.value_like(tensor)
-        self._recorder.emit(function, name, values, named, (made,), function._schema)
+        result = self._recorder.value_like(tensor)
+        self._recorder.emit(function, name, values, named, (result,), function._schema)
         view = View(function, name, (_BASE, *values[1:]), dict(named), None)
-        self._enter(SeenTensor(tensor, made, seen.memory, seen, view, seen.at))
+        self._enter(SeenTensor(tensor, result, seen.memory, seen, view, seen.at))
 
 
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
@@ -313,9 +313,9 @@ def _out_of_place(func: Any, name: str) -> Any:
     wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
     packet = getattr(torch.ops.aten, name)
     for overload in packet.overloads():
-        found = getattr(packet, overload)
-        if [(each.name, str(each.type)) for each in found._schema.arguments] == wanted:
-            return found
+        form = getattr(packet, overload)
+        if [(each.name, str(each.type)) for each in form._schema.arguments] == wanted:
+            return form
     raise UnsupportedModelError(f"{func} within forward has no form that is not in place")
 
 
@@ -337,14 +337,14 @@ def _view(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     base: torch.Tensor,
-    at: int | None,
+    part: int | None,
 ) -> View:
     def put(each: Any) -> Any:
         return _BASE if each is base else each
 
     name = function._schema.name.partition("::")[2]
     told = pytree.tree_map(put, args)
-    return View(function, name, tuple(told), pytree.tree_map(put, dict(kwargs)), at)
+    return View(function, name, tuple(told), pytree.tree_map(put, dict(kwargs)), part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,12 +369,12 @@ class ViewWrite:
 
     def __call__(self, base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The base, with the value where the view shows it."""
-        made = base.clone(memory_format=torch.contiguous_format)
-        args = tuple(made if each is _BASE else each for each in self.view.args)
+        result = base.clone(memory_format=torch.contiguous_format)
+        args = tuple(result if each is _BASE else each for each in self.view.args)
         shown = self.view.function(*args, **self.view.kwargs)
         shown = shown if self.view.at is None else shown[self.view.at]
         shown.copy_(value)
-        return made
+        return result
 
     def __str__(self) -> str:
         view = self.view
@@ -402,14 +402,14 @@ class Functional:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The tensors that it changes, changed."""
-        own, named = list(args), dict(kwargs)
-        found = []
+        positional, named = list(args), dict(kwargs)
+        changed = []
         for place in self.places:
-            held: Any = own if isinstance(place, int) else named
+            held: Any = positional if isinstance(place, int) else named
             held[place] = held[place].clone()
-            found.append(held[place])
-        self.target(*own, **named)
-        return found[0] if len(found) == 1 else tuple(found)
+            changed.append(held[place])
+        self.target(*positional, **named)
+        return changed[0] if len(changed) == 1 else tuple(changed)
 
     def __str__(self) -> str:
         return str(self.target)
@@ -417,19 +417,19 @@ class Functional:
     @staticmethod
     def written(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
         """The tensors that an operation changes, by position or name."""
-        found: dict[Any, Any] = {}
-        for at, argument in enumerate(schema.arguments):
+        targets: dict[Any, Any] = {}
+        for index, argument in enumerate(schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            place = at if at < len(args) else argument.name
-            tensor = args[at] if at < len(args) else kwargs.get(argument.name)
+            place = index if index < len(args) else argument.name
+            tensor = args[index] if index < len(args) else kwargs.get(argument.name)
             if isinstance(tensor, torch.Tensor):
-                found[place] = tensor
+                targets[place] = tensor
             elif tensor is not None:
                 raise UnsupportedModelError(
                     f"{schema.name} changes a list of tensors in place: change one by one"
                 )
-        return found
+        return targets
 
 
 class _WithHistory(torch.autograd.Function):

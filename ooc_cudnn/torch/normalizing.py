@@ -110,8 +110,8 @@ def update_statistics(recorder: Recorder, value: Value, update: Update) -> Value
         x = recorder.detached(update.x)
         wide = torch.promote_types(x.dtype, value.dtype)
         channels = value.shape[0]
-        made = _OfImages.made if update.of_images else _OfBatch.made
-        statistics = recorder.one(made, "statistics", (x, wide), (2, channels), wide, once=True)
+        function = _OfImages.made if update.of_images else _OfBatch.made
+        statistics = recorder.one(function, "statistics", (x, wide), (2, channels), wide, once=True)
         args = (value, statistics, update.of, update.momentum)
         return recorder.one(_moved, "running", args, value.shape, value.dtype)
 

@@ -23,23 +23,23 @@ def notes(
     """
     held = [value for value in graph.given if value.kind in ("parameter", "buffer")]
     trained = _bytes([value for value in held if value in differentiable])
-    found = [
+    lines = [
         f"parameters and buffers of {format_bytes(_bytes(held))} count where they are on the card"
     ]
     if trained:
-        found[0] += f", and so do gradients of {format_bytes(trained)}"
-        found.append(
+        lines[0] += f", and so do gradients of {format_bytes(trained)}"
+        lines.append(
             f"an optimizer's state does not count: {format_bytes(trained)} with momentum, "
             f"{format_bytes(2 * trained)} with Adam"
         )
     names = dict.fromkeys(each.name for each in lowered.after if each.name not in MOVES)
     if names:
-        made = [value for each in lowered.after for value in each.results if value is not None]
-        found.append(
+        results = [value for each in lowered.after for value in each.results if value is not None]
+        lines.append(
             f"behind the network PyTorch computes {', '.join(names)}, beyond the limit: results of "
-            f"{format_bytes(_bytes(made))}; {lowered.why_after}"
+            f"{format_bytes(_bytes(results))}; {lowered.why_after}"
         )
-    return tuple(found)
+    return tuple(lines)
 
 
 def _bytes(values: Collection[Value]) -> int:

@@ -40,8 +40,8 @@ def check_numpy(module: torch.fx.GraphModule) -> None:
         by_numpy = _by_numpy(node, scalars)
         if isinstance(by_numpy, np.generic):
             scalars.add(node)
-        made = pytree.tree_leaves(node.meta.get("example_value"))
-        for one, other in zip(made, pytree.tree_leaves(by_numpy), strict=False):
+        results = pytree.tree_leaves(node.meta.get("example_value"))
+        for one, other in zip(results, pytree.tree_leaves(by_numpy), strict=False):
             _compare(node, one, other)
 
 
@@ -61,9 +61,9 @@ def _by_numpy(node: Any, scalars: set[Any]) -> Any:
         seen = argument.meta.get("example_value")
         if not isinstance(seen, torch.Tensor):
             return pytree.tree_map(_now, seen)
-        made = np.zeros(_shape(seen), _dtype(seen))
-        is_scalar = made.ndim == 0 and (argument.op == "placeholder" or argument in scalars)
-        return made[()] if is_scalar else made
+        array = np.zeros(_shape(seen), _dtype(seen))
+        is_scalar = array.ndim == 0 and (argument.op == "placeholder" or argument in scalars)
+        return array[()] if is_scalar else array
 
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), zeros)
     try:
@@ -84,26 +84,26 @@ def _numpys(target: Any) -> Any:
     return lambda array, *args, **kwargs: getattr(array, target.method)(*args, **kwargs)
 
 
-def _compare(node: Any, made: Any, by_numpy: Any) -> None:
-    if not isinstance(made, torch.Tensor) or not isinstance(by_numpy, np.ndarray | np.generic):
+def _compare(node: Any, result: Any, by_numpy: Any) -> None:
+    if not isinstance(result, torch.Tensor) or not isinstance(by_numpy, np.ndarray | np.generic):
         return
-    dtype = _dtype(made)
-    if by_numpy.dtype.name == dtype and by_numpy.shape == _shape(made):
+    dtype = _dtype(result)
+    if by_numpy.dtype.name == dtype and by_numpy.shape == _shape(result):
         return
     raise UnsupportedModelError(
         f"{_name(node)} makes {by_numpy.dtype.name} {by_numpy.shape} in NumPy, and TorchDynamo "
-        f"would make {dtype} {_shape(made)} of it: divide by a float (7.0), give the dtype "
+        f"would make {dtype} {_shape(result)} of it: divide by a float (7.0), give the dtype "
         f"(dtype=, astype), take the function of PyTorch, or do it outside of forward{_line(node)}"
     )
 
 
 def _check_outputs(node: Any, scalars: set[Any]) -> None:
-    for each in node.all_input_nodes:
-        if each in scalars:
+    for source in node.all_input_nodes:
+        if source in scalars:
             raise UnsupportedModelError(
-                f"forward returns or keeps a NumPy scalar (of {_name(each)}), and TorchDynamo "
+                f"forward returns or keeps a NumPy scalar (of {_name(source)}), and TorchDynamo "
                 "would make an array of it: take a number of Python (int, float) or a tensor"
-                f"{_line(each)}"
+                f"{_line(source)}"
             )
 
 

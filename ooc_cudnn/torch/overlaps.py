@@ -49,12 +49,12 @@ def overlapping_pairs(tensors: Sequence[Any]) -> tuple[tuple[int, int], ...]:
 def _pairs(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Pairs of spans, by number, that have bytes in common."""
     begun: list[int] = []
-    for at in sorted(range(len(spans)), key=spans.__getitem__):
-        first, end = spans[at]
+    for number in sorted(range(len(spans)), key=spans.__getitem__):
+        first, end = spans[number]
         begun = [other for other in begun if first < spans[other][1]]
-        yield from ((min(at, other), max(at, other)) for other in begun)
+        yield from ((min(number, other), max(number, other)) for other in begun)
         if first < end:
-            begun.append(at)
+            begun.append(number)
 
 
 class WrittenMemory:
@@ -111,18 +111,18 @@ class WrittenMemory:
         known, spans = self._seen
         if pointers != known:
             places = list(map(_span, tensors))
-            found = next(filter(self._writes, _pairs(places)), None)
-            if found is None:
+            pair = next(filter(self._writes, _pairs(places)), None)
+            if pair is None:
                 self._seen = pointers, np.array(places, np.int64)
-            return found
+            return pair
         spans = spans.copy()
         spans[self._brought] = [_span(tensors[at]) for at in self._brought]
-        for at in self._brought:
-            first, end = spans[at]
+        for number in self._brought:
+            first, end = spans[number]
             meet = (spans[:, 0] < end) & (first < spans[:, 1])
             for other in np.flatnonzero(meet).tolist():
-                if other != at and self._writes((at, other)):
-                    return at, other
+                if other != number and self._writes((number, other)):
+                    return number, other
         return None
 
     def _writes(self, pair: tuple[int, int]) -> bool:

@@ -63,10 +63,10 @@ class Part:
             return f"%{at}:{value.dtype}{list(value.shape)}@{where and tuple(where)}"
 
         lines = [f"{said(v)} {order}" for v, order in zip(self.inputs, self.orders, strict=True)]
-        for each in self.operations:
-            args = replace_values((each.args, dict(each.kwargs)), said)
-            made = [None if value is None else said(value) for value in each.results]
-            lines.append(f"{made} = {each.said}{args}")
+        for operation in self.operations:
+            args = replace_values((operation.args, dict(operation.kwargs)), said)
+            results = [None if value is None else said(value) for value in operation.results]
+            lines.append(f"{results} = {operation.said}{args}")
         return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
 
     def run(
@@ -77,39 +77,39 @@ class Part:
         Where random numbers are drawn, inputs are laid in the order of their axes first: PyTorch
         draws in the order of memory, and each plan of a model has maps lie as it likes.
         """
-        found: dict[Value, Any] = {}
+        values: dict[Value, Any] = {}
         for value, order, tensor in zip(self.inputs, self.orders, tensors, strict=True):
             tensor = as_it_was(value, tensor)
             tensor = tensor.reshape(value.shape) if order is None else tensor.permute(order)
-            found[value] = tensor.contiguous() if is_drawn else tensor
+            values[value] = tensor.contiguous() if is_drawn else tensor
         for operation in self.operations:
-            self._run(operation, found, images)
-        result: torch.Tensor = found[self.result].permute(self.order)
+            self._run(operation, values, images)
+        result: torch.Tensor = values[self.result].permute(self.order)
         return result
 
-    def _run(self, operation: Operation, found: dict[Value, Any], images: int) -> None:
+    def _run(self, operation: Operation, values: dict[Value, Any], images: int) -> None:
         name, first = operation.name, operation.results[0]
         expands, reshapes = name in ("expand", "expand_as"), name in RESHAPES or name == "squeeze"
         if (expands or reshapes) and operation.arguments.get("dtype") is None:
             assert first is not None
             (x,) = operation.reads[:1]
             shape = self.shape(first, images)
-            found[first] = found[x].expand(shape) if expands else found[x].reshape(shape)
+            values[first] = values[x].expand(shape) if expands else values[x].reshape(shape)
             return
         if name in ("to", "_to_copy"):  # the device is where it is
             assert first is not None
-            found[first] = found[operation.reads[0]].to(first.dtype)
+            values[first] = values[operation.reads[0]].to(first.dtype)
             return
-        args = replace_values(operation.args, found.__getitem__)
+        args = replace_values(operation.args, values.__getitem__)
         if name in RECURRENT and torch.is_grad_enabled():
             args = _as_in_training(operation, args)
-        kwargs = replace_values(dict(operation.kwargs), found.__getitem__)
+        kwargs = replace_values(dict(operation.kwargs), values.__getitem__)
         with _quiet() if name in RECURRENT else contextlib.nullcontext():
-            made = operation.function(*args, **kwargs)
-        parts = made if isinstance(made, tuple | list) else (made,)
+            result = operation.function(*args, **kwargs)
+        parts = result if isinstance(result, tuple | list) else (result,)
         for value, part in zip(operation.results, parts, strict=False):
             if value is not None:
-                found[value] = part
+                values[value] = part
 
 
 def _as_in_training(operation: Operation, args: tuple[Any, ...]) -> tuple[Any, ...]:

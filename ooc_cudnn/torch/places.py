@@ -59,9 +59,9 @@ def name_of(source: str) -> str:
     >>> name_of("L['forward'].__self__.gains[0]"), name_of("G['table']")
     ('gains.0', 'table')
     """
-    found = source.rpartition("__self__")[2] if "__self__" in source else source
-    found = re.sub(r"^[LG](?=\[)", "", found).replace(".__dict__", "")
-    found = _HELD.sub("", found)
-    found = _QUOTED.sub(r".\1", found)
-    found = re.sub(r"\[([^\]]*)\]", r".\1", found)
-    return found.strip(".") or source
+    path = source.rpartition("__self__")[2] if "__self__" in source else source
+    path = re.sub(r"^[LG](?=\[)", "", path).replace(".__dict__", "")
+    path = _HELD.sub("", path)
+    path = _QUOTED.sub(r".\1", path)
+    path = re.sub(r"\[([^\]]*)\]", r".\1", path)
+    return path.strip(".") or source

@@ -137,11 +137,11 @@ def tune(
     )
     forget_calls(model)  # they are planned without it, and hold memory
     on_card = ready.device.type == "cuda"
-    given = specs_of(ready, placement, "device" if on_card else "pinned")
+    specs = specs_of(ready, placement, "device" if on_card else "pinned")
     if on_card:
-        given |= {y.name: TensorSpec(y.shape, y.dtype, "device") for y in ready.step.outputs}
+        specs |= {y.name: TensorSpec(y.shape, y.dtype, "device") for y in ready.step.outputs}
     with at(ready.device):
-        return ready.step.tune_for(given, every=every, seconds=seconds, tell=tell)
+        return ready.step.tune_for(specs, every=every, seconds=seconds, tell=tell)
 
 
 def _is_module(model: Any) -> bool:
@@ -172,8 +172,8 @@ def _captured(
             model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options
         )
         ready, _ = calls_of(model).of(("plan", kind), call).find(call)
-    found: ReadyModel = ready
-    return found
+    captured: ReadyModel = ready
+    return captured
 
 
 def device_to_plan_for(machine: MachineModel | str | os.PathLike[str] | None) -> str:
@@ -184,8 +184,8 @@ def device_to_plan_for(machine: MachineModel | str | os.PathLike[str] | None) ->
 def specs_of(ready: ReadyModel, placement: str, held: str) -> dict[str, TensorSpec]:
     """Return the specs of a network's inputs: arguments, and what the model has `held`."""
     specs = dict[str, TensorSpec]()
-    for name, given in ready.lowered.given.items():
-        where = placement if given.value.kind == "input" else held
+    for name, source in ready.lowered.given.items():
+        where = placement if source.value.kind == "input" else held
         dtype = ready.lowered.network.graph.tensors[name].dtype
-        specs[name] = TensorSpec(given.shape, dtype, where)
+        specs[name] = TensorSpec(source.shape, dtype, where)
     return specs

@@ -149,15 +149,15 @@ class GatheredState(_Told):
         """
         target = tensor_on(y)
         with on_stream(target.device, how.stream), torch.no_grad():
-            own, *moments = [tensor_on(each) for each in inputs]
-            parts = torch.stack(self._gathered(own))
-            made = self._scaled(parts.sum(0), *moments) if moments else merge_moments(parts)
-            target.copy_(made)
+            local, *moments = [tensor_on(each) for each in inputs]
+            parts = torch.stack(self._gathered(local))
+            merged = self._scaled(parts.sum(0), *moments) if moments else merge_moments(parts)
+            target.copy_(merged)
 
-    def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(own) for _ in range(self.world)]
+    def _gathered(self, local: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(local) for _ in range(self.world)]
         try:
-            distributed.all_gather(parts, own.clone(), group=self._group)
+            distributed.all_gather(parts, local.clone(), group=self._group)
         except (RuntimeError, ValueError) as error:
             raise RanksError(self.node, self.world, str(error).strip()) from error
         return parts

@@ -17,15 +17,15 @@ from ooc_cudnn.torch.recorder import Recorder
 def graph_of(recorder: Recorder, outputs: Any) -> Graph:
     """All that was noted, of which something comes."""
     results, leaves, first = [], pytree.tree_leaves(outputs), dict[int, int]()
-    for each in leaves:
-        if isinstance(each, torch.Tensor):
-            results.append(recorder.memories.read(each))
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            results.append(recorder.memories.read(leaf))
         else:
-            results.append(recorder.numbers.known(each))
-    found = tuple(_writes(recorder, results))
+            results.append(recorder.numbers.known(leaf))
+    changes = tuple(_writes(recorder, results))
     _check_shown(recorder, leaves, results)
-    results = [*_written(recorder, outputs, found, results)]
-    writes = tuple(_counting(recorder, found, results))
+    results = [*_written(recorder, outputs, changes, results)]
+    writes = tuple(_counting(recorder, changes, results))
     kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
     _keep_statistics(recorder, kept)
     kept += [value for effect in recorder.effects for value in effect.reads]
@@ -76,12 +76,12 @@ def _followed(recorder: Recorder, results: Sequence[Any]) -> set[Value]:
     """What operations read that gradients of outputs, or of what is left, go back through."""
     lasting = (final for _, _, final in _changed(recorder))
     reached = {v for v in (*results, *lasting) if isinstance(v, Value) and v.requires_grad}
-    found = set[Value]()
-    for each in reversed((*recorder.before, *recorder.operations)):
-        if reached.intersection(each.results):
-            reached.update(value for value in each.reads if value.requires_grad)
-            found.update(each.reads if each.name != "with_history" else ())
-    return found
+    read = set[Value]()
+    for operation in reversed((*recorder.before, *recorder.operations)):
+        if reached.intersection(operation.results):
+            reached.update(value for value in operation.reads if value.requires_grad)
+            read.update(operation.reads if operation.name != "with_history" else ())
+    return read
 
 
 def _writes(recorder: Recorder, results: Sequence[Any]) -> Iterator[Write]:
@@ -106,13 +106,13 @@ def _written(
     recorder: Recorder, outputs: Any, writes: Sequence[Write], results: Sequence[Any]
 ) -> Iterator[Any]:
     """The results; a parameter or buffer that was changed in place is itself handed out."""
-    own = {
+    targets = {
         id(recorder.inputs[write.target].tensor): write.target
         for write in writes
         if write.target.kind != "input" and not write.value.requires_grad
     }
-    for each, result in zip(pytree.tree_leaves(outputs), results, strict=True):
-        yield own.get(id(each), result)
+    for leaf, result in zip(pytree.tree_leaves(outputs), results, strict=True):
+        yield targets.get(id(leaf), result)
 
 
 def _counting(
@@ -132,8 +132,8 @@ def _counting(
             if not isinstance(step, int) or write.target.dtype != torch.int64:
                 break
             steps, ours = steps + step, [*ours, maker]
-        own = {each for maker in ours for each in maker.results}
-        if value is not write.target or sum(each in own for each in read) >= len(ours):
+        counted = {each for maker in ours for each in maker.results}
+        if value is not write.target or sum(each in counted for each in read) >= len(ours):
             yield write
             continue
         recorder.before = [each for each in recorder.before if each not in ours]
@@ -166,9 +166,9 @@ def _nothing(value: Any) -> tuple[()]:
 def _used(operations: Sequence[Operation], kept: Sequence[Value]) -> Iterator[Operation]:
     """The operations that values depend on."""
     wanted = set(kept)
-    found = []
+    used = []
     for operation in reversed(operations):
         if wanted.intersection(operation.results):
             wanted.update(operation.reads)
-            found.append(operation)
-    return reversed(found)
+            used.append(operation)
+    return reversed(used)

@@ -176,37 +176,37 @@ class GraphRecording(ProxyTorchDispatchMode):
 
     def run(self, module: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
         """Call what a graph says, node by node; return what it hands out."""
-        found: dict[Any, Any] = {}
-        given = iter(args)
+        values: dict[Any, Any] = {}
+        inputs = iter(args)
         outputs: Any = None
         for node in self._higher_order.spans(module):
             if isinstance(node, Span):
-                self._higher_order.span(node, found)
+                self._higher_order.span(node, values)
                 continue
             self._node = node if node.meta.get("stack_trace") or self._node is None else self._node
-            if not found.keys() >= set(node.all_input_nodes):
+            if not values.keys() >= set(node.all_input_nodes):
                 raise UnsupportedModelError(
                     "TorchDynamo's graph reads a tensor before it is made: PyTorch before 2.13 "
                     f"does so for hooks that read what forward has computed\n  {self.where}"
                 )
-            told = torch.fx.node.map_arg((node.args, dict(node.kwargs)), found.__getitem__)
+            told = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
             if node.op == "placeholder":
-                found[node] = next(given)
+                values[node] = next(inputs)
             elif node.op == "get_attr":
-                found[node] = self._attribute(module, node.target)
+                values[node] = self._attribute(module, node.target)
             elif node.op == "output":
                 (outputs,) = told[0]
             elif node.op == "call_method" and node.target in ("item", "tolist"):
-                found[node] = self._number(node)
+                values[node] = self._number(node)
             elif node.op == "call_method":
                 first, *others = told[0]
-                found[node] = getattr(first, node.target)(*others, **told[1])
+                values[node] = getattr(first, node.target)(*others, **told[1])
             elif node.op == "call_function":
-                found[node] = self._called(node, *told)
+                values[node] = self._called(node, *told)
             else:
                 raise UnsupportedModelError(f"{node.op} {node.target} in a captured graph")
-            if node.op.startswith("call_") and _is_unknown(found[node]):
-                found[node] = self._number(node)  # as NumPy's `item` is, a function of Dynamo's
+            if node.op.startswith("call_") and _is_unknown(values[node]):
+                values[node] = self._number(node)  # as NumPy's `item` is, a function of Dynamo's
         return outputs
 
     def _called(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -224,16 +224,16 @@ class GraphRecording(ProxyTorchDispatchMode):
         if name == "_lower_version_count_by_1":
             return args[0]
         try:
-            made = target(*args, **kwargs)
+            result = target(*args, **kwargs)
         except GuardOnDataDependentSymNode:
             raise UnsupportedModelError(_BY_DATA + self.where) from None
-        if made is None:
+        if result is None:
             self._switches.note(self.where)
-        if name.startswith("_enter_") and hasattr(made, "__exit__"):
-            self._entered.append(made)
+        if name.startswith("_enter_") and hasattr(result, "__exit__"):
+            self._entered.append(result)
         elif name.startswith("_exit_") and args and args[0] in self._entered:
             self._entered.remove(args[0])
-        return made
+        return result
 
     @staticmethod
     def _number(node: Any) -> Any:
@@ -245,14 +245,14 @@ class GraphRecording(ProxyTorchDispatchMode):
         return None
 
     def _attribute(self, module: Any, name: str) -> Any:
-        found = operator.attrgetter(name)(module)
-        if not isinstance(found, torch.Tensor):
-            return found
+        value = operator.attrgetter(name)(module)
+        if not isinstance(value, torch.Tensor):
+            return value
         with self.paused():
             fake = torch.empty_strided(
-                found.shape, found.stride(), dtype=found.dtype, device=found.device
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
             )
-        self.memories.own(fake, self.constant(found))
+        self.memories.own(fake, self.constant(value))
         return fake
 
     def constant(self, tensor: torch.Tensor) -> Value:
@@ -272,8 +272,8 @@ class GraphRecording(ProxyTorchDispatchMode):
             return func(*args, **kwargs)
         made_anew = _of_lists(func)
         if made_anew is not None:
-            for at, target in enumerate(args[0]):  # one may be a view of another
-                alone, named = (_only(at, each) for each in (args, kwargs))
+            for index, target in enumerate(args[0]):  # one may be a view of another
+                alone, named = (_only(index, each) for each in (args, kwargs))
                 (value,) = self.__torch_dispatch__(made_anew, types, alone, named)
                 self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (target, value))
             return args[0] if func._schema.returns else None
@@ -285,11 +285,11 @@ class GraphRecording(ProxyTorchDispatchMode):
         if func is torch.ops.aten.dropout.default and not (args[1] and args[2]):
             return args[0]  # as PyTorch's kernel does; the form for fake tensors makes a clone
         with casts_of(func, args, kwargs, self.memories.read) as casts:
-            made = func(*args, **kwargs)
-        self._note(func, args, kwargs, values, named, made, casts)
+            result = func(*args, **kwargs)
+        self._note(func, args, kwargs, values, named, result, casts)
         if kept is not None:
             kept.note(self.memories, values[0])
-        return made
+        return result
 
     def _laid_out(self, tensor: torch.Tensor, value: Value) -> Value:
         """A value in the memory order in which PyTorch would have it: others may be planned."""
@@ -311,7 +311,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         kwargs: Mapping[str, Any],
         values: tuple[Any, ...],
         named: Mapping[str, Any],
-        made: Any,
+        result: Any,
         casts: Any,
     ) -> None:
         """Note an operation: what it read, and what it has made or changed."""
@@ -321,7 +321,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         if written:
             self._changed(func, name, values, named, written)
             return
-        tensors = made if isinstance(made, tuple | list) else (made,)
+        tensors = result if isinstance(result, tuple | list) else (result,)
         if not any(isinstance(each, torch.Tensor) for each in tensors):
             self._done_for_effect(func, name, values, named)
             return
@@ -344,15 +344,15 @@ class GraphRecording(ProxyTorchDispatchMode):
                 )
         if name in JOINS and results[0] is not None:
             values = (self._without_empty(values[0], results[0]), *values[1:])
-        own = name + AUTOCAST * (function is not func and name not in ALIKE)
-        self.emit(function, own, values, named, results, schema)
+        label = name + AUTOCAST * (function is not func and name not in ALIKE)
+        self.emit(function, label, values, named, results, schema)
         self.memories.made(func, args, kwargs, tensors, results)
 
     def _changed(
         self, func: Any, name: str, values: Any, named: Any, written: Mapping[Any, torch.Tensor]
     ) -> None:
         """Note an operation that works in place, as one that makes what is there afterwards."""
-        own = name.removesuffix("_") if not name.endswith("__") else name
+        label = name.removesuffix("_") if not name.endswith("__") else name
         targets = list(written.values())
         if torch.Tag.inplace_view in func.tags:
             self.memories.reshaped(func, values, named, targets[0])
@@ -361,13 +361,13 @@ class GraphRecording(ProxyTorchDispatchMode):
         first = self.memories.read(targets[0])
         ends = torch.is_grad_enabled() and first.requires_grad
         ends = ends and self.memories.seen(targets[0]).base is None
-        if own == "copy" and len(values) > 1 and isinstance(values[1], Value) and not ends:
+        if label == "copy" and len(values) > 1 and isinstance(values[1], Value) and not ends:
             self.memories.write(targets[0], self._copied(values[1], targets[0]))
             return
         results = tuple(self._result(each) for each in targets)
         function: Any = Functional(func, tuple(written))
-        if own in ALIKE and results[0] is not None and not ends:
-            number = ALIKE[own] if ALIKE[own] is not None else values[1]
+        if label in ALIKE and results[0] is not None and not ends:
+            number = ALIKE[label] if ALIKE[label] is not None else values[1]
             if not isinstance(number, Value):
                 function, values, named = (
                     FilledTensor(results[0], targets[0].device, number),
@@ -375,7 +375,7 @@ class GraphRecording(ProxyTorchDispatchMode):
                     {},
                 )
         values, named = self._stopped(values, named, targets)
-        self.emit(function, own, values, named, results, func._schema)
+        self.emit(function, label, values, named, results, func._schema)
         for target, value in zip(targets, results, strict=True):
             assert value is not None
             self.memories.write(target, value)
@@ -402,9 +402,9 @@ class GraphRecording(ProxyTorchDispatchMode):
         first, *others = (
             each if each.dtype == dtype else self._cast(each, {each: dtype}) for each in filled
         )
-        for each in parts:
-            if 0 in each.shape and each.requires_grad:  # its gradient is one of zeros, not None
-                nothing = self.one(aten.sum.default, "sum", (each,), (), each.dtype)
+        for part in parts:
+            if 0 in part.shape and part.requires_grad:  # its gradient is one of zeros, not None
+                nothing = self.one(aten.sum.default, "sum", (part,), (), part.dtype)
                 first = self.one(aten.sub.Tensor, "sub", (first, nothing), first.shape, dtype)
         return [first, *others]
 
@@ -429,10 +429,10 @@ class GraphRecording(ProxyTorchDispatchMode):
         known = (value, dtype)
         if known not in self._casts:
             name = f"{value.name}_{str(dtype).removeprefix('torch.')}"
-            made = Value(self._name(name), value.shape, dtype, requires_grad=value.requires_grad)
+            result = Value(self._name(name), value.shape, dtype, requires_grad=value.requires_grad)
             function = torch.ops.aten._to_copy.default
-            self.emit(function, "_to_copy", (value,), {"dtype": dtype}, (made,), function._schema)
-            self._casts[known] = made
+            self.emit(function, "_to_copy", (value,), {"dtype": dtype}, (result,), function._schema)
+            self._casts[known] = result
         return self._casts[known]
 
     def _done_for_effect(self, func: Any, name: str, values: Any, named: Any) -> None:
@@ -467,9 +467,9 @@ class GraphRecording(ProxyTorchDispatchMode):
         if requires_grad is None:
             follows = any(isinstance(each, Value) and each.requires_grad for each in args)
             requires_grad = follows and name != "detach" and torch.is_grad_enabled()
-        made = Value(self._name(name), shape, dtype, requires_grad=requires_grad)
-        self.emit(function, name, args, {}, (made,), getattr(function, "_schema", None))
-        return made
+        result = Value(self._name(name), shape, dtype, requires_grad=requires_grad)
+        self.emit(function, name, args, {}, (result,), getattr(function, "_schema", None))
+        return result
 
     def emit(
         self,
@@ -481,13 +481,13 @@ class GraphRecording(ProxyTorchDispatchMode):
         schema: Any = None,
     ) -> Operation:
         """Add an operation to those of the inputs, or to those before."""
-        made = self._operation(function, name, args, kwargs, results, schema)
-        if self.of_inputs.intersection(made.reads):
-            self.of_inputs.update(value for value in made.results if value is not None)
-            self.operations.append(made)
+        operation = self._operation(function, name, args, kwargs, results, schema)
+        if self.of_inputs.intersection(operation.reads):
+            self.of_inputs.update(value for value in operation.results if value is not None)
+            self.operations.append(operation)
         else:
-            self.before.append(made)
-        return made
+            self.before.append(operation)
+        return operation
 
     def _operation(
         self, function: Any, name: str, args: Any, kwargs: Any, results: Any, schema: Any
@@ -520,12 +520,12 @@ class GraphRecording(ProxyTorchDispatchMode):
         return Value(self._name(name), value.shape, value.dtype, requires_grad=requires_grad)
 
     def _name(self, wanted: str) -> str:
-        found, count = wanted, 0
-        while found in self._taken:
+        name, count = wanted, 0
+        while name in self._taken:
             count += 1
-            found = f"{wanted}_{count}"
-        self._taken.add(found)
-        return found
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
 
 
 def _is_unknown(number: Any) -> bool:
@@ -580,12 +580,12 @@ class FilledTensor:
 
 def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by their names, those that were left out with their defaults."""
-    found = {}
-    for at, argument in enumerate(schema.arguments):
-        if at < len(args):
-            found[argument.name] = args[at]
+    bound = {}
+    for index, argument in enumerate(schema.arguments):
+        if index < len(args):
+            bound[argument.name] = args[index]
         elif argument.name in kwargs:
-            found[argument.name] = kwargs[argument.name]
+            bound[argument.name] = kwargs[argument.name]
         else:
-            found[argument.name] = argument.default_value
-    return found
+            bound[argument.name] = argument.default_value
+    return bound

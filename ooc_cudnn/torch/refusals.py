@@ -156,14 +156,14 @@ def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
     TypeError
         If an array is of another byte order than this machine's.
     """
-    for at, each in enumerate(arguments):
-        if isinstance(each, torch.Tensor):
-            check_tensor(f"argument {at}", each)
-        elif each.dtype.kind == "c":
-            raise _complex(f"argument {at}", each.dtype)
-        elif not each.dtype.isnative:
+    for index, leaf in enumerate(arguments):
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(f"argument {index}", leaf)
+        elif leaf.dtype.kind == "c":
+            raise _complex(f"argument {index}", leaf.dtype)
+        elif not leaf.dtype.isnative:
             raise TypeError(
-                f"argument {at} is of {each.dtype.str}, another byte order than this machine's: "
+                f"argument {index} is of {leaf.dtype.str}, another byte order than this machine's: "
                 'give array.astype(array.dtype.newbyteorder("="))'
             )
     _check_transforms(model, arguments)
@@ -173,16 +173,16 @@ def _check_transforms(model: torch.nn.Module, tensors: Sequence[Any]) -> None:
     dual, transformed = forward_ad._current_level >= 0, _peek_interpreter_stack() is not None
     if not dual and not transformed:
         return
-    for each in (*tensors, *model.parameters(), *model.buffers()):
-        if not isinstance(each, torch.Tensor):
+    for tensor in (*tensors, *model.parameters(), *model.buffers()):
+        if not isinstance(tensor, torch.Tensor):
             continue
-        if dual and forward_ad.unpack_dual(each).tangent is not None:
+        if dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise UnsupportedModelError(
                 f"{type(model).__name__} is differentiated in forward mode (torch.func.jvp, "
                 "jacfwd, forward_ad), and the library has backward alone: take loss.backward() or "
                 "torch.autograd.grad, or release(model)"
             )
-        if transformed and is_functorch_wrapped_tensor(each):
+        if transformed and is_functorch_wrapped_tensor(tensor):
             raise UnsupportedModelError(
                 f"{type(model).__name__} is called within a transformation of torch.func (grad, "
                 "vjp, vmap, ...), which cannot see into a call under a limit: take loss.backward() "
@@ -204,16 +204,16 @@ def _said(name: str, module: torch.nn.Module) -> str:
 
 def users_line(error: BaseException, not_the_users: Sequence[str]) -> str:
     """The last line of the user's own code on the way to an error, or to what caused it."""
-    found, seen = "", error
-    while seen is not None and not found:
+    line, seen = "", error
+    while seen is not None and not line:
         step = seen.__traceback__
         while step is not None:
             code = step.tb_frame.f_code
             if not code.co_filename.startswith((*not_the_users, contextlib.__file__, "<")):
                 text = linecache.getline(code.co_filename, step.tb_lineno).strip()
-                found = (
+                line = (
                     f'File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name}: {text}'
                 )
             step = step.tb_next
         seen = seen.__cause__ or seen.__context__  # type: ignore[assignment]
-    return found
+    return line

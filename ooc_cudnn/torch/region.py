@@ -75,39 +75,39 @@ class Region(_Told):
         self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: ExternalRun
     ) -> None:
         """Compute it again, and gradients of inputs; those of what images share add up."""
-        given = tensor_on(dy)
-        if takes_up_nodes() and given.is_cuda:  # on the host a thread for computing runs this
+        gradient = tensor_on(dy)
+        if takes_up_nodes() and gradient.is_cuda:  # on the host a thread for computing runs this
             with ThreadPoolExecutor(1) as pool:
                 settings = copy_context()
-                pool.submit(settings.run, self._backward, inputs, given, gradients, how).result()
+                pool.submit(settings.run, self._backward, inputs, gradient, gradients, how).result()
         else:
-            self._backward(inputs, given, gradients, how)
+            self._backward(inputs, gradient, gradients, how)
 
     def _backward(
         self,
         inputs: Sequence[Any],
-        given: torch.Tensor,
+        dy: torch.Tensor,
         gradients: Mapping[int, Any],
         how: ExternalRun,
     ) -> None:
-        with on_stream(given.device, how.stream):
+        with on_stream(dy.device, how.stream):
             tensors = [tensor_on(each) for each in inputs]
             targets = {at: tensor_on(each) for at, each in gradients.items()}
             shared = [at for at in targets if self._part.orders[at] is None]
             sums: dict[int, torch.Tensor] = {}
             apart = [at for at in targets if at not in shared]
-            beside = [given, *(targets[at] for at in apart)]
-            for own, (part, *into), first in self._shares(tensors, beside, how.at_once):
+            beside = [dy, *(targets[at] for at in apart)]
+            for share, (part, *into), first in self._shares(tensors, beside, how.at_once):
                 drawn = _from(how.drawn, first)
-                made = dict(
-                    zip(targets, self._gradients(own, part, tuple(targets), drawn), strict=True)
+                dxs = dict(
+                    zip(targets, self._gradients(share, part, tuple(targets), drawn), strict=True)
                 )
-                for at, target in zip(apart, into, strict=True):
-                    _write(target, made.pop(at), adds=how.adds)
-                for at in shared:
-                    _sum(sums, at, made.pop(at))  # the next share has room only without these
-            for at in shared:
-                _write(targets[at], sums.get(at), adds=how.adds)
+                for index, target in zip(apart, into, strict=True):
+                    _write(target, dxs.pop(index), adds=how.adds)
+                for index in shared:
+                    _sum(sums, index, dxs.pop(index))  # the next share has room only without these
+            for index in shared:
+                _write(targets[index], sums.get(index), adds=how.adds)
 
     def _shares(
         self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor], at_once: int
@@ -121,11 +121,11 @@ class Region(_Told):
 
         for first in range(0, images, at_once):
             last = min(first + at_once, images)
-            own = [
+            share = [
                 tensor if order is None else part(tensor, first, last)
                 for tensor, order in zip(tensors, self._part.orders, strict=True)
             ]
-            yield own, [part(each, first, last) for each in beside], first
+            yield share, [part(each, first, last) for each in beside], first
 
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """Estimate the cost on tensors without memory; of many images in proportion."""
@@ -148,15 +148,15 @@ class Region(_Told):
         if drawn is None:
             return self._part.run(tensors, images)
         seed, step = (int(word) for word in tensor_on(drawn.state).tolist())
-        found = []
+        results = []
         for image in range(images):
-            own = [
+            share = [
                 tensor if order is None else tensor.tensor_split(images)[image]
                 for tensor, order in zip(tensors, self._part.orders, strict=True)
             ]
             with draw_from_seed((seed, step, drawn.first + image), tensors[0].device):
-                found.append(self._part.run(own, 1, is_drawn=True))
-        return torch.cat(found)
+                results.append(self._part.run(share, 1, is_drawn=True))
+        return torch.cat(results)
 
     def _images(self, result: torch.Tensor) -> int:
         part = self._part
@@ -203,21 +203,21 @@ class Region(_Told):
         """Of the tensors that cost is found on: autocast looks at it, and what makes others."""
         operations = self._part.operations
         under = (getattr(each.function, "entered", ()) for each in operations)
-        found = [kind for kinds in under for kind, _ in kinds]
+        candidates = [kind for kinds in under for kind, _ in kinds]
         devices = (each.arguments.get("device") for each in operations if not each.reads)
-        found += [torch.device(device).type for device in devices if device is not None]
-        return next(iter(found), "meta")
+        candidates += [torch.device(device).type for device in devices if device is not None]
+        return next(iter(candidates), "meta")
 
     def _counted(self, part: Part, kind: str, images: int, wanted: tuple[int, ...] | None) -> Cost:
         tensors = []
         for value, order in zip(part.inputs, part.orders, strict=True):
             shape = part.shape(value, images)
             if order is not None:
-                back = sorted(range(len(order)), key=order.__getitem__)
-                shape = tuple(shape[axis] for axis in back)
+                inverse = sorted(range(len(order)), key=order.__getitem__)
+                shape = tuple(shape[axis] for axis in inverse)
             tensors.append(torch.empty(shape, dtype=value.dtype, device=kind))
-        made = part.shape(part.result, images)
-        shape = tuple(made[axis] for axis in part.order)
+        extents = part.shape(part.result, images)
+        shape = tuple(extents[axis] for axis in part.order)
         dy = torch.empty(shape, dtype=part.result.dtype, device=kind)
         # what a user looks for with it is in the call itself, and this has no numbers
         with torch.autograd.set_detect_anomaly(False), _Counted((*tensors, dy)) as counted:
@@ -253,15 +253,15 @@ def _sum(sums: dict[int, torch.Tensor], at: int, more: torch.Tensor | None) -> N
         sums[at] = sums[at] + wide if at in sums else wide
 
 
-def _write(target: torch.Tensor, made: torch.Tensor | None, *, adds: bool) -> None:
+def _write(target: torch.Tensor, gradient: torch.Tensor | None, *, adds: bool) -> None:
     """Write a gradient, or add it; that of what nothing depends on is 0."""
     if adds:
-        if made is not None:
-            target.add_(made)
-    elif made is None:
+        if gradient is not None:
+            target.add_(gradient)
+    elif gradient is None:
         target.zero_()
     else:
-        target.copy_(made)
+        target.copy_(gradient)
 
 
 class _Counted(_python_dispatch.TorchDispatchMode):
@@ -285,13 +285,13 @@ class _Counted(_python_dispatch.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         counts = flop_registry.get(func._overloadpacket)
         if counts is not None:
-            self.flops += int(counts(*args, **kwargs, out_val=made))
+            self.flops += int(counts(*args, **kwargs, out_val=result))
         self._held = {key: each for key, each in self._held.items() if not each[0].expired()}
         fresh = []
-        for tensor in _tensors(made):
+        for tensor in _tensors(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._held and storage._cdata not in self._given:
                 self._held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
@@ -300,7 +300,7 @@ class _Counted(_python_dispatch.TorchDispatchMode):
         if fresh:
             self.moved += sum(each.numel() * each.element_size() for each in _tensors(args))
             self.moved += sum(each.numel() * each.element_size() for each in fresh)
-        return made
+        return result
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -313,8 +313,8 @@ def tensor_on(array: Any) -> torch.Tensor:
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array.view(np.ndarray))
-    found = torch.as_tensor(array, device="cuda")
-    return found.view(torch.bfloat16) if array.dtype == "bfloat16" else found
+    tensor = torch.as_tensor(array, device="cuda")
+    return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
 
 
 def kept_as_they_are() -> contextlib.AbstractContextManager[None]:
@@ -356,9 +356,9 @@ def on_stream(device: torch.device, stream: Any) -> Iterator[None]:
         return
     pointer = 0 if stream is None else int(stream.ptr)
     index = device.index
-    there = (
+    torch_stream = (
         torch.cuda.ExternalStream(pointer, index) if pointer else torch.cuda.default_stream(index)
     )
     precision = contextlib.nullcontext() if current().allow_tf32 else strict_float32()
-    with torch.cuda.device(index), torch.cuda.stream(there), without_autocast(), precision:
+    with torch.cuda.device(index), torch.cuda.stream(torch_stream), without_autocast(), precision:
         yield

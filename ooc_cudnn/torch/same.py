@@ -40,5 +40,5 @@ def same(tensor: torch.Tensor, *, of_ours: bool = False) -> torch.Tensor:
         return tensor
     if tensor._is_view() and not of_ours:
         return tensor.view_as(tensor)
-    made: torch.Tensor = _Same.apply(tensor)
-    return made
+    result: torch.Tensor = _Same.apply(tensor)
+    return result

@@ -42,21 +42,21 @@ class StandIns:
         dtype = torch_dtype(given)
         if self._scale is not None and dtype in STORED_DTYPES:
             dtype = scaled_dtype(self._model)
-        there = self._device or (given.device if is_tensor else torch.device("cpu"))
-        if is_tensor and given.device == there and dtype == given.dtype:
+        device = self._device or (given.device if is_tensor else torch.device("cpu"))
+        if is_tensor and given.device == device and dtype == given.dtype:
             return given.as_subclass(torch.Tensor) if type(given) is not torch.Tensor else given
-        made = self._fake(given, dtype, there)
-        self.real[id(made)] = given
-        return made
+        fake = self._fake(given, dtype, device)
+        self.real[id(fake)] = given
+        return fake
 
-    def _fake(self, given: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def _fake(self, array: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         if self._mode is None:
             self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        follows = isinstance(given, torch.Tensor) and given.requires_grad
+        follows = isinstance(array, torch.Tensor) and array.requires_grad
         with self._mode, torch.inference_mode(False):
-            return torch.empty(given.shape, dtype=dtype, device=device, requires_grad=follows)
+            return torch.empty(array.shape, dtype=dtype, device=device, requires_grad=follows)
 
 
 def containers_in(given: Any, standing: Any) -> list[tuple[Any, Any]]:
@@ -64,28 +64,28 @@ def containers_in(given: Any, standing: Any) -> list[tuple[Any, Any]]:
     if type(given) not in pytree.SUPPORTED_NODES:
         return []
     flatten = pytree.SUPPORTED_NODES[type(given)].flatten_fn
-    found = [(given, standing)] if isinstance(given, dict | list | deque) else []
+    containers = [(given, standing)] if isinstance(given, dict | list | deque) else []
     for pair in zip(flatten(given)[0], flatten(standing)[0], strict=True):
-        found += containers_in(*pair)
-    return found
+        containers += containers_in(*pair)
+    return containers
 
 
 def give_back(containers: Sequence[tuple[Any, Any]], real: Mapping[int, Any]) -> None:
     """Do to a user's lists and dictionaries what forward has done to those that stood for them."""
     theirs = {id(standing): given for given, standing in containers} | dict(real)
-    for given, standing in containers:
-        if isinstance(given, dict):
+    for container, standing in containers:
+        if isinstance(container, dict):
             now = {key: theirs.get(id(each), each) for key, each in standing.items()}
-            if [(key, id(each)) for key, each in given.items()] != [
+            if [(key, id(each)) for key, each in container.items()] != [
                 (key, id(each)) for key, each in now.items()
             ]:
-                given.clear()
-                given.update(now)
+                container.clear()
+                container.update(now)
         else:
             values = [theirs.get(id(each), each) for each in standing]
-            if [*map(id, given)] != [*map(id, values)]:
-                given.clear()
-                given.extend(values)
+            if [*map(id, container)] != [*map(id, values)]:
+                container.clear()
+                container.extend(values)
 
 
 def _first_tensor(model: torch.nn.Module) -> torch.Tensor | None:
@@ -116,9 +116,9 @@ def fakes_for(
     model: torch.nn.Module, shapes: Sequence[Sequence[int] | torch.Tensor]
 ) -> list[torch.Tensor]:
     """Fake arguments of a model: of shapes, in the dtype of its parameters; or like arrays."""
-    for at, each in enumerate(shapes):
-        if isinstance(each, torch.Tensor):
-            check_tensor(f"argument {at}", each)
+    for position, shape in enumerate(shapes):
+        if isinstance(shape, torch.Tensor):
+            check_tensor(f"argument {position}", shape)
     first = next(model.parameters(), None)
     dtype = torch.get_default_dtype() if first is None else first.dtype
     asked = [

@@ -51,9 +51,9 @@ def _switches() -> Iterator[_Switch]:
         _set_hooks,
     )
     for name in ("flash", "mem_efficient", "math", "cudnn"):
-        own = f"enable_{name}_sdp"
+        key = f"enable_{name}_sdp"
         yield _Switch(
-            f"torch.backends.cuda.{own}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, own)
+            f"torch.backends.cuda.{key}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, key)
         )
     order = getattr(torch._C, "_get_sdp_priority_order", None)
     if order is not None:

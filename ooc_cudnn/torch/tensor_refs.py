@@ -37,9 +37,9 @@ class TensorRefs:
                 return known[1]
             if tensor.dtype != torch.bfloat16:
                 return known[1]._replace(array=tensor.detach().numpy())
-        found = array_ref(tensor, device, name=name)
+        ref = array_ref(tensor, device, name=name)
         if tensor.is_neg():  # a copy, which holds what a lazy view stands for
-            return found
-        kept = found._replace(array=None, restore=None)
+            return ref
+        kept = ref._replace(array=None, restore=None)
         self._known[name] = where, kept
-        return kept if tensor.is_cuda else found
+        return kept if tensor.is_cuda else ref

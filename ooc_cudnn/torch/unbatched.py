@@ -61,32 +61,32 @@ class _BatchAxisPass:
         """Write everything."""
         for operation in self._before.operations:
             self._write(operation)
-        for each in self._before.outputs:
-            if isinstance(each, Value):
-                self._as_it_was(each)
+        for output in self._before.outputs:
+            if isinstance(output, Value):
+                self._as_it_was(output)
         return replace(self._before, operations=tuple(self._operations))
 
     def _write(self, operation: Operation) -> None:
         x = operation.reads[0]
         if is_unbatched(operation):
-            made = self._changed(operation, {x: self._batch(x)})
+            batched = self._changed(operation, {x: self._batch(x)})
         elif _adds_the_axis(operation) and x in self._batches:
-            made = replace(
+            batched = replace(
                 operation, function=torch.ops.aten.alias.default, name="alias", kwargs={},
                 args=(self._batches[x],), arguments={"self": self._batches[x]},
             )  # fmt: skip
-            self._operations.append(made)
+            self._operations.append(batched)
             return
         elif self._is_of_maps(operation):
-            made = self._of_batches(operation)
+            batched = self._of_batches(operation)
         else:
-            for each in operation.reads:
-                self._as_it_was(each)
+            for value in operation.reads:
+                self._as_it_was(value)
             self._operations.append(operation)
             if _follows(operation) and not draws(operation):  # it would draw once more
                 self._makers.update({y: operation for y in operation.results if y is not None})
             return
-        self._enter(operation, made)
+        self._enter(operation, batched)
 
     def _is_of_maps(self, operation: Operation) -> bool:
         """True if batches go through an operation: not where a map meets images."""
@@ -156,14 +156,14 @@ class _BatchAxisPass:
 
     @staticmethod
     def _changed(operation: Operation, batches: Mapping[Value, Value]) -> Operation:
-        def found(value: Value) -> Value:
+        def put(value: Value) -> Value:
             return batches.get(value, value)
 
         return replace(
             operation,
-            args=replace_values(operation.args, found),
-            kwargs=replace_values(dict(operation.kwargs), found),
-            arguments=replace_values(dict(operation.arguments), found),
+            args=replace_values(operation.args, put),
+            kwargs=replace_values(dict(operation.kwargs), put),
+            arguments=replace_values(dict(operation.arguments), put),
             results=tuple(y and _batch_of(y) for y in operation.results),
         )
 

@@ -138,21 +138,21 @@ class Names:
             if with_dictionaries and isinstance(value, dict | torch.nn.Module):
                 mine = (value,) if isinstance(value, dict) else _names_of_module(value)
                 self._dictionaries += [(each, len(each)) for each in mine]
-            for each in (value, *(kind for kind in type(value).__mro__ if _is_a_users(kind))):
-                names = getattr(each, "__dict__", None)
-                if names is None or not _is_a_users(each):
+            for owner in (value, *(kind for kind in type(value).__mro__ if _is_a_users(kind))):
+                names = getattr(owner, "__dict__", None)
+                if names is None or not _is_a_users(owner):
                     continue
-                if isinstance(each, types.ModuleType):
-                    self._files.append((each, _names_of_file(each)))
+                if isinstance(owner, types.ModuleType):
+                    self._files.append((owner, _names_of_file(owner)))
                     continue
-                more = len(set(stored).difference(names)) if each is value else 0
-                self._counts[id(each)] = (_weak(each), len(names), len(names) + more)
+                more = len(set(stored).difference(names)) if owner is value else 0
+                self._counts[id(owner)] = (_weak(owner), len(names), len(names) + more)
 
     def are_as_they_were(self) -> bool:
         """True if no name has come or gone, but for those that forward leaves."""
         return (
             all(
-                (each := get()) is None or len(each.__dict__) in (before, after)
+                (owner := get()) is None or len(owner.__dict__) in (before, after)
                 for get, before, after in self._counts.values()
             )
             and all(len(each) == count for each, count in self._dictionaries)
@@ -257,8 +257,8 @@ class WatchedState:
         self, graph: Graph, tensors: Sequence[Any], model: torch.nn.Module, names: Names
     ) -> None:
         self._names = names
-        given = zip(graph.given, tensors, strict=True)
-        self._places = [at for at, (value, _) in enumerate(given) if value.is_held]
+        pairs = zip(graph.given, tensors, strict=True)
+        self._places = [at for at, (value, _) in enumerate(pairs) if value.is_held]
         read = [tensors[at] for at in self._places]
         self._read = _guards(read)
         among = set(map(id, read))
@@ -297,8 +297,8 @@ def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
 def _tensors(held: dict[Any, Any], within: set[int]) -> Iterator[torch.Tensor]:
     """The tensors in a dictionary, and in dictionaries that it holds; not in those seen already."""
     within.add(id(held))
-    for each in held.values():
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, dict) and id(each) not in within:
-            yield from _tensors(each, within)
+    for value in held.values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict) and id(value) not in within:
+            yield from _tensors(value, within)

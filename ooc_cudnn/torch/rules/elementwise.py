@@ -77,8 +77,8 @@ def prelu(to: GraphLowering, self: Any, weight: Any) -> LoweredValue:
         raise Unlike("its second axis is not that of channels")
     w = to.parameter(weight)
     per_channel = w.shape != (1,)
-    made = to.net.prelu(self.tensor, per_channel=per_channel, w=w, name=to.name())
-    return LoweredValue(made, self.axes)
+    y = to.net.prelu(self.tensor, per_channel=per_channel, w=w, name=to.name())
+    return LoweredValue(y, self.axes)
 
 
 @rule("dropout")
@@ -105,9 +105,9 @@ def _dropped(
     if per_channel and x.axes[:2] != (0, 1):
         raise Unlike("its axes were permuted before")
     name = to.name()
-    made = to.net.dropout(x.tensor, float(p), per_channel=per_channel, name=name)
+    y = to.net.dropout(x.tensor, float(p), per_channel=per_channel, name=name)
     to.drawn.append(f"{name}.state")
-    return LoweredValue(made, x.axes)
+    return LoweredValue(y, x.axes)
 
 
 @rule("alias", "clone", "contiguous", "lift_fresh_copy")
@@ -201,14 +201,14 @@ def _is_number(value: Any) -> bool:
 
 def _check_alpha(alpha: Any, *operands: Any) -> None:
     """Leave to PyTorch, which refuses it, what is no number of the type that it multiplies."""
-    for each in operands:
+    for operand in operands:
         if (
-            isinstance(each, LoweredValue)
-            and each.tensor.is_floating
+            isinstance(operand, LoweredValue)
+            and operand.tensor.is_floating
             and math.isfinite(alpha)
-            and math.isinf(rounded_to(each.tensor.dtype, alpha))
+            and math.isinf(rounded_to(operand.tensor.dtype, alpha))
         ):
-            raise Unlike(f"alpha={alpha}, which {each.tensor.dtype} does not hold")
+            raise Unlike(f"alpha={alpha}, which {operand.tensor.dtype} does not hold")
     _no_booleans(alpha)
 
 
@@ -262,10 +262,10 @@ def _broadcast(to: GraphLowering, one: LoweredValue, other: Value) -> Tensor:
     if other.dtype != getattr(torch, one.tensor.dtype):
         raise Unlike(f"of {one.tensor.dtype} and {other.dtype}")
     shape = [1] * len(one.axes)
-    for at, extent in enumerate(reversed(other.shape)):
-        if at >= len(one.axes):
+    for index, extent in enumerate(reversed(other.shape)):
+        if index >= len(one.axes):
             raise Unlike(f"of {one.shape} and {other.shape}")
-        shape[one.axes[len(one.axes) - 1 - at]] = extent
+        shape[one.axes[len(one.axes) - 1 - index]] = extent
     longer = [one.axes.index(axis) for axis in range(len(shape)) if shape[axis] > 1]
     if longer != sorted(longer):  # it would have to be permuted
         raise Unlike(f"of {one.shape} permuted and {other.shape}")

@@ -35,26 +35,26 @@ def batch_normalization(
         if x.dtype in HALVES:
             raise Unlike("of half precision by running statistics, with gradients")
         return _by_running_statistics(to, x, (running_mean, running_var, weight, bias), eps)
-    given = {
+    running = {
         role: None
         if value is None
         else to.statistics(value, f"{name}.{role}", ACCUMULATOR[x.dtype])
         for role, value in lasting.items()
     }
-    made = to.net.batch_normalization(
+    y = to.net.batch_normalization(
         x,
         epsilon=eps,
         exponential_average_factor=0.0 if running_mean is None else momentum,
         ranks=to.ranks(),
         name=name,
         **_vectors(to, x, weight, bias),
-        **given,
+        **running,
     )
     for role, value in lasting.items():
         if isinstance(value, Value):
             to.now_lasting(value, f"{name}.{role}")
     _frozen(to, name, weight, bias)
-    return LoweredValue.of(made)
+    return LoweredValue.of(y)
 
 
 def _by_running_statistics(
@@ -135,9 +135,9 @@ def instance_normalization(
     if running_mean is not None:
         raise Unlike("with running statistics")
     x, name = to.plain(input, least=3), to.name()
-    made = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, x, weight, bias))
+    y = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, x, weight, bias))
     _frozen(to, name, weight, bias)
-    return LoweredValue.of(made)
+    return LoweredValue.of(y)
 
 
 @rule("layer_norm")
@@ -154,9 +154,9 @@ def layer_normalization(
         raise Unlike(f"over {list(normalized_shape)}: over channels there is one")
     name = to.name()
     vectors = _vectors(to, input.tensor, weight, bias)
-    made = to.net.layer_normalization(input.tensor, epsilon=eps, name=name, **vectors)
+    y = to.net.layer_normalization(input.tensor, epsilon=eps, name=name, **vectors)
     _frozen(to, name, weight, bias)
-    return LoweredValue(made, input.axes)
+    return LoweredValue(y, input.axes)
 
 
 @rule("local_response_norm")

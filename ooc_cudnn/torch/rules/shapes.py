@@ -88,10 +88,10 @@ def _reshaped(to: GraphLowering, x: Any, shape: tuple[int, ...]) -> LoweredValue
         raise Unlike("it does not read the inputs first")
     if shape == x.shape:
         return x
-    given = to.inputs.get(x.tensor.name)
+    source = to.inputs.get(x.tensor.name)
     ones = [extent for extent in shape if extent > 1] == [e for e in x.shape if e > 1]
-    if x.is_plain and given is not None and ones and 1 <= len(shape) <= 5:
-        return LoweredValue.of(to.given(given.value, shape))
+    if x.is_plain and source is not None and ones and 1 <= len(shape) <= 5:
+        return LoweredValue.of(to.given(source.value, shape))
     if x.is_plain and len(shape) == 2 and shape[0] == x.shape[0]:
         return LoweredValue.of(to.net.flatten(x.tensor, name=to.name("flatten")))
     raise Unlike(f"from {x.shape} to {shape}: an image is flattened, or nothing changes")
@@ -141,8 +141,8 @@ def pad(
     if mode != "constant" or len(pad) > 2 * (len(x.shape) - 2):
         raise Unlike(f"mode {mode} of {list(pad)}: constants on spatial axes there are")
     pairs = [(0, 0)] * (len(x.shape) - 2)
-    for at in range(len(pad) // 2):
-        pairs[-1 - at] = (pad[2 * at], pad[2 * at + 1])
+    for axis in range(len(pad) // 2):
+        pairs[-1 - axis] = (pad[2 * axis], pad[2 * axis + 1])
     return LoweredValue.of(to.net.pad(x, pairs, value=float(value or 0), name=to.name("pad")))
 
 

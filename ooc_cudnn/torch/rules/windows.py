@@ -19,19 +19,19 @@ def _of_batches(*names: str) -> Callable[[R], R]:
     PyTorch takes a single image, too, (c, spatial...): it has the axes of a batch over fewer.
     """
 
-    def entered(made: R) -> R:
+    def entered(function: R) -> R:
         for name in names:
             axes = int(re.findall(r"(\d)d", name)[0])
 
-            @functools.wraps(made)
+            @functools.wraps(function)
             def of_batch(to: GraphLowering, *, axes: int = axes, **arguments: Any) -> Any:
                 x = arguments.get("input", arguments.get("self"))
                 if isinstance(x, LoweredValue) and len(x.axes) != axes + 2:
                     raise Unlike(f"of {x.shape}, which is an image without a batch")
-                return made(to, **arguments)
+                return function(to, **arguments)
 
             rule(name)(of_batch)
-        return made
+        return function
 
     return entered
 
@@ -130,16 +130,14 @@ def linear(to: GraphLowering, input: Any, weight: Any, bias: Any) -> LoweredValu
     if last != 1:
         raise Unlike("its last axis is not that of channels")
     if len(x.shape) == 2:
-        made = to.net.linear(
+        y = to.net.linear(
             x, features, w=to.parameter(weight), b=b, bias=b is not None, name=to.name()
         )
-        return LoweredValue(made, input.axes)
+        return LoweredValue(y, input.axes)
     ones = (1,) * (len(x.shape) - 2)
     w = to.parameter(weight, (*weight.shape, *ones))
-    made = to.net.convolution(
-        x, features, window=ones, w=w, b=b, bias=b is not None, name=to.name()
-    )
-    return LoweredValue(made, input.axes)
+    y = to.net.convolution(x, features, window=ones, w=w, b=b, bias=b is not None, name=to.name())
+    return LoweredValue(y, input.axes)
 
 
 @_of_batches("max_pool1d", "max_pool2d", "max_pool3d")
@@ -238,8 +236,8 @@ def mean(
         raise Unlike(
             f"a mean over axes {list(dim)} of {self.shape}: over all positions there is one"
         )
-    made = to.net.global_average(self.tensor, name=to.name("mean"))
+    y = to.net.global_average(self.tensor, name=to.name("mean"))
     if keepdim:
-        return LoweredValue(made, self.axes)
-    flat = to.net.flatten(made, name=to.name("mean"))
+        return LoweredValue(y, self.axes)
+    flat = to.net.flatten(y, name=to.name("mean"))
     return LoweredValue(flat, tuple(axis for axis in self.axes if axis < 2))
