@@ -69,10 +69,10 @@ def reduce_results(call: TiledCall, x: da.Array) -> dict[str, da.Array]:
         return dict(zip(SAVED, _statistics(call, x, sites), strict=True))
     (result,) = call.results
     if isinstance(call, GlobalAverageCall):
-        made = x.mean(axis=sites, dtype="float64", keepdims=True).astype(x.dtype)
+        array = x.mean(axis=sites, dtype="float64", keepdims=True).astype(x.dtype)
     else:
-        made = x.max(axis=sites, keepdims=True)
-    return {result: made}
+        array = x.max(axis=sites, keepdims=True)
+    return {result: array}
 
 
 def _statistics(
@@ -120,13 +120,13 @@ def isolate_map(step: Step, barrier: Barrier) -> tuple[Step, Barrier]:
         phases.append(phase)
         for name in phase.writes:
             if moved.base(name) == alone.name:
-                there = Tensor(f"{name} in {base}", tensors[name].shape, tensors[name].dtype)
-                tensors[there.name] = replace(there, of=base, region=places[name].region)
-                binds = {"x": name, "y": there.name}
-                call = identity(there)
+                target = Tensor(f"{name} in {base}", tensors[name].shape, tensors[name].dtype)
+                tensors[target.name] = replace(target, of=base, region=places[name].region)
+                binds = {"x": name, "y": target.name}
+                call = identity(target)
                 phases.append(replace(phase, name=f"{name} copy", call=call, binds=binds))
-    made = replace(step, tensors=tensors, phases=tuple(phases), forward_count=len(phases))
-    return made, Barrier(barrier.phase, alone.name)
+    isolated = replace(step, tensors=tensors, phases=tuple(phases), forward_count=len(phases))
+    return isolated, Barrier(barrier.phase, alone.name)
 
 
 def phases_up_to(step: Step, output: str) -> Step:

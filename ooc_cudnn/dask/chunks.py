@@ -169,15 +169,15 @@ def _in_pinned_memory(nested: Any, first: np.ndarray[Any, Any]) -> np.ndarray[An
     """The same, which is copied to a card without staging; its memory is kept for the next one."""
     chunks = da.core.chunks_from_arrays(nested)
     device, shape = get_device(current().device), tuple(map(sum, chunks))
-    made: np.ndarray[Any, Any]
+    out: np.ndarray[Any, Any]
     try:
-        made = empty_in(device, "pinned", shape, first.dtype.name, "channels_first")
+        out = empty_in(device, "pinned", shape, first.dtype.name, "channels_first")
     except HostOutOfMemoryError:  # it need not be pinned
-        made = np.empty(shape, first.dtype)
-    for region, each in zip(da.core.slices_from_chunks(chunks), flatten(nested), strict=True):
-        if made[region].shape != each.shape:  # else what it leaves out is what was there before
+        out = np.empty(shape, first.dtype)
+    for region, chunk in zip(da.core.slices_from_chunks(chunks), flatten(nested), strict=True):
+        if out[region].shape != chunk.shape:  # else what it leaves out is what was there before
             raise ValueError(
-                f"a chunk has shape {each.shape}, where those beside it leave {made[region].shape}"
+                f"a chunk has shape {chunk.shape}, where those beside it leave {out[region].shape}"
             )
-        made[region] = each
-    return made
+        out[region] = chunk
+    return out

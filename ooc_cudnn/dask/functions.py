@@ -36,7 +36,7 @@ def on_dask(name: str) -> Callable[..., Any]:
     """
     describe = FUNCTIONS[name]
     signature = inspect.signature(describe)
-    own = signature.replace(
+    dask_signature = signature.replace(
         parameters=[
             each
             for each in signature.parameters.values()
@@ -48,18 +48,18 @@ def on_dask(name: str) -> Callable[..., Any]:
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(describe)
         def called(*args: Any, **kwargs: Any) -> Any:
-            for each in WRITTEN:
-                if kwargs.get(each) is not None and each not in own.parameters:
+            for operand in WRITTEN:
+                if kwargs.get(operand) is not None and operand not in dask_signature.parameters:
                     raise TypeError(
-                        f"{name} on dask arrays takes no {each}: they are not written in place. "
+                        f"{name} on dask arrays takes no {operand}: they are not written in place. "
                         "Use the array it returns; da.to_zarr and da.store write it"
                     )
-            bound = own.bind(*args, **kwargs)
+            bound = dask_signature.bind(*args, **kwargs)
             bound.apply_defaults()
             check_scaling(bound.arguments)
             return make(**bound.arguments)
 
-        called.__signature__ = own  # type: ignore[attr-defined]
+        called.__signature__ = dask_signature  # type: ignore[attr-defined]
         called.__doc__ = _documented(name, inspect.getdoc(describe) or "")
         return called
 
@@ -149,8 +149,8 @@ def convolution_add_activation_backward(
 ) -> tuple[da.Array, da.Array, da.Array]:  # fmt: skip
     """The three gradients, of one gradient of the activation."""
     name = "convolution_add_activation_backward"
-    given = {"activation": activation, "coef": coef, **geometry}
-    arrays, call = describe_operands(name, described_as(name, x=x, w=w, y=y, dy=dy, **given))
+    options = {"activation": activation, "coef": coef, **geometry}
+    arrays, call = describe_operands(name, described_as(name, x=x, w=w, y=y, dy=dy, **options))
     z = activation_backward(arrays["y"], arrays["dy"], mode=activation, coef=coef)
     shapes = {name: call.operands[name].shape for name in ("x", "w")}
     scaled = {**geometry, "alpha": alpha}

@@ -52,8 +52,8 @@ def lazily(function: str, description: Description) -> da.Array:
 
 def describe_operands(function: str, description: Description) -> tuple[Arrays, TiledCall]:
     """The operands of a call as dask arrays, and the whole call."""
-    given = {**description.arrays, **description.beside}
-    arrays = {name: as_dask(array, name) for name, array in given.items()}
+    operands = {**description.arrays, **description.beside}
+    arrays = {name: as_dask(array, name) for name, array in operands.items()}
     dtype = _floating(arrays)
     specs = {
         name: spec_of(array, name, dtype if name in IMAGES else "")
@@ -160,9 +160,9 @@ def _cuts(function: str, call: TiledCall, arrays: Arrays) -> tuple[tuple[int, ..
     if call.keeps_channels:
         channels = starts(guide.chunks[1])
     else:
-        for each in call.streamed:
-            if each in arrays:
-                check_whole_channels(arrays[each], each, function)
+        for operand in call.streamed:
+            if operand in arrays:
+                check_whole_channels(arrays[operand], operand, function)
     sites = []
     for axis in range(2, len(shape)):
         cuts: Iterable[int] = starts(guide.chunks[axis])

@@ -96,8 +96,8 @@ def infer(
         plain |= {
             each: np.array(own[each]) for each in own if each in step.touched and each not in plain
         }
-    made = lazily_forward(step, chunked, plain)
-    return made[:, 0] if reduce else made
+    result = lazily_forward(step, chunked, plain)
+    return result[:, 0] if reduce else result
 
 
 def _check_blocks(model: Any, ready: Any) -> None:

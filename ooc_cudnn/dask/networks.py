@@ -84,14 +84,14 @@ def forward(network: Network, /, *outputs: Tensor, **inputs: Any) -> Any:
         raise TypeError(f"network must be a Network, not {type(network).__name__}")
     if not outputs:
         raise TypeError("forward needs the outputs that are asked for")
-    made = tuple(_output(network, output, inputs) for output in outputs)
-    return made if len(made) > 1 else made[0]
+    results = tuple(_output(network, output, inputs) for output in outputs)
+    return results if len(results) > 1 else results[0]
 
 
 def _output(network: Network, output: Tensor, inputs: Mapping[str, Any]) -> da.Array:
     step = network.forward_phases(output)
-    found = {step.base(name) for phase in step.phases for name in phase.binds.values()}
-    kinds = {name: step.tensors[name].kind for name in found}
+    names = {step.base(name) for phase in step.phases for name in phase.binds.values()}
+    kinds = {name: step.tensors[name].kind for name in names}
     wanted = [name for name in network.graph.tensors if kinds.get(name) == "input"]
     said = wrong_names(wanted, inputs)
     if said:
@@ -170,8 +170,8 @@ def _behind(
     region = step.place(phase.binds["x"]).region
     x = known[base][tuple(slice(*each) for each in region)]
     for result, array in reduce_results(phase.call, x).items():
-        there = step.tensors[step.base(phase.binds[result])]
-        known[there.name] = array.reshape(there.shape)
+        tensor = step.tensors[step.base(phase.binds[result])]
+        known[tensor.name] = array.reshape(tensor.shape)
     if step.outputs[0] in known:
         return known[step.outputs[0]]
     left = step_behind(step, barrier, known)
@@ -262,8 +262,8 @@ class _Ready:
                 block = step_of_tile(work.step, work.step.outputs[0], wanted.region)
                 self._made, self._wanted = block.output, wanted.region
                 self._forward = standalone_forward(block.step)
-            (made,) = self._forward.run(given, lasting=work.lasting).outputs
-        return trim(made, self._made, self._wanted)
+            (output,) = self._forward.run(given, lasting=work.lasting).outputs
+        return trim(output, self._made, self._wanted)
 
 
 @lru_cache(maxsize=REMEMBERED_BLOCKS)
@@ -275,8 +275,8 @@ def run_block(work: NetworkWork, wanted: WantedBlock, *operands: Any) -> Any:
     """Make one block of the output from what is needed of each input."""
     check_version(work.version)
     with settings(**work.settings, progress=False):
-        given = {
+        inputs = {
             name: np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
             for name, array in zip(work.inputs, map(join, operands), strict=True)
         }
-        return _ready(work.token, wanted.kind).run(work, wanted, given)
+        return _ready(work.token, wanted.kind).run(work, wanted, inputs)

@@ -59,9 +59,9 @@ def batch_normalization_backward(
 ) -> tuple[da.Array, da.Array, da.Array]:
     """Sums, gradients of scale and bias, and dx."""
     name = "batch_normalization_backward"
-    found, call = describe_operands(name, described_as(name, x=x, dy=dy, alpha=alpha, **given))
+    inputs, call = describe_operands(name, described_as(name, x=x, dy=dy, alpha=alpha, **given))
     assert isinstance(call, BatchNormalizationGradientCall)
-    arrays = dict(found)
+    arrays = dict(inputs)
     if call.epsilon is not None:
         made_anew = _statistics(name, arrays, call, call.epsilon)
         arrays |= zip(SAVED, made_anew, strict=True)
@@ -104,7 +104,7 @@ def _statistics(
     by_image, channels = _sums_images(call, arrays), call.shape[1]
     moments = ChannelMomentsCall(call.shape, call.dtype, by_image)
     dtype = ACCUMULATOR[call.dtype]
-    found = _summed(
+    merged = _summed(
         name,
         moments,
         {"x": arrays["x"]},
@@ -114,7 +114,7 @@ def _statistics(
         "float64",
     )
     vectors = da.map_blocks(
-        _vectors, found, epsilon, dtype, dtype=dtype, chunks=((2,), (channels,)), name=None
+        _vectors, merged, epsilon, dtype, dtype=dtype, chunks=((2,), (channels,)), name=None
     )
     return vectors[0], vectors[1]
 

@@ -105,11 +105,11 @@ class ClusterPlan:
     def explain(self) -> str:
         """A table: seconds by what binds, memory, and other chunks."""
         rows = [("chunks", "blocks", "predicted", "  binds", "a block takes")]
-        for each in (self, *self.others):
-            sides = " x ".join(str(max(sizes)) for sizes in each.chunks)
+        for choice in (self, *self.others):
+            sides = " x ".join(str(max(sizes)) for sizes in choice.chunks)
             rows.append(
-                (sides, str(each.blocks), format_seconds(each.seconds), f"  {each.binding}",
-                 format_bytes(each.block_bytes))
+                (sides, str(choice.blocks), format_seconds(choice.seconds), f"  {choice.binding}",
+                 format_bytes(choice.block_bytes))
             )  # fmt: skip
         parts = {"start": self.starting_seconds, **self.parts}
         of_parts = [(name, format_seconds(seconds)) for name, seconds in parts.items()]
@@ -170,8 +170,8 @@ def plan(
     >>> one.blocks, one.binding, round(one.computing_seconds / two.computing_seconds, 3)
     (64, 'computing', 2.0)
     """
-    there = workers(on) if isinstance(on, Client) else tuple(on)
-    if not there:
+    pool = workers(on) if isinstance(on, Client) else tuple(on)
+    if not pool:
         raise ValueError("on must name at least one worker")
     spatial = range(2, x.ndim)
     grids = [x.chunks]
@@ -181,15 +181,15 @@ def plan(
         if blocks * x.numblocks[0] <= MOST_BLOCKS:
             grids.append(x.rechunk(cut).chunks)
     unique = dict.fromkeys(grids)
-    found = [
-        _planned(make, x.rechunk(chunks), there, network=network, store=store) for chunks in unique
+    plans = [
+        _planned(make, x.rechunk(chunks), pool, network=network, store=store) for chunks in unique
     ]
-    best, *others = sorted(found, key=lambda each: each.seconds)
+    best, *others = sorted(plans, key=lambda each: each.seconds)
     return replace(best, others=tuple(others))
 
 
 def _planned(
-    make: Makes, x: da.Array, there: Sequence[Worker], *, network: float, store: float | None
+    make: Makes, x: da.Array, pool: Sequence[Worker], *, network: float, store: float | None
 ) -> ClusterPlan:
     array = make(x)
     stages = [stage for layer in array.dask.layers.values() if (stage := _stage(layer)) is not None]
@@ -198,20 +198,20 @@ def _planned(
             "make must return what a function of ooc_cudnn.dask made, and nothing after it: "
             f"{array!r} is not"
         )
-    computing = network_bytes = made = 0.0
+    computing = network_bytes = result_bytes = 0.0
     block_bytes = blocks = 0
     for stage in stages:
         priced = {
-            kind: _price(stage.work, part, there) for kind, part in stage.representatives.items()
+            kind: _price(stage.work, part, pool) for kind, part in stage.representatives.items()
         }
         computing += _makespan(
             [priced[kind].seconds for kind, count in stage.kinds.items() for _ in range(count)],
-            len(there),
+            len(pool),
         )
         gathered = sum(priced[kind].bytes_in * count for kind, count in stage.kinds.items())
         halo = max(0, gathered - _read_bytes(stage.work))
-        network_bytes += halo * (len(there) - 1) / len(there)
-        made = sum(priced[kind].bytes_out * count for kind, count in stage.kinds.items())
+        network_bytes += halo * (len(pool) - 1) / len(pool)
+        result_bytes = sum(priced[kind].bytes_out * count for kind, count in stage.kinds.items())
         block_bytes = max(
             block_bytes, *(each.bytes_in + each.bytes_out for each in priced.values())
         )
@@ -222,12 +222,12 @@ def _planned(
         blocks=blocks,
         tasks=tasks,
         computing_seconds=computing,
-        network_seconds=network_bytes / (network * len(there)),
-        store_seconds=0.0 if store is None else (x.nbytes + made) / store,
+        network_seconds=network_bytes / (network * len(pool)),
+        store_seconds=0.0 if store is None else (x.nbytes + result_bytes) / store,
         scheduling_seconds=tasks * (SECONDS_PER_TASK - SECONDS_BEFORE_PER_TASK),
         starting_seconds=tasks * SECONDS_BEFORE_PER_TASK,
         block_bytes=block_bytes,
-        workers=len(there),
+        workers=len(pool),
     )
 
 
@@ -297,45 +297,45 @@ class _Price:
     bytes_out: int
 
 
-def _price(work: Work | NetworkWork, part: Part | WantedBlock, there: Sequence[Worker]) -> _Price:
+def _price(work: Work | NetworkWork, part: Part | WantedBlock, pool: Sequence[Worker]) -> _Price:
     seconds_of = _network_block if isinstance(work, NetworkWork) else _call_block
     seconds: dict[tuple[MachineModel, int], tuple[float, int, int]] = {}
-    each = []
-    for worker in there:
+    prices = []
+    for worker in pool:
         key = worker.machine, worker.memory_limit  # models of one name may differ: calibrated ones
         if key not in seconds:
             seconds[key] = seconds_of(work, part, worker)
-        each.append(seconds[key])
-    return _Price(tuple(found[0] for found in each), each[0][1], each[0][2])
+        prices.append(seconds[key])
+    return _Price(tuple(found[0] for found in prices), prices[0][1], prices[0][2])
 
 
 def _call_block(work: Any, part: Any, worker: Worker) -> tuple[float, int, int]:
-    found = call_of_tile(work.call, part.block)
+    tile = call_of_tile(work.call, part.block)
     specs = {
         name: TensorSpec(operand.shape, operand.dtype, "pageable")
-        for name, operand in found.call.operands.items()
-        if name not in found.call.results
+        for name, operand in tile.call.operands.items()
+        if name not in tile.call.results
     }
     limit = worker.memory_limit
     target = Target(worker.machine, limit, limit, ORDERS, None, current().overlap)
-    planned = plan_call(work.function, found.call, specs, {}, target, aligned={})
-    made = found.call.operands[work.result]
-    streamed = [specs[name] for name in found.call.streamed if name in specs]
-    bytes_out = math.prod(made.shape) * ITEM_BYTES[made.dtype]
+    planned = plan_call(work.function, tile.call, specs, {}, target, aligned={})
+    result = tile.call.operands[work.result]
+    streamed = [specs[name] for name in tile.call.streamed if name in specs]
+    bytes_out = math.prod(result.shape) * ITEM_BYTES[result.dtype]
     return planned.plan.seconds, sum(spec.nbytes for spec in streamed), bytes_out
 
 
 def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, int]:
     block = step_of_tile(work.step, work.step.outputs[0], wanted.region)
     tensors = block.step.tensors
-    given = {
+    specs = {
         name: TensorSpec(extents(region), tensors[name].dtype, "pageable")
         for name, region in block.inputs.items()
     }
     step = standalone_forward(block.step, worker.memory_limit)
-    plan = step.planned_for(given, worker.machine)
+    plan = step.planned_for(specs, worker.machine)
     (output,) = block.step.outputs
-    gathered = sum(spec.nbytes for spec in given.values())
+    gathered = sum(spec.nbytes for spec in specs.values())
     return plan.seconds, gathered, tensors[output].nbytes
 
 
@@ -344,6 +344,6 @@ def _makespan(seconds: Sequence[tuple[float, ...]], count: int) -> float:
     free = [(0.0, worker) for worker in range(count)]
     heapq.heapify(free)
     for of_block in seconds:
-        at, worker = heapq.heappop(free)
-        heapq.heappush(free, (at + of_block[worker], worker))
+        time, worker = heapq.heappop(free)
+        heapq.heappush(free, (time + of_block[worker], worker))
     return max(at for at, _ in free)

@@ -122,7 +122,7 @@ def _target(
     """The array in the store, and whether it is new."""
     if resume:
         try:
-            found = zarr.open_array(
+            stored = zarr.open_array(
                 store,
                 path=component or "",
                 mode="r+",
@@ -131,16 +131,16 @@ def _target(
         except FileNotFoundError:
             pass
         else:
-            there = (tuple(found.shape), str(found.dtype), tuple(found.chunks))
+            held = (tuple(stored.shape), str(stored.dtype), tuple(stored.chunks))
             asked = (tuple(array.shape), str(array.dtype), chunks)
-            if there != asked:
+            if held != asked:
                 raise ValueError(
                     "the store holds an array of shape {}, {}, in chunks of {}, which cannot be "
                     "completed by one of shape {}, {}, in chunks of {}; overwrite=True replaces "
-                    "it".format(*there, *asked)
+                    "it".format(*held, *asked)
                 )
-            return found, False
-    made = zarr.create_array(
+            return stored, False
+    target = zarr.create_array(
         store,
         name=component,
         shape=array.shape,
@@ -150,7 +150,7 @@ def _target(
         config={"write_empty_chunks": True},
         **options,
     )
-    return made, True
+    return target, True
 
 
 def _is_there(target: Any, index: tuple[int, ...]) -> bool:

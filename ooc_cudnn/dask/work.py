@@ -77,26 +77,26 @@ def run_block(work: Work, part: Part, *operands: Any) -> Any:
     """
     check_version(work.version)
     with settings(**work.settings, progress=False):
-        found = _call_of(work, part.block)
+        tile = _call_of(work, part.block)
         arrays = {
-            name: _widened(join(nested), found.call.operands[name].dtype)
+            name: _widened(join(nested), tile.call.operands[name].dtype)
             for name, nested in zip(work.operands, operands, strict=True)
         }
         for name, array in arrays.items():
-            if tuple(array.shape) != extents(found.regions[name]):
+            if tuple(array.shape) != extents(tile.regions[name]):
                 raise ValueError(
                     f"{work.function}: a chunk of {name} has shape {tuple(array.shape)}, where the "
-                    f"dask array says {extents(found.regions[name])}"
+                    f"dask array says {extents(tile.regions[name])}"
                 )
 
         def build(specs: Specs, settings: Settings) -> TiledCall:
-            return found.call
+            return tile.call
 
-        description = Description(build, arrays, (found.call,), results=found.call.results)
-        made = run_call(work.function, description)
-    if len(found.call.results) > 1:
-        made = made[found.call.results.index(work.result)]
-    return trim(made, found.regions[work.result], part.wanted)
+        description = Description(build, arrays, (tile.call,), results=tile.call.results)
+        result = run_call(work.function, description)
+    if len(tile.call.results) > 1:
+        result = result[tile.call.results.index(work.result)]
+    return trim(result, tile.regions[work.result], part.wanted)
 
 
 @lru_cache(maxsize=1024)

@@ -215,19 +215,19 @@ def workers(client: Client | None = None) -> tuple[Worker, ...]:
     -----
     A worker without a card among others with one is used; that it is slower is warned of.
     """
-    found = (client or default_client()).run(describe_worker)
-    made = tuple(Worker(address, *told) for address, told in sorted(found.items()))
-    versions = {each.version for each in made} | {version()}
+    answers = (client or default_client()).run(describe_worker)
+    members = tuple(Worker(address, *told) for address, told in sorted(answers.items()))
+    versions = {each.version for each in members} | {version()}
     if len(versions) > 1:
-        said = ", ".join(f"{each.address} has {each.version}" for each in made)
+        said = ", ".join(f"{each.address} has {each.version}" for each in members)
         raise OocError(
             f"client ({version()}) and workers run different versions of ooc_cudnn: {said}; "
             "install the same one everywhere"
         )
-    without = [each.address for each in made if each.kind == "host"]
-    if without and len(without) < len(made):
+    without = [each.address for each in members if each.kind == "host"]
+    if without and len(without) < len(members):
         warn(
-            f"{len(without)} of {len(made)} workers have no card and are slower: "
+            f"{len(without)} of {len(members)} workers have no card and are slower: "
             f"{', '.join(without)}"
         )
-    return made
+    return members
