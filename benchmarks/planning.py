@@ -163,7 +163,7 @@ def best_seconds(request: Request, found: Split, seed: int) -> float:
     ]
     for search in Planner(request, None).searches.values():
         prices = Prices(search, limit, sizes)
-        seconds = dict(zip(tried, prices.all_seconds(tried), strict=True))
+        seconds = dict(zip(tried, prices.seconds(tried), strict=True))
         starts = [*corners, *sorted(seconds, key=seconds.__getitem__)[:STARTS]]
         best = min(best, descended(prices, starts))
     return best

@@ -3,7 +3,7 @@
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
 `host_split`, `model_accuracy`, `planning`, `planning_networks`, `trades`,
-`paper_model`, `vdnn`, `mo_sos`, `network_steps` and `cluster_scaling` do.
+`mo_sos`, `network_steps` and `cluster_scaling` do.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import (
-    mo_sos,
-    network_steps,
-    paper_model,
-    planning_networks,
-    trades,
-    vdnn,
-)
+from benchmarks import mo_sos, network_steps, planning_networks, trades
 from benchmarks.pages import (
     curve,
     engines,
@@ -44,8 +37,6 @@ BLOCKS = (
     *readme.BLOCKS,
     *steps.BLOCKS,
     *model.BLOCKS,
-    *paper_model.BLOCKS,
-    *vdnn.BLOCKS,
     *mo_sos.BLOCKS,
     *network_steps.BLOCKS,
     *planning_networks.BLOCKS,

@@ -186,3 +186,50 @@ def test_a_closed_study_stands_on_its_record():
             assert stored["environment"]["date"][:10] in text
             assert stored["environment"]["commit"][:7] in text
         assert not (DOCS.parent / "benchmarks" / f"{name.replace(' ', '_')}.py").exists()
+
+
+def rows_of(page, name):
+    """Cells of a closed study's table, without its head."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = rf"<!-- {name}: begin \(closed: \w+\) -->\n(.*?)<!-- {name}: end"
+    (table,) = re.findall(section, text, re.DOTALL)
+    return [[*map(str.strip, line.split("|")[1:-1])] for line in table.split("\n")[3:-2]]
+
+
+def shows(cell, value, unit):
+    """True if a cell shows a value to its last digit: shares as per cent, nothing where None."""
+    if not isinstance(value, float):
+        return cell == str(value or "")
+    number, own = cell.split()
+    digits = len(number.partition(".")[2])
+    scale = 100 if unit == "%" else 1
+    return own == unit and abs(float(number) - scale * value) <= 0.5001 * 10**-digits
+
+
+@pytest.mark.parametrize(("page", "record"), [("vdnn.md", "vdnn"), ("paper.md", "paper_model")])
+def test_tables_of_closed_simulations_are_of_what_is_stored(page, record):
+    stored = json.loads((script.RESULTS / f"{record}.json").read_text(encoding="utf-8"))
+    assert stored["verified"]
+    assert not stored["quick"]
+    assert all(claim["holds"] for claim in stored["claims"])
+    rows = rows_of(page, "table")
+    assert [row[0] for row in rows] == list(stored["measurements"])
+    for (name, *cells), figures in zip(rows, stored["measurements"].values(), strict=True):
+        for cell, key in zip(cells, ("paper", "simulated", "ours"), strict=True):
+            if key in figures:
+                assert shows(cell, figures[key], figures["unit"]), (name, key)
+            elif isinstance(figures["paper"], float):
+                assert cell == f"{figures['simulated'] / figures['paper']:.3f}", name
+
+
+def test_the_table_of_vdnn_s_networks_is_of_what_is_stored():
+    stored = json.loads((script.RESULTS / "vdnn.json").read_text(encoding="utf-8"))["checks"]
+    rows = rows_of("vdnn.md", "networks")
+    assert [row[0] for row in rows] == list(stored)
+    for name, chosen, seconds, lost, *memory in rows:
+        simulated = stored[name]["simulated"]
+        assert chosen == simulated["chosen"]
+        assert shows(seconds, simulated["seconds"], "s")
+        assert shows(lost, simulated["loss"], "%")
+        for cell, key in zip(memory, ("peak", "most", "average", "offloaded"), strict=True):
+            assert shows(cell, float(simulated[f"{key}_bytes"] / 2**30), "GiB"), (name, key)

@@ -1,6 +1,7 @@
 """The search: sizes, one grid from lines, finalists priced exactly; and what they are judged by."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.accuracy_draw import SCALES, draw_of
 from benchmarks.planning import judged
 from benchmarks.planning_problems import BATCHES, VGG, feasible, problem, problems
-from benchmarks.searches import Prices, descended, exhaustive, local, ordered
+from benchmarks.searches import Prices, descended
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.explain import plan_request
@@ -146,7 +147,8 @@ def test_what_is_found_is_the_best_of_all_splits(function):
         if math.prod(len(search.candidates(axis)) for axis in AXES) < 500:
             break
     found, prices = search.best(limit), Prices(search, limit)
-    best = prices.seconds(exhaustive(prices))
+    sizes = itertools.product(*(prices.sizes[axis] for axis in AXES))
+    best = min(prices.seconds([Split(**dict(zip(AXES, of, strict=True))) for of in sizes]))
     assert bool(found) == (best < np.inf)
     if found:
         assert found[0].seconds <= best * 1.012
@@ -186,30 +188,9 @@ def test_whatever_fits_is_found(limit):
         assert found[0].seconds <= 1.03 * descended(prices, [made.chain.extents, found[0].split])
 
 
-class TestOtherSearches:
-    """The paper's searches, which benchmarks compare with."""
-
-    def prices(self, request, limit=2**18):
-        return Prices(Search(request, request.layouts[0]), limit)
-
-    def test_the_ordered_search_fits_and_is_no_better_than_the_exhaustive_one(self, request_):
-        sizes = {axis: even_sizes(extent, 4, extent)
-                 for axis, extent in request_.chain.extents.to_json().items()}  # fmt: skip
-        prices = Prices(Search(request_, request_.layouts[0]), 2**18, sizes)
-        best, in_order = prices.seconds(exhaustive(prices)), prices.seconds(ordered(prices))
-        assert best <= in_order < 2 * best
-
-    def test_the_local_search_ends_where_no_neighbour_is_better(self, request_):
-        prices = self.prices(request_)
-        start = Split(**{axis: min(sizes) for axis, sizes in prices.sizes.items()})
-        found = local(prices, start)
-        assert prices.rank(found) < prices.rank(start)
-        assert local(prices, found) == found
-
-    def test_nothing_fits_in_no_memory(self, request_):
-        prices = self.prices(request_, limit=10)
-        assert prices.seconds(ordered(prices)) == np.inf
-        assert descended(prices, [request_.chain.extents]) == np.inf
+def test_nothing_fits_in_no_memory(request_):
+    prices = Prices(Search(request_, request_.layouts[0]), 10)
+    assert descended(prices, [request_.chain.extents]) == np.inf
 
 
 def test_memory_that_is_too_short_for_the_next_size_of_the_grid_is_used():
