@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -102,34 +102,32 @@ def body(report: script.Report) -> None:
         report.claim(f"mo_sos below {baseline}, mean", mean, ">=", stated)
 
 
+def _stored(folder: Path) -> Iterator[tuple[str, dict[str, Mapping[str, float]]]]:
+    """Yield each network at each ratio, and its steps by policy, in the order of `SAID`."""
+    steps = load_record(NAME, folder)["measurements"]
+    for name in (f"{network} at {ratio}" for network in NETWORKS for ratio in RATIOS):
+        yield name, {policy: steps[f"{name}: {policy}"] for policy in SAID}
+
+
 def table(folder: Path = script.RESULTS) -> str:
     """Return seconds of every policy at every ratio, and how much less those of `mo_sos` are."""
-    found = load_record(NAME, folder)["measurements"]
     rows = []
-    for network in NETWORKS:
-        for ratio in RATIOS:
-            of = {policy: found[f"{network} at {ratio}: {policy}"] for policy in POLICIES}
-            seconds = {policy: row.get("seconds") for policy, row in of.items()}
-            rows.append(
-                (f"{network} at {ratio}", *(_seconds(seconds[policy]) for policy in SAID),
-                 *(_less(seconds["mo_sos"], seconds[each]) for each in STATED))
-            )  # fmt: skip
-    below = (f"below {SAID[each]}" for each in STATED)
-    return markdown(("", *SAID.values(), *below), rows)
+    for name, steps in _stored(folder):
+        seconds = {policy: step.get("seconds") for policy, step in steps.items()}
+        below = (_less(seconds["mo_sos"], seconds[baseline]) for baseline in STATED)
+        rows.append((name, *map(_seconds, seconds.values()), *below))
+    return markdown(("", *SAID.values(), *(f"below {SAID[each]}" for each in STATED)), rows)
 
 
 def fates(folder: Path = script.RESULTS) -> str:
     """Return what every policy offloads and makes again."""
-    found = load_record(NAME, folder)["measurements"]
     rows = []
-    for network in NETWORKS:
-        for ratio in RATIOS:
-            row = [f"{network} at {ratio}"]
-            for policy in SAID:
-                each = found[f"{network} at {ratio}: {policy}"]
-                moved = (each.get(f"{fate}_bytes") for fate in ("offloaded", "remade"))
-                row.append(" / ".join("none" if b is None else f"{b / GIB:.1f}" for b in moved))
-            rows.append(tuple(row))
+    for name, steps in _stored(folder):
+        row = [name]
+        for step in steps.values():
+            moved = (step.get(f"{fate}_bytes") for fate in ("offloaded", "remade"))
+            row.append(" / ".join("none" if b is None else f"{b / GIB:.1f}" for b in moved))
+        rows.append(tuple(row))
     return markdown(("GiB offloaded / recomputed", *SAID.values()), rows)
 
 
