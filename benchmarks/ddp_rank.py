@@ -1,4 +1,7 @@
-"""A rank of `benchmarks.ddp_scale`: trains ResNet-50 under a limit. Rank 0 writes what it took."""
+"""A rank of `benchmarks.ddp_scale`: trains ResNet-50 under a limit. Rank 0 writes what it took.
+
+Its one argument is a JSON object, `OPTIONS` of `benchmarks.ddp_scale` and where to write.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import copy
 import json
 import os
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -77,17 +81,7 @@ def train(asked: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def main() -> None:
     """Join the other ranks, and train."""
-    parser = argparse.ArgumentParser(prog="benchmarks.ddp_rank", description=__doc__)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--image", type=int, required=True)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[3, 4, 6, 3])
-    parser.add_argument("--limit", required=True)
-    parser.add_argument("--statistics", default="rank")
-    parser.add_argument("--repeats", type=int, required=True)
-    parser.add_argument("--device", choices=("cuda", "host"), required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    asked = parser.parse_args()
+    asked = argparse.Namespace(**json.loads(sys.argv[1]))
     on_cards = asked.device == "cuda"
     device = (
         torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_cards else torch.device("cpu")
@@ -103,7 +97,7 @@ def main() -> None:
         stack.callback(distributed.destroy_process_group)
         found = train(asked, device)
         if distributed.get_rank() == 0:
-            asked.output.write_text(json.dumps(found))
+            Path(asked.output).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

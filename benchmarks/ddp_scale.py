@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from ooc_cudnn.bench.timing import Timing
 NAME = "ddp_scale"
 #: Of the loss in TF32, whose rounding is averaged.
 LOSS_TOLERANCE = 1e-2
+#: What a rank is told, where nothing else is asked for.
+OPTIONS = {"image": 224, "width": 64, "blocks": (3, 4, 6, 3), "statistics": "rank"}
+QUICK = {"batch": 4, "image": 32, "limit": "4MiB", "repeats": 2, "width": 8, "blocks": (1, 1)}
 #: A rank that hangs is ended.
 PATIENCE_SECONDS = 240
 
@@ -33,12 +37,9 @@ def more(parser: argparse.ArgumentParser) -> None:
 
 def body(report: script.Report) -> None:
     asked = report.arguments
-    options = {"batch": asked.batch, "image": 224, "limit": asked.limit, "repeats": asked.repeats}
-    counts = asked.cards
-    if report.quick:
-        options = {"batch": 4, "image": 32, "limit": "4MiB", "repeats": 2, "width": 8}
-        options |= {"blocks": "1 1"}
-        counts = [2]
+    options = {"batch": asked.batch, "limit": asked.limit, "repeats": asked.repeats}
+    options = OPTIONS | (QUICK if report.quick else options)
+    counts = [2] if report.quick else asked.cards
     rates: dict[int, float] = {}
     for count in counts:
         rates[count] = _measured(report, str(count), count, options)
@@ -53,11 +54,11 @@ def _measured(report: script.Report, name: str, count: int, options: dict[str, A
     """Images a second of so many ranks."""
     path = Path(script.folder_of(report.arguments)) / "ddp_rank.json"
     path.unlink(missing_ok=True)
-    more = [part for key, value in options.items() for part in (f"--{key}", *str(value).split())]
+    device = "cuda" if report.arguments.cuda else "host"
+    told = json.dumps(options | {"output": str(path), "device": device})
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(count), "-m", "benchmarks.ddp_rank", *more, "--output", str(path),
-         "--device", "cuda" if report.arguments.cuda else "host"],
+         str(count), "-m", "benchmarks.ddp_rank", told],
         check=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     found = json.loads(path.read_text())
@@ -74,9 +75,7 @@ def _measured(report: script.Report, name: str, count: int, options: dict[str, A
     return rate
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, and write the report."""
-    return script.run(NAME, body, __doc__, argv, more=more)
+main = partial(script.run, NAME, body, __doc__, more=more)
 
 
 if __name__ == "__main__":
