@@ -117,7 +117,20 @@ def cases(on: Operands) -> Iterator[Case]:
     for mode in ("channel", "instance"):
         yield case(f"softmax_forward, {mode}", x, mode=mode, out=out)
         yield case(f"softmax_backward, {mode}", y, dy, mode=mode, out=out)
-    yield from normalisation(on)
+    normalize, saved = ooc_cudnn.batch_normalization_forward_training, dict[str, Any]()
+    yield case(normalize.__name__, x, on.scale, on.bias, out=(out, None, None))
+    yield case("batch_normalization_forward_inference", x, on.scale, on.bias, on.mean, on.variance,
+               out=out)  # fmt: skip
+
+    def train() -> None:
+        _, saved["saved_mean"], saved["saved_inverse_variance"] = normalize(
+            x, on.scale, on.bias, out=(out, None, None)
+        )
+
+    def back() -> None:
+        ooc_cudnn.batch_normalization_backward(x, dy, on.scale, **saved, out=(out, None, None))
+
+    yield Case("batch_normalization_backward", back, (x, dy), (out,), train)
     yield case("pooling_forward, 2x2 max", x, window=2, out=half)
     yield case("pooling_forward, 3x3 average", x, window=3, stride=2, padding=1, out=half,
                mode="average_exclude_padding")  # fmt: skip
@@ -125,31 +138,6 @@ def cases(on: Operands) -> Iterator[Case]:
         "pooling_backward, 2x2 max", half_y, half_dy, x, window=2, out=out,
         before=lambda: ooc_cudnn.pooling_forward(x, window=2, out=half_y),
     )  # fmt: skip
-
-
-def normalisation(on: Operands) -> Iterator[Case]:
-    """Batch normalisation; its backward pass with the statistics of the forward pass."""
-    x, dy, out, saved = on.x, on.dy, on.out, list[Any]()
-
-    def train() -> None:
-        saved[:] = ooc_cudnn.batch_normalization_forward_training(
-            x, on.scale, on.bias, out=(out, None, None)
-        )[1:]
-
-    def infer() -> None:
-        ooc_cudnn.batch_normalization_forward_inference(
-            x, on.scale, on.bias, on.mean, on.variance, out=out
-        )
-
-    def back() -> None:
-        ooc_cudnn.batch_normalization_backward(
-            x, dy, on.scale, saved_mean=saved[0], saved_inverse_variance=saved[1],
-            out=(out, None, None),
-        )  # fmt: skip
-
-    yield Case("batch_normalization_forward_training", train, (x,), (out,))
-    yield Case("batch_normalization_forward_inference", infer, (x,), (out,))
-    yield Case("batch_normalization_backward", back, (x, dy), (out,))
 
 
 class Bench:
