@@ -56,10 +56,7 @@ class Measured:
     @cached_property
     def planned(self) -> tuple[Request, Plan] | None:
         """What is planned for it; None where it is cut into several runs."""
-        return self.planned_by(self.machine)
-
-    def planned_by(self, machine: MachineModel) -> tuple[Request, Plan] | None:
-        parts = planned_for(self.drawn, machine, self.limit_bytes).parts
+        parts = planned_for(self.drawn, self.machine, self.limit_bytes).parts
         return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
 
 

@@ -83,10 +83,8 @@ def runner(
 
 def sources_of(bound: Bound) -> dict[str, Any]:
     """The operands of a call, as an executor takes them."""
-    device, description = (
-        bound.blocks.device,
-        describe_call(bound.drawn.function, bound.arguments()),
-    )
+    device = bound.blocks.device
+    description = describe_call(bound.drawn.function, bound.arguments())
     arrays = {**description.arrays, **description.given_results()}
     wrapped = {name: array_ref(array, device, name=name) for name, array in arrays.items()}
     return {

@@ -11,11 +11,11 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import dask.array as da
 
 import ooc_cudnn.dask as ooc
+from benchmarks.dask_scale import labels_of
 from benchmarks.pages.scaling import CARDS, NAME, ONE, OWN
 from examples.slide_cluster import u_net
 from ooc_cudnn.bench import script
@@ -33,7 +33,7 @@ def body(report: script.Report) -> None:
     side, chunk, width = (512, 256, 2) if report.quick else (SIDE, CHUNK, WIDTH)
     slide = da.zeros((1, 3, side, side), chunks=(1, 3, chunk, chunk), dtype="uint8")
     net, output = u_net(slide.shape, width)
-    labels = partial(_labels, net, output)
+    labels = partial(labels_of, net, output)
     read = rate()
     report.measure("bytes a second that one machine reads", read)
     for count in CARDS[:2] if report.quick else CARDS:
@@ -53,13 +53,7 @@ def rate(folder: Path = script.RESULTS) -> float:
     return float(3 * 65536**2 / found["measurements"]["1: reading alone"])
 
 
-def _labels(net: Any, output: Any, slide: da.Array) -> Any:
-    return ooc.forward(net, output, slide=slide)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Predict, and write the report."""
-    return script.run(NAME, body, __doc__, argv, needs_card=False)
+main = partial(script.run, NAME, body, __doc__, needs_card=False)
 
 
 if __name__ == "__main__":

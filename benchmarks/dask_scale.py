@@ -69,7 +69,7 @@ def body(report: script.Report) -> None:
                 _write_slide(report, folder, side, chunk)
             slide = da.from_zarr(str(folder), component="slide")
             net, output = u_net(slide.shape, width)
-            labels = ooc.forward(net, output, slide=slide)
+            labels = labels_of(net, output, slide)
             begin = time.perf_counter()
             for worker in client.scheduler_info()["workers"]:
                 client.compute(_corners(labels), workers=[worker], sync=True)
@@ -92,7 +92,7 @@ def body(report: script.Report) -> None:
             if asked.cuda:
                 found = ooc.workers(client)
                 rate = slide.nbytes / reading
-                plan = ooc.plan(partial(_labels, net, output), slide, found, sides=(), store=rate)
+                plan = ooc.plan(partial(labels_of, net, output), slide, found, sides=(), store=rate)
                 report.measure(f"{count}: plan", plan.parts, spoken=plan.explain())
                 report.claim(f"{count}: predicted / measured", plan.seconds / timing.median)
         report.check(f"{count}: contents", _compared(folder, net, output, chunk))
@@ -103,7 +103,7 @@ def body(report: script.Report) -> None:
     shutil.rmtree(folder)
 
 
-def _labels(net: Any, output: Any, slide: da.Array) -> Any:
+def labels_of(net: Any, output: Any, slide: da.Array) -> Any:
     return ooc.forward(net, output, slide=slide)
 
 
@@ -176,9 +176,7 @@ def _compared(folder: Path, net: Any, labelled: Any, chunk: int) -> dict[str, An
     return {"ok": sites > 0 and wrong <= TIES * sites, "wrong": wrong, "compared": sites}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, and write the report."""
-    return script.run(NAME, body, __doc__, argv, more=more)
+main = partial(script.run, NAME, body, __doc__, more=more)
 
 
 if __name__ == "__main__":

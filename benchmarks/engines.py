@@ -185,10 +185,11 @@ class Problem:
         with self.torch.no_grad():
             return self.theirs(ORDERS[0], wide=True)
 
-    def error(self, found: Any, expected: Any) -> float:
-        """The largest error, as a share of the largest result; infinite where it is no number."""
-        wrong = float((found.double() - expected).abs().max() / expected.abs().max())
-        return wrong if math.isfinite(wrong) else math.inf
+
+def largest_error(result: Any, expected: Any) -> float:
+    """The largest error, as a share of the largest result; infinite where it is no number."""
+    error = float((result.double() - expected).abs().max() / expected.abs().max())
+    return error if math.isfinite(error) else math.inf
 
 
 def timings(
@@ -291,10 +292,10 @@ def checked(report: script.Report, problem: Problem) -> dict[str, float]:
     """Compare every element of our results with float64, beside PyTorch's; the larger errors."""
     errors, expected = dict[str, float](), problem.reference()
     with problem.torch.no_grad():
-        theirs = min(problem.error(problem.theirs(order), expected) for order in ORDERS)
+        theirs = min(largest_error(problem.theirs(order), expected) for order in ORDERS)
     errors["PyTorch"] = theirs
     for order in ORDERS:
-        ours = problem.error(problem.torch.as_tensor(problem.ours(order)), expected)
+        ours = largest_error(problem.torch.as_tensor(problem.ours(order)), expected)
         allowed = max(ERROR_SHARE * theirs, SMALL_ERRORS[problem.precision])
         found = {"ok": ours <= allowed, "error": ours, "PyTorch's": theirs, "allowed": allowed}
         report.check(f"{problem.name}, {order}: contents", found)

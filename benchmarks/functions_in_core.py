@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import ooc_cudnn
-from benchmarks.engines import MEAN, MOST, ORDERS, best, timings
+from benchmarks.engines import MEAN, MOST, ORDERS, best, largest_error, timings
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing
 
@@ -86,13 +86,8 @@ class Problem:
     """
 
     def __init__(self, torch: Any, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
-        self.torch, self.name, self.dtype, self._shape, self._place = (
-            torch,
-            name,
-            dtype,
-            shape,
-            place,
-        )
+        self.torch, self.name, self.dtype = torch, name, dtype
+        self._shape, self._place = shape, place
         self.function: Callable[[Any], Any] = lambda of: None
         self.peer: Callable[[Any], Any] = lambda of: None
 
@@ -131,12 +126,8 @@ class Problem:
     def error(self, found: Any, expected: Any) -> float:
         """The largest error of all results, as shares of the largest of each."""
         pairs = zip(_all(found), _all(expected), strict=True)
-        return max(self._error(self.torch.as_tensor(one), other) for one, other in pairs)
-
-    def _error(self, found: Any, expected: Any) -> float:
-        expected = expected.reshape(found.shape)
-        wrong = float((found.double() - expected).abs().max() / expected.abs().max())
-        return wrong if math.isfinite(wrong) else math.inf
+        tensors = ((self.torch.as_tensor(ours), wide) for ours, wide in pairs)
+        return max(largest_error(ours, wide.reshape(ours.shape)) for ours, wide in tensors)
 
 
 def _all(found: Any) -> tuple[Any, ...]:

@@ -19,7 +19,9 @@ from ooc_cudnn.bench.timing import interleave, paired_ratio
 NAME = "host_split"
 
 
-def splitting(report: script.Report) -> None:
+def body(report: script.Report) -> None:
+    if report.arguments.device != "host":
+        raise SystemExit("host_split measures the host device: --device host")
     quick = report.quick
     shape = (4, 8, 24, 32) if quick else (8, 64, 128, 128)
     limits = ("128kB", "96kB") if quick else ("64MiB", "16MiB", "4MiB")
@@ -52,12 +54,6 @@ def splitting(report: script.Report) -> None:
             report.claim(
                 f"{name} ({pieces[name]} pieces): time / whole", ratio["of_medians"], "<=", 1.15
             )
-
-
-def body(report: script.Report) -> None:
-    if report.arguments.device != "host":
-        raise SystemExit("host_split measures the host device: --device host")
-    splitting(report)
 
 
 main = partial(script.run, NAME, body, __doc__, first=("--device", "host"), needs_card=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,8 +155,7 @@ def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULT
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    return script.run(NAME, body, __doc__, argv, needs_card=False)
+main = partial(script.run, NAME, body, __doc__, needs_card=False)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,8 +142,7 @@ def table(folder: Path = script.RESULTS) -> str:
 BLOCKS = (Block(PAGE, "plans", table),)
 
 
-def main(argv: list[str] | None = None) -> int:
-    return script.run(NAME, body, __doc__, argv, needs_card=False)
+main = partial(script.run, NAME, body, __doc__, needs_card=False)
 
 
 if __name__ == "__main__":

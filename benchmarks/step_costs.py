@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -47,13 +46,20 @@ def body(report: script.Report) -> None:
         report.measure("seconds", seconds, spoken=str(seconds))
         report.claim("predicted / measured", step.plan.seconds / seconds.median)
         found = seconds_of_tasks(call.trace, simulate_program(step.program))
-        report.measure(
-            "tasks, seconds measured and predicted", found, spoken=_tasks_in_short(found)
-        )
+        sums = [sum(seconds) for seconds in zip(*found.values(), strict=True)]
+        rows = [(name, *_milliseconds(*both)) for name, both in [*found.items()][:SHOWN]]
+        rows.append(("all", *_milliseconds(*sums)))
+        table = script.table(("task, ms", "measured", "predicted"), rows)
+        report.measure("tasks, seconds measured and predicted", found, spoken=f"\n{table}")
         report.check("contents: tasks", {"ok": len(found) == len(tuple(step.program.tasks))})
         if asked.cuda:
             kernels = kernels_of(partial(step, **inputs))
-            report.measure("kernels, launches and seconds", kernels, spoken=_in_short(kernels))
+            longest = [
+                (name[:80], f"{count}", *_milliseconds(seconds))
+                for name, (count, seconds) in [*kernels.items()][:SHOWN]
+            ]
+            table = script.table(("kernel", "launches", "ms"), longest)
+            report.measure("kernels, launches and seconds", kernels, spoken=f"\n{table}")
 
 
 def seconds_of_tasks(measured: Trace, predicted: Trace) -> dict[str, tuple[float, float]]:
@@ -92,21 +98,8 @@ def kernels_of(run: Any) -> dict[str, tuple[int, float]]:
     return dict(sorted(found.items(), key=lambda each: -each[1][1]))
 
 
-def _tasks_in_short(found: Mapping[str, tuple[float, float]]) -> str:
-    rows = [
-        (name, f"{1e3 * seconds:.2f}", f"{1e3 * said:.2f}")
-        for name, (seconds, said) in list(found.items())[:SHOWN]
-    ]
-    sums = (f"{1e3 * sum(row[at] for row in found.values()):.2f}" for at in (0, 1))
-    return "\n" + script.table(("task, ms", "measured", "predicted"), [*rows, ("all", *sums)])
-
-
-def _in_short(found: Mapping[str, tuple[int, float]]) -> str:
-    rows = [
-        (name[:80], f"{count}", f"{1e3 * seconds:.2f}")
-        for name, (count, seconds) in list(found.items())[:SHOWN]
-    ]
-    return "\n" + script.table(("kernel", "launches", "ms"), rows)
+def _milliseconds(*seconds: float) -> list[str]:
+    return [f"{1e3 * value:.2f}" for value in seconds]
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ replayed on a virtual clock, as `ooc-cudnn network NAME --sweep` does.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,7 @@ def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULT
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    return script.run(NAME, body, __doc__, argv, needs_card=False)
+main = partial(script.run, NAME, body, __doc__, needs_card=False)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,7 @@ from fnmatch import fnmatch
 from ooc_cudnn.bench import cases
 from ooc_cudnn.bench.case import Case
 
-UNIFIED_MEMORY = (
-    "unified_memory",
-    "unified_memory_prefetch",
-    "unified_memory_prefetch_split",
-)
+UNIFIED_MEMORY = ("unified_memory", "unified_memory_prefetch", "unified_memory_prefetch_split")
 #: The loop that one writes first, and the best one.
 LOOPS = ("naive_loop", "double_buffered_torch", "double_buffered_cupy")
 #: Cases -> the contenders before and after those of the package.

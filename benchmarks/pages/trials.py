@@ -48,15 +48,11 @@ def _interrupted(record: Record) -> Row:
 def _sanitized(record: Record) -> Row:
     about = f"compute-sanitizer, {record['tool']}, on "
     if "tests" in record:
-        wrong = record["errors"] + record["failed_shards"]
-        return (
-            f"{about}the kernels' tests",
-            _machine(record),
-            f"{record['tests']:,} tests",
-            f"{wrong}",
-        )
-    wrong = record["errors"] + len(record["findings"])
-    return f"{about}drawn cases", _machine(record), f"{record['cases']:,} cases", f"{wrong}"
+        on, count, failed = "the kernels' tests", "tests", record["failed_shards"]
+    else:
+        on, count, failed = "drawn cases", "cases", len(record["findings"])
+    wrong = record["errors"] + failed
+    return f"{about}{on}", _machine(record), f"{record[count]:,} {count}", f"{wrong}"
 
 
 #: What a record calls itself -> what is tried, and how the record is read.
