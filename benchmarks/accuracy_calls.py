@@ -42,42 +42,42 @@ def measure_call(drawn: Drawn, blocks: Blocks) -> dict[str, Any]:
     the replay, of the call and of each stage, and the peak of memory.
     """
     bound = Bound(drawn, blocks)
-    found: dict[str, Any] = {"drawn": drawn.to_json(), "description": str(drawn)}
-    with _limited(drawn, found, bound) as planned:
+    figures: dict[str, Any] = {"drawn": drawn.to_json(), "description": str(drawn)}
+    with _limited(drawn, figures, bound) as planned:
         begin = time.perf_counter()
         bound()
-        found["first_call_seconds"] = time.perf_counter() - begin
+        figures["first_call_seconds"] = time.perf_counter() - begin
         timing, share = _quietest(bound, blocks.device)
-        found |= {"seconds": timing.median, "timing": timing.to_json(), "others_share": share}
-        _profile(bound, planned, found)
-        found["replay"] = replayed(planned)
-    _compare(found)
-    return found
+        figures |= {"seconds": timing.median, "timing": timing.to_json(), "others_share": share}
+        _profile(bound, planned, figures)
+        figures["replay"] = replayed(planned)
+    _compare(figures)
+    return figures
 
 
-def measure_again(found: dict[str, Any], drawn: Drawn, blocks: Blocks) -> None:
+def measure_again(figures: dict[str, Any], drawn: Drawn, blocks: Blocks) -> None:
     """Time a call that was measured once more, at another moment: the quietest round counts.
 
     A virtual machine's host is slow or fast for seconds at a time, and what disturbs it only adds.
     """
     bound = Bound(drawn, blocks)
-    with ooc_cudnn.settings(memory_limit=found["memory_limit"], allow_tf32=drawn.allow_tf32):
+    with ooc_cudnn.settings(memory_limit=figures["memory_limit"], allow_tf32=drawn.allow_tf32):
         bound()
         timing, share = _quietest(bound, blocks.device)
-    found.setdefault("round_seconds", [found["seconds"]]).append(timing.median)
-    if timing.median < found["seconds"]:
-        found |= {"seconds": timing.median, "timing": timing.to_json(), "others_share": share}
-        _compare(found)
+    figures.setdefault("round_seconds", [figures["seconds"]]).append(timing.median)
+    if timing.median < figures["seconds"]:
+        figures |= {"seconds": timing.median, "timing": timing.to_json(), "others_share": share}
+        _compare(figures)
 
 
-def _compare(found: dict[str, Any]) -> None:
+def _compare(figures: dict[str, Any]) -> None:
     """Put both predictions beside what was measured."""
-    found["predicted/measured"] = found["predicted_seconds"] / found["seconds"]
-    found["replay/measured"] = found["replay"]["seconds"] / found["seconds"]
+    figures["predicted/measured"] = figures["predicted_seconds"] / figures["seconds"]
+    figures["replay/measured"] = figures["replay"]["seconds"] / figures["seconds"]
 
 
 @contextmanager
-def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[PlannedCall]:
+def _limited(drawn: Drawn, figures: dict[str, Any], bound: Bound) -> Iterator[PlannedCall]:
     """Set the memory limit as drawn, or a little above the smallest that will do; give the plan."""
     limit = drawn.memory_limit
     for _ in range(3):
@@ -88,7 +88,7 @@ def _limited(drawn: Drawn, found: dict[str, Any], bound: Bound) -> Iterator[Plan
             except PlanInfeasibleError as error:
                 limit = math.ceil(ABOVE_SMALLEST * error.smallest_bytes)
                 continue
-            found |= {
+            figures |= {
                 "plan_seconds": time.perf_counter() - begin,
                 "memory_limit": limit,
                 "limit_raised": limit != drawn.memory_limit,
@@ -129,7 +129,7 @@ def _timed(bound: Bound, synchronize: Callable[[], None]) -> Timing:
     return Timing(tuple(samples))
 
 
-def _profile(bound: Bound, planned: PlannedCall, found: dict[str, Any]) -> None:
+def _profile(bound: Bound, planned: PlannedCall, figures: dict[str, Any]) -> None:
     """Run once more, every step timed; keep what the streams did, and the peak of memory."""
     bound.prepare()
     bound.poison()
@@ -139,7 +139,7 @@ def _profile(bound: Bound, planned: PlannedCall, found: dict[str, Any]) -> None:
     (call,) = calls
     plan: Plan = call.plan
     said = diagnosis(call)
-    found |= {
+    figures |= {
         "predicted_seconds": plan.seconds,
         "predicted_before_seconds": planned.plan.seconds,
         "binding_stage": plan.binding_stage,
@@ -162,12 +162,12 @@ def _profile(bound: Bound, planned: PlannedCall, found: dict[str, Any]) -> None:
 def replayed(planned: PlannedCall) -> dict[str, Any]:
     """Seconds of a plan on the virtual clock, and how long each stream is busy there."""
     schedule, stages = make_schedule(planned.program), dict.fromkeys(STREAMS, 0.0)
-    found = ReplayedSchedule(schedule)
+    replay = ReplayedSchedule(schedule)
     for step, start, finish in zip(
-        schedule.steps, found.timeline.start, found.timeline.finish, strict=True
+        schedule.steps, replay.timeline.start, replay.timeline.finish, strict=True
     ):
         stages[step.stream] += finish - start
-    return {"seconds": found.seconds, "stages": stages}
+    return {"seconds": replay.seconds, "stages": stages}
 
 
 def spoken_call(found: dict[str, Any]) -> str:

@@ -31,16 +31,16 @@ SHARE = 20.0
 def chains(scale: str) -> tuple[Drawn, ...]:
     """The chains, as large as a device takes them."""
     channels, sites, images = FEWER[scale]
-    found = []
-    for at, (layers, (n, c_x, *extents)) in enumerate(CHAINS):
+    drawn = []
+    for index, (layers, (n, c_x, *extents)) in enumerate(CHAINS):
         shape = (
             max(n // images, 1),
             max(c_x // channels, 3),
             *(extent // (sites * (sites if n == 1 else 1)) for extent in extents),
         )
         narrow = tuple(layer and max(layer // channels, 3) for layer in layers)
-        found.append(chain_of(FIRST + at, narrow, shape))
-    return tuple(found)
+        drawn.append(chain_of(FIRST + index, narrow, shape))
+    return tuple(drawn)
 
 
 def chain_of(index: int, layers: tuple[int, ...], shape: tuple[int, ...]) -> Drawn:

@@ -221,7 +221,7 @@ def _operands(
     """Give every operand a placement and a memory order."""
     usual = ORDERS[int(rng.random() < 0.3)]
     apart, mixed = rng.random() < 0.1, rng.random() < 0.1
-    wide, found = ACCUMULATOR[dtype], []
+    wide, operands = ACCUMULATOR[dtype], []
 
     def add(name: str, shape: Shape, fill: str, *, small: bool) -> None:
         kind = wide if name in sketch.wide else dtype
@@ -229,11 +229,11 @@ def _operands(
             order = pick(rng, ORDERS) if mixed else usual
             if apart and order == "channels_first":
                 order = "rows_apart"
-            found.append(Operand(name, (n, *shape), kind, pick(rng, placements), order, fill))
+            operands.append(Operand(name, (n, *shape), kind, pick(rng, placements), order, fill))
             return
         order = usual if len(shape) > 2 else "channels_first"
         where = pick(rng, ("device", "device", "device", "pinned", "pageable"))
-        found.append(Operand(name, shape, kind, where, order, fill))
+        operands.append(Operand(name, shape, kind, where, order, fill))
 
     for name, shape in sketch.data.items():
         add(name, shape, sketch.fills.get(name, "data"), small=False)
@@ -243,4 +243,4 @@ def _operands(
         add(name, shape, "result", small=False)
     for name, shape in sketch.sums.items():
         add(name, shape, "result", small=True)
-    return tuple(found)
+    return tuple(operands)

@@ -182,18 +182,18 @@ class Bound:
         """The arguments of the public function, by name, `out` among them."""
         results = tuple(self.results.values())
         chained = f"{OPERATIONS}["
-        given = {
+        operands = {
             o.name: self.arrays[o.name]
             for o in self.drawn.operands
             if o.fill != "result" and not o.name.startswith(chained)
         }
         if self.drawn.operations:
-            given[OPERATIONS] = [
+            operands[OPERATIONS] = [
                 getattr(operations, kind)(**options, **self._parameters(f"{chained}{at}]."))
                 for at, (kind, options) in enumerate(self.drawn.operations)
             ]
         out = results if len(results) > 1 else results[0]
-        return {**given, **self.drawn.arguments, "out": out}
+        return {**operands, **self.drawn.arguments, "out": out}
 
     def _parameters(self, prefix: str) -> dict[str, Array]:
         return {
@@ -223,8 +223,8 @@ class Bound:
         numbers, varies = True, True
         for array in self.results.values():
             sample = _on_card_as_words(array)[_sample(array.shape)]
-            found = np.asarray(sample if isinstance(sample, np.ndarray) else sample.get())
-            values = found.view(array.dtype).astype(np.float64)
+            stored = np.asarray(sample if isinstance(sample, np.ndarray) else sample.get())
+            values = stored.view(array.dtype).astype(np.float64)
             numbers &= not np.isnan(values).any()
             varies &= values.size < 16 or bool(values.min() != values.max())
         # the softmax of a single channel is 1

@@ -251,17 +251,17 @@ def chain_forward(of: Shapes) -> Sketch:
     """Three to six operations: a convolution, what mostly follows one, and another now and then."""
     x = of.image()
     sketch, shape = Sketch({"x": x}), x
-    for at in range(int(of.rng.integers(3, 7))):
-        before = sketch.operations[-1][0] if at else ""
+    for index in range(int(of.rng.integers(3, 7))):
+        before = sketch.operations[-1][0] if index else ""
         if before == "Convolution":
             kind = of.pick(("AddTensor", "BatchNormalization"))
         elif before in ("AddTensor", "BatchNormalization"):
             kind = "Activation"
-        elif at == 0 or of.rng.random() < 0.6 or before == "Pooling" or min(shape[1:]) < 4:
+        elif index == 0 or of.rng.random() < 0.6 or before == "Pooling" or min(shape[1:]) < 4:
             kind = "Convolution"
         else:
             kind = "Pooling"
-        shape = _append(of, sketch, f"operations[{at}].", kind, shape)
+        shape = _append(of, sketch, f"operations[{index}].", kind, shape)
     sketch.results = {"y": shape}
     return sketch
 

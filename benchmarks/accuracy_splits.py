@@ -119,8 +119,8 @@ def _splits(request: Request, step: int) -> Iterator[Split]:
     for axis in AXES:
         if not chain.may_cut(axis):
             sizes[axis] = sizes[axis][:1]
-    for found in itertools.product(*sizes.values()):
-        split = Split(**dict(zip(sizes, found, strict=True)))
+    for choice in itertools.product(*sizes.values()):
+        split = Split(**dict(zip(sizes, choice, strict=True)))
         if not chain.is_legal(split):
             continue
         cut = chain.ranges(split)

@@ -45,7 +45,7 @@ def grouped(calls: Sequence[Found], by: Callable[[Found], str]) -> dict[str, dic
 
 def stage_errors(calls: Sequence[Found]) -> dict[str, dict[str, float]]:
     """Predicted over measured busy seconds of each stage, where it takes a tenth of the call."""
-    found = {}
+    by_stage = {}
     for stage in STREAMS:
         ratios = [
             call["replay"]["stages"][stage] / call["stages"][stage]["measured_seconds"]
@@ -53,8 +53,8 @@ def stage_errors(calls: Sequence[Found]) -> dict[str, dict[str, float]]:
             if call["stages"][stage]["measured_seconds"] > call["seconds"] / 10
         ]
         if ratios:
-            found[stage] = errors(ratios)
-    return found
+            by_stage[stage] = errors(ratios)
+    return by_stage
 
 
 def worst(calls: Sequence[Found], count: int = WORST) -> list[Found]:

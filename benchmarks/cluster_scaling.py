@@ -41,8 +41,8 @@ def body(report: script.Report) -> None:
         alone = ooc.plan(labels, slide, on, sides=(), store=read)
         for name, machines in ((OWN, count), (ONE, SHARED)):
             plan = replace(alone, store_seconds=alone.store_seconds / machines)
-            found = {"seconds": plan.seconds, "starting": plan.starting_seconds, **plan.parts}
-            report.measure(f"{count}, {name}", found, spoken=plan.explain().splitlines()[0])
+            figures = {"seconds": plan.seconds, "starting": plan.starting_seconds, **plan.parts}
+            report.measure(f"{count}, {name}", figures, spoken=plan.explain().splitlines()[0])
             report.check(f"contents: {count}, {name}", {"ok": plan.blocks == (side // chunk) ** 2})
     report.claim("blocks", (side // chunk) ** 2)
 

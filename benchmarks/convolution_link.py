@@ -75,12 +75,12 @@ class Case:
         times = interleave(self.links() | calls, self.synchronize, repeats=self.repeats)
         link = self.faster_link(kind, times)
         for (name, limit), bound in zip(limits.items(), bounds, strict=True):
-            found, _ = report.profile_and_verify(name, calls[name], self.on, limit)
+            diagnosis, _ = report.profile_and_verify(name, calls[name], self.on, limit)
             ratio = paired_ratio(link, times[name])
             report.measure(f"{name}: seconds", times[name])
             report.measure(f"{name}: fraction of the link", ratio)
             report.claim(f"{name}: fraction of the duplex link", ratio["of_medians"], ">=", bound)
-            report.predicted(name, found, times[name].median)
+            report.predicted(name, diagnosis, times[name].median)
         return link.median
 
 
@@ -115,11 +115,11 @@ def pageable_cases(report: script.Report, shape: tuple[int, ...], link_seconds: 
     name = "pageable"
     call, repeats = partial(case.call, limit), max(2, case.repeats - 2)
     ours = interleave({name: call}, case.synchronize, repeats=repeats)[name]
-    found, _ = report.profile_and_verify(name, call, case.on, limit)
+    diagnosis, _ = report.profile_and_verify(name, call, case.on, limit)
     report.measure(f"{name}: seconds", ours)
     report.claim(f"{name}: fraction of the duplex link", link_seconds / ours.median, ">=", 0.33)
     report.claim(f"{name}: times faster than the driver's copies", scaled / ours.median)
-    report.predicted(name, found, ours.median)
+    report.predicted(name, diagnosis, ours.median)
 
     name = "page-locked by pin()"
     begin = time.perf_counter()

@@ -78,21 +78,21 @@ def body(report: script.Report) -> None:
             client.compute(slide.map_blocks(_corner, chunks=(1, 3, 1, 1)), sync=True)
             reading = time.perf_counter() - begin
             report.measure(f"{count}: reading alone", reading)
-            for at in range(1 if report.quick else asked.repeats):
+            for repeat in range(1 if report.quick else asked.repeats):
                 shutil.rmtree(folder / "labels", ignore_errors=True)
                 begin = time.perf_counter()
                 with get_task_stream(client) as stream:
                     ooc.to_zarr(labels, folder, component="labels", compressors=None)
                 samples.setdefault(count, []).append(time.perf_counter() - begin)
-                if at == 0:
+                if repeat == 0:
                     tell_tasks(report, count, samples[count][0], stream.data, labels.npartitions)
             timing = Timing(tuple(samples[count]))
             report.measure(f"{count}: seconds", timing, spoken=str(timing))
             report.claim(f"{count}: megapixels a second", side * side / timing.median / 1e6)
             if asked.cuda:
-                found = ooc.workers(client)
+                cards = ooc.workers(client)
                 rate = slide.nbytes / reading
-                plan = ooc.plan(partial(labels_of, net, output), slide, found, sides=(), store=rate)
+                plan = ooc.plan(partial(labels_of, net, output), slide, cards, sides=(), store=rate)
                 report.measure(f"{count}: plan", plan.parts, spoken=plan.explain())
                 report.claim(f"{count}: predicted / measured", plan.seconds / timing.median)
         report.check(f"{count}: contents", _compared(folder, net, output, chunk))
@@ -134,16 +134,15 @@ def tell_tasks(report: script.Report, count: int, seconds: float, stream: Any, b
     beside = "work", "halo_slide", "transfer"
     for task in stream:
         kind = key_split(task["key"])
-        for each in task["startstops"]:
-            said = kind if each["action"] == "compute" else f"{kind}, {each['action']}"
-            kinds.setdefault(said, []).append(each["stop"] - each["start"])
+        for span in task["startstops"]:
+            said = kind if span["action"] == "compute" else f"{kind}, {span['action']}"
+            kinds.setdefault(said, []).append(span["stop"] - span["start"])
             if said.startswith("forward") and not said.endswith(beside):
-                spans.setdefault(task["worker"], []).append((each["start"], each["stop"]))
-    for kind, each in kinds.items():
-        spoken = f"{len(each)} of {np.median(each) * 1e3:.1f} ms, {sum(each):.2f} s"
-        report.measure(
-            f"{count}: {kind}", {"count": len(each), "seconds": sum(each)}, spoken=spoken
-        )
+                spans.setdefault(task["worker"], []).append((span["start"], span["stop"]))
+    for kind, samples in kinds.items():
+        took = {"count": len(samples), "seconds": sum(samples)}
+        spoken = f"{len(samples)} of {np.median(samples) * 1e3:.1f} ms, {sum(samples):.2f} s"
+        report.measure(f"{count}: {kind}", took, spoken=spoken)
     busy = sum(map(_covered, spans.values()))
     report.measure(f"{count}: seconds of a block", busy / blocks)
     report.claim(f"{count}: workers' time in blocks, of all", busy / count / seconds)
@@ -168,11 +167,11 @@ def _compared(folder: Path, net: Any, labelled: Any, chunk: int) -> dict[str, An
     wrong = sites = 0
     for row in range(chunk, min(slide.shape[2], 3 * chunk), chunk):
         part = slice(row - AROUND, row + AROUND)
-        made = small.forward(output, slide=np.asarray(slide[:, :, part, part]))
+        expected = small.forward(output, slide=np.asarray(slide[:, :, part, part]))
         inner = slice(AROUND - COMPARED, AROUND + COMPARED)
-        there = np.asarray(labels[..., part, part])[..., inner, inner]
-        wrong += int((there != made[..., inner, inner]).sum())
-        sites += there.size
+        stored = np.asarray(labels[..., part, part])[..., inner, inner]
+        wrong += int((stored != expected[..., inner, inner]).sum())
+        sites += stored.size
     return {"ok": sites > 0 and wrong <= TIES * sites, "wrong": wrong, "compared": sites}
 
 

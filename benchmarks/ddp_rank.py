@@ -57,26 +57,26 @@ def train(asked: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9)
     begin = time.perf_counter()
     loss = step(trained, optimizer, images, labels)
-    found: dict[str, Any] = {"first step, with its plan": time.perf_counter() - begin}
-    found |= {"loss": loss, "expected_loss": expected}
+    figures: dict[str, Any] = {"first step, with its plan": time.perf_counter() - begin}
+    figures |= {"loss": loss, "expected_loss": expected}
     seconds = []
-    for at in range(WARM_UP + asked.repeats):
+    for repeat in range(WARM_UP + asked.repeats):
         distributed.barrier()
         begin = time.perf_counter()
         step(trained, optimizer, images, labels)
-        if at >= WARM_UP:
+        if repeat >= WARM_UP:
             seconds.append(time.perf_counter() - begin)
     weights = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
     low, high = weights.clone(), weights.clone()
     distributed.all_reduce(low, distributed.ReduceOp.MIN)
     distributed.all_reduce(high, distributed.ReduceOp.MAX)
-    found |= {"seconds": seconds, "ranks_are_equal": bool(torch.equal(low, high))}
+    figures |= {"seconds": seconds, "ranks_are_equal": bool(torch.equal(low, high))}
     if device.type == "cuda":
-        found["max_memory_allocated"] = torch.cuda.max_memory_allocated()
+        figures["max_memory_allocated"] = torch.cuda.max_memory_allocated()
     if asked.limit != "none":
         plan = model.forward.plan
-        found |= {"predicted": plan.seconds, "device_bytes": plan.device_bytes}
-    return found
+        figures |= {"predicted": plan.seconds, "device_bytes": plan.device_bytes}
+    return figures
 
 
 def main() -> None:
@@ -95,9 +95,9 @@ def main() -> None:
             stack.enter_context(ooc_cudnn.settings(device="host", machine="host"))
         distributed.init_process_group("nccl" if on_cards else "gloo")
         stack.callback(distributed.destroy_process_group)
-        found = train(asked, device)
+        figures = train(asked, device)
         if distributed.get_rank() == 0:
-            Path(asked.output).write_text(json.dumps(found))
+            Path(asked.output).write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

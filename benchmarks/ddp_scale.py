@@ -61,16 +61,16 @@ def _measured(report: script.Report, name: str, count: int, options: dict[str, A
          str(count), "-m", "benchmarks.ddp_rank", told],
         check=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
-    found = json.loads(path.read_text())
+    figures = json.loads(path.read_text())
     path.unlink()
-    seconds = Timing(tuple(found.pop("seconds")))
+    seconds = Timing(tuple(figures.pop("seconds")))
     rate = count * options["batch"] / seconds.median
     report.measure(f"{name}: seconds", seconds, spoken=str(seconds))
-    report.measure(f"{name}: rank 0", found)
+    report.measure(f"{name}: rank 0", figures)
     report.claim(f"{name}: images a second", rate)
-    report.claim(f"{name}: predicted / measured", found["predicted"] / seconds.median)
-    error = abs(found["loss"] / found["expected_loss"] - 1)
-    is_ok = error <= LOSS_TOLERANCE and found["ranks_are_equal"]
+    report.claim(f"{name}: predicted / measured", figures["predicted"] / seconds.median)
+    error = abs(figures["loss"] / figures["expected_loss"] - 1)
+    is_ok = error <= LOSS_TOLERANCE and figures["ranks_are_equal"]
     report.check(f"{name}: contents", {"ok": is_ok, "loss_error": error})
     return rate
 

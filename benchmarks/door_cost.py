@@ -82,8 +82,8 @@ def contents(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     limited = ooc.limit(copy.deepcopy(model).eval(), LIMIT)
     with torch.no_grad(), ooc_cudnn.settings(allow_tf32=False), strict_float32():
         expected = copy.deepcopy(model).eval()(x)
-        found = [limited(x).to(expected.device) for _ in range(2)][-1]
-    error = float((found - expected).abs().max() / expected.abs().max())
+        result = [limited(x).to(expected.device) for _ in range(2)][-1]
+    error = float((result - expected).abs().max() / expected.abs().max())
     return {"ok": error <= TOLERANCE, "error": error}
 
 

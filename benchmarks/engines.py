@@ -147,10 +147,10 @@ class Problem:
         if self.direction == "forward":
             return {"x": values["x"], "w": values["w"], **self.geometry}
         if self.direction == "backward_data":
-            given = {"w": values["w"], "dy": values["dy"], "input_shape": self.layer.x_shape}
+            operands = {"w": values["w"], "dy": values["dy"], "input_shape": self.layer.x_shape}
         else:
-            given = {"x": values["x"], "dy": values["dy"], "filter_shape": self.layer.w_shape}
-        return {**given, **self.geometry}
+            operands = {"x": values["x"], "dy": values["dy"], "filter_shape": self.layer.w_shape}
+        return {**operands, **self.geometry}
 
     def specs(self, order: str) -> dict[str, TensorSpec]:
         """What lies on the card, for `tune`."""
@@ -201,9 +201,9 @@ def timings(
     synchronize = report.synchronize
     with problem.torch.no_grad():
         repeats = 2 if report.quick else REPEATS
-        found = time_in_a_row(calls, synchronize, repeats=repeats)
+        seconds = time_in_a_row(calls, synchronize, repeats=repeats)
         host = host_seconds_per_call(calls, synchronize, calls=1, batches=repeats)
-    return found, host
+    return seconds, host
 
 
 def best(found: dict[str, Timing], who: str) -> float:
@@ -226,7 +226,7 @@ def measured(report: script.Report, problem: Problem, seconds: float) -> dict[st
         errors = checked(report, problem)
     theirs = best(after, "PyTorch")
     ratios = {"heuristics": best(plain, "ours") / theirs, "measured": best(after, "ours") / theirs}
-    found = {
+    figures = {
         "heuristics": {way: timing.to_json() for way, timing in plain.items()},
         "measured": {way: timing.to_json() for way, timing in after.items()},
         "host, one call": {way: timing.median for way, timing in host.items()},
@@ -243,7 +243,7 @@ def measured(report: script.Report, problem: Problem, seconds: float) -> dict[st
     spoken = f"{1e3 * theirs:.3f} ms PyTorch; ours over that {ratios['heuristics']:.2f}, tuned for "
     spoken += f"{tuning:.1f} s {ratios['measured']:.2f}; host "
     spoken += ", ".join(f"{who} {1e6 * best(host, who):.0f} us" for who in ("ours", "PyTorch"))
-    report.measure(name, found, spoken=spoken)
+    report.measure(name, figures, spoken=spoken)
     return ratios
 
 
@@ -297,8 +297,8 @@ def checked(report: script.Report, problem: Problem) -> dict[str, float]:
     for order in ORDERS:
         ours = largest_error(problem.torch.as_tensor(problem.ours(order)), expected)
         allowed = max(ERROR_SHARE * theirs, SMALL_ERRORS[problem.precision])
-        found = {"ok": ours <= allowed, "error": ours, "PyTorch's": theirs, "allowed": allowed}
-        report.check(f"{problem.name}, {order}: contents", found)
+        check = {"ok": ours <= allowed, "error": ours, "PyTorch's": theirs, "allowed": allowed}
+        report.check(f"{problem.name}, {order}: contents", check)
         errors["ours"] = max(ours, errors.get("ours", 0.0))
     return errors
 
@@ -323,15 +323,15 @@ def body(report: script.Report) -> None:
     ratios = resumed(report, arguments.resume, asked) if arguments.resume else {}
     asked = [each for each in asked if each not in ratios]
     begin, longest = time.perf_counter(), 0.0
-    for at, (layer, precision, direction) in enumerate(asked):
+    for index, (layer, precision, direction) in enumerate(asked):
         began = time.perf_counter()
         left = seconds - (began - begin)
-        if at and left < longest:
-            missing = [name_of(asks) for asks in asked[at:]]
+        if index and left < longest:
+            missing = [name_of(asks) for asks in asked[index:]]
             report.note(f"not measured in {seconds:g} s: {', '.join(missing)}")
             break
         problem = Problem(torch, layer, precision, direction, place)
-        share = TUNE_SHARE * left / (len(asked) - at)
+        share = TUNE_SHARE * left / (len(asked) - index)
         ratios[layer, precision, direction] = measured(report, problem, share)
         if arguments.cuda:
             torch.cuda.empty_cache()
@@ -346,39 +346,39 @@ def resumed(
 ) -> dict[Asked, dict[str, float]]:
     """Take over what an earlier file has of what is asked for, and return its ratios."""
     earlier = json.loads(Path(file).read_text(encoding="utf-8"))
-    there = earlier["environment"]
+    past = earlier["environment"]
     here = environment(report.arguments.device)
     for what in ("name", "cudnn"):
-        earlier_one, this_one = ((each["gpu"] or {}).get(what) for each in (there, here))
+        earlier_one, this_one = ((each["gpu"] or {}).get(what) for each in (past, here))
         if earlier_one != this_one:
             raise SystemExit(f"{file} is of {what} {earlier_one}, this is {this_one}: begin anew")
-    found: dict[Asked, dict[str, float]] = {}
+    ratios: dict[Asked, dict[str, float]] = {}
     for asks in asked:
         name = name_of(asks)
         if name in earlier["measurements"]:
             report.measurements[name] = earlier["measurements"][name]
-            found[asks] = report.measurements[name]["ours over PyTorch"]
+            ratios[asks] = report.measurements[name]["ours over PyTorch"]
             of_it = (each for each in earlier["checks"] if each.startswith(f"{name}, "))
             report.checks.update((each, earlier["checks"][each]) for each in of_it)
             report.notes += [each for each in earlier["notes"] if each.startswith(f"{name}: ")]
-    commit = there["commit"]
-    report.note(f"{len(found)} problems are of an earlier run: {there['date']}, commit {commit}")
-    return found
+    commit = past["commit"]
+    report.note(f"{len(ratios)} problems are of an earlier run: {past['date']}, commit {commit}")
+    return ratios
 
 
 def claims(report: script.Report, ratios: Mapping[Asked, Mapping[str, float]]) -> None:
     """Hold means, and the largest ratio, to the bounds of issue 20."""
     by_kind: dict[str, list[float]] = {}
-    for (layer, precision, direction), found in ratios.items():
+    for (layer, precision, direction), ratio in ratios.items():
         kinds = ["all", precision]
         if precision == "strict" and layer.axes == 2 and layer.window == 3:
             kinds += ["strict 3x3", f"strict 3x3 {direction}"]
         for kind in kinds:
-            by_kind.setdefault(kind, []).append(found["measured"])
+            by_kind.setdefault(kind, []).append(ratio["measured"])
     bounds = {"strict 3x3 forward": STRICT_FORWARD, "strict 3x3": STRICT_MEAN}
-    for kind, each in by_kind.items():
+    for kind, values in by_kind.items():
         name = f"{kind}: ours over PyTorch, geometric mean"
-        report.claim(name, statistics.geometric_mean(each), "<=", bounds.get(kind, MEAN))
+        report.claim(name, statistics.geometric_mean(values), "<=", bounds.get(kind, MEAN))
     alike = {asks: each["measured"] for asks, each in ratios.items() if each["like for like"]}
     if not alike:
         return
@@ -390,8 +390,8 @@ def claims(report: script.Report, ratios: Mapping[Asked, Mapping[str, float]]) -
 def in_short(ratios: Mapping[Asked, Mapping[str, float]]) -> str:
     """A table of ours over PyTorch's: by heuristics, and by measured engines."""
     cells: dict[tuple[Layer, str], dict[str, str]] = {}
-    for (layer, precision, direction), found in ratios.items():
-        cell = f"{found['heuristics']:.2f} > {found['measured']:.2f}"
+    for (layer, precision, direction), ratio in ratios.items():
+        cell = f"{ratio['heuristics']:.2f} > {ratio['measured']:.2f}"
         cells.setdefault((layer, precision), {})[direction] = cell
     rows = [
         (f"{layer.name} {precision}", *(of.get(each, "") for each in DIRECTIONS))

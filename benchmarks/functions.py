@@ -81,15 +81,15 @@ def cases(on: Operands) -> Iterator[Case]:
     """Every public function; pooling of windows that overlap, too, and a chain of seven."""
 
     def case(
-        name: str, *given: Any, unread: Any = None, before: Callable[[], Any] | None = None,
+        name: str, *operands: Any, unread: Any = None, before: Callable[[], Any] | None = None,
         **more: Any,
     ) -> Case:  # fmt: skip
         """A call of the function that the name begins with; large arrays are read and written."""
-        call = partial(getattr(ooc_cudnn, name.partition(",")[0]), *given, **more)
+        call = partial(getattr(ooc_cudnn, name.partition(",")[0]), *operands, **more)
         out = more.get("out")
         results = out if isinstance(out, tuple) else (out,)
         is_large = lambda array: isinstance(array, np.ndarray) and array.size >= x.size // 4  # noqa: E731
-        reads = tuple(array for array in given if is_large(array) and array is not unread)
+        reads = tuple(array for array in operands if is_large(array) and array is not unread)
         return Case(name, call, reads, tuple(filter(is_large, results)), before)
 
     x, y, dy, out, w, b = on.x, on.y, on.dy, on.out, on.w, on.b
@@ -127,10 +127,10 @@ def cases(on: Operands) -> Iterator[Case]:
             x, on.scale, on.bias, out=(out, None, None)
         )
 
-    def back() -> None:
+    def backward() -> None:
         ooc_cudnn.batch_normalization_backward(x, dy, on.scale, **saved, out=(out, None, None))
 
-    yield Case("batch_normalization_backward", back, (x, dy), (out,), train)
+    yield Case("batch_normalization_backward", backward, (x, dy), (out,), train)
     yield case("pooling_forward, 2x2 max", x, window=2, out=half)
     yield case("pooling_forward, 3x3 average", x, window=3, stride=2, padding=1, out=half,
                mode="average_exclude_padding")  # fmt: skip
@@ -166,28 +166,28 @@ class Bench:
             case.call()
         # A trace without copies: gaps between launches are the host's, not the device's.
         core_seconds = min(calls[0].trace.busy_seconds("compute"), calls[0].seconds)
-        found = self._verified(case, copies)
-        self._compare(case, times, core_seconds, found)
+        diagnosis = self._verified(case, copies)
+        self._compare(case, times, core_seconds, diagnosis)
 
     def _verified(self, case: Case, copies: Callable[[], None]) -> dict[str, Any]:
         """Run once more on poisoned results: profiled, and patches recomputed in float64."""
         report, name = self.report, case.name
         copies()
         with ooc_cudnn.settings(verify=PATCHES):
-            found, _ = report.profile(name, case.call, self.limit)
+            diagnosis, _ = report.profile(name, case.call, self.limit)
         missing = sum(unwritten(array) for array in case.writes)
         report.check(
             f"{name}: contents",
             {"ok": not missing, "verified_patches": PATCHES, "unwritten_planes": missing},
         )
-        return found
+        return diagnosis
 
     def _compare(
         self,
         case: Case,
         times: dict[str, Timing],
         core_seconds: float,
-        found: dict[str, Any],
+        diagnosis: dict[str, Any],
     ) -> None:
         report, name = self.report, case.name
         ours, link = times["call"].median, times["link"].median
@@ -207,7 +207,7 @@ class Bench:
             },
         )
         report.claim(f"{name}: limit / measured", limit / ours, ">=", BOUND)
-        report.predicted(name, found, ours)
+        report.predicted(name, diagnosis, ours)
 
 
 @contextmanager
@@ -244,8 +244,8 @@ def body(report: script.Report) -> None:
             try:
                 bench.measure(case)
             except Exception as error:  # the others are still worth their time on the card
-                found = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-                report.check(f"{case.name}: contents", found)
+                failure = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+                report.check(f"{case.name}: contents", failure)
     ratios = [claim.value for claim in report.claims if claim.name.endswith("limit / measured")]
     report.claim("functions measured", len(ratios))
     if ratios:

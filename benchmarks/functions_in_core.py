@@ -105,12 +105,12 @@ class Problem:
         last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(
             axes, torch.contiguous_format
         )
-        found = {}
+        operands = {}
         for order, memory in zip(ORDERS, (torch.contiguous_format, last), strict=True):
             x, dy = (self.drawn(self._shape, seed).to(memory_format=memory) for seed in (0, 1))
             scale, bias = (self.drawn((self._shape[1],), seed).abs() + 0.5 for seed in (2, 3))
-            found[order] = {"x": x, "dy": dy, "scale": scale.float(), "bias": bias}
-        return found
+            operands[order] = {"x": x, "dy": dy, "scale": scale.float(), "bias": bias}
+        return operands
 
     def ours(self, order: str) -> Any:
         return self.function(self.of[order])
@@ -143,9 +143,9 @@ def gradient(torch: Any, make: Callable[..., Any], names: Sequence[str]) -> Call
             with torch.enable_grad():
                 leaves = {name: of[name].detach().requires_grad_() for name in names}
                 kept[id(of)] = make(**{**of, **leaves}), tuple(leaves.values()), of
-        made, leaves, _ = kept[id(of)]
-        dy = of["dy"] if made.shape == of["dy"].shape else of["dy_small"]
-        return torch.autograd.grad(made, leaves, dy, retain_graph=True)
+        result, leaves, _ = kept[id(of)]
+        dy = of["dy"] if result.shape == of["dy"].shape else of["dy_small"]
+        return torch.autograd.grad(result, leaves, dy, retain_graph=True)
 
     return call
 
@@ -204,14 +204,14 @@ def _pointwise(torch: Any, problem: Make) -> Iterator[Problem]:
         lambda of: ooc_cudnn.activation_forward(of["x"]),
         lambda of: relu(**of),
     )
-    made = problem(
+    backward = problem(
         "activation_backward",
         lambda of: ooc_cudnn.activation_backward(of["y"], of["dy"]),
         gradient(torch, relu, ("x",)),
     )
-    for of in made.of.values():
+    for of in backward.of.values():
         of["y"] = relu(**of)
-    yield made
+    yield backward
     in_place = problem(
         "add_tensor",
         lambda of: ooc_cudnn.add_tensor(of["bias"], of["y"]),
@@ -246,15 +246,15 @@ def _pooling(torch: Any, layer: Layer, problem: Make) -> Iterator[Problem]:
         lambda of: ooc_cudnn.pooling_forward(of["x"], **mine),
         lambda of: make(**of),
     )
-    made = problem(
+    backward = problem(
         f"pooling_backward {layer.window}/{layer.stride}",
         lambda of: ooc_cudnn.pooling_backward(of["y"], of["dy_small"], of["x"], **mine),
         gradient(torch, make, ("x",)),
     )
-    for of in made.of.values():
+    for of in backward.of.values():
         of["y"] = make(**of)
-        of["dy_small"] = torch.empty_like(of["y"]).copy_(made.drawn(of["y"].shape, 4))
-    yield made
+        of["dy_small"] = torch.empty_like(of["y"]).copy_(backward.drawn(of["y"].shape, 4))
+    yield backward
 
 
 def _normalization(torch: Any, problem: Make) -> Iterator[Problem]:
@@ -288,8 +288,8 @@ def _normalization(torch: Any, problem: Make) -> Iterator[Problem]:
         ),
         infer,
     )
-    for made in (forward, backward, inference):
-        for of in made.of.values():
+    for variant in (forward, backward, inference):
+        for of in variant.of.values():
             of["bias"] = of["bias"].float()
             axes = [axis for axis in range(of["x"].dim()) if axis != 1]
             wide = of["x"].double()
@@ -297,7 +297,7 @@ def _normalization(torch: Any, problem: Make) -> Iterator[Problem]:
             of["variance"] = wide.var(axes, unbiased=False).float()
             of["saved_mean"] = of["mean"]
             of["saved_inverse_variance"] = (of["variance"] + 1e-5).rsqrt()
-        yield made
+        yield variant
 
 
 def measured(report: script.Report, problem: Problem) -> tuple[float, bool]:
@@ -319,18 +319,18 @@ def measured(report: script.Report, problem: Problem) -> tuple[float, bool]:
     report.check(
         f"{problem.name}: contents", {"ok": errors["ours"] <= allowed, **errors, "allowed": allowed}
     )
-    found, host = timings(report, problem, ("ours", "PyTorch"))
-    ratio = best(found, "ours") / best(found, "PyTorch")
-    of_host = best(host, "ours") > OF_HOST * best(found, "ours")
+    seconds, host = timings(report, problem, ("ours", "PyTorch"))
+    ratio = best(seconds, "ours") / best(seconds, "PyTorch")
+    of_host = best(host, "ours") > OF_HOST * best(seconds, "ours")
     report.measure(
         problem.name,
         {
-            "seconds": {way: timing.to_json() for way, timing in found.items()},
+            "seconds": {way: timing.to_json() for way, timing in seconds.items()},
             "host, one call": {way: timing.median for way, timing in host.items()},
             "ours over PyTorch": ratio,
             "the host binds": of_host,
         },
-        spoken=f"{_us(found, 'ours')} us, PyTorch {_us(found, 'PyTorch')} us: {ratio:.2f}"
+        spoken=f"{_us(seconds, 'ours')} us, PyTorch {_us(seconds, 'PyTorch')} us: {ratio:.2f}"
         + f"; host {_us(host, 'ours')} us" * of_host,
     )
     return ratio, of_host
@@ -361,9 +361,9 @@ def body(report: script.Report) -> None:
             kinds.setdefault("where the host does not bind", []).append(ratio)
         for dtype in (each for each in dtypes if f" {each} " in name):
             kinds.setdefault(dtype, []).append(ratio)
-    for kind, each in kinds.items():
-        mean = statistics.geometric_mean(each)
-        report.claim(f"{kind}: ours over PyTorch, geometric mean of {len(each)}", mean, "<=", MEAN)
+    for kind, values in kinds.items():
+        name = f"{kind}: ours over PyTorch, geometric mean of {len(values)}"
+        report.claim(name, statistics.geometric_mean(values), "<=", MEAN)
     worst = max(ratios, key=lambda name: ratios[name][0])
     report.claim(f"{worst}: ours over PyTorch, the largest", ratios[worst][0], "<=", MOST)
 

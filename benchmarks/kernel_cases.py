@@ -243,19 +243,19 @@ def poolings(shape: tuple[int, ...], window: int, name: str, mode: str) -> Itera
 
 def filled(torch: Any, case: Case, place: str) -> dict[str, Any]:
     """The tensors of a case, with NaN (of integers, 165) where results belong."""
-    made: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, laid in case.tensors.items():
         dtype = getattr(torch, laid.dtype)
         tensor = torch.empty_strided(laid.shape, laid.strides(), dtype=dtype, device=place)
         tensor.fill_(math.nan if dtype.is_floating_point else UNWRITTEN)
-        found = values(torch, laid, place, made)
-        made[name] = tensor if found is None else tensor.copy_(found)
+        contents = values(torch, laid, place, tensors)
+        tensors[name] = tensor if contents is None else tensor.copy_(contents)
     if case.tensors.get("y", Laid(())).fill == "pooled":
         forward = case.launch.operation.forward
-        made["y"].copy_(
-            torch.nn.functional.max_pool2d(made["x"].contiguous(), forward.window[0], STRIDE)
+        tensors["y"].copy_(
+            torch.nn.functional.max_pool2d(tensors["x"].contiguous(), forward.window[0], STRIDE)
         )
-    return made
+    return tensors
 
 
 def values(torch: Any, laid: Laid, place: str, made: Tensors) -> Any:
@@ -291,17 +291,17 @@ def cases(*, quick: bool) -> tuple[Case, ...]:
             *softmaxes((7, 10)),
             *(case for mode in MODES for case in poolings((2, 3, 9, 8), 3, "small", mode)),
         )
-    found = [*relayouts((64, 96, 55, 55), "CV6")]
+    all_cases = [*relayouts((64, 96, 55, 55), "CV6")]
     for rows in SOFTMAX:
-        found += softmaxes(rows)
+        all_cases += softmaxes(rows)
     pools = {
         name: (scaled((n, c, extent, extent), SCALED_INPUT), window)
         for name, (n, c, extent, window) in POOLINGS.items()
     }
     for name, (shape, window) in pools.items():
-        found += poolings(shape, window, name, "max")
+        all_cases += poolings(shape, window, name, "max")
     for name, (n, c, extent) in CONVOLUTIONS.items():
-        found += relayouts(scaled((n, c, extent, extent), 4 * LARGE_INPUT), f"{name} scaled")
+        all_cases += relayouts(scaled((n, c, extent, extent), 4 * LARGE_INPUT), f"{name} scaled")
     for mode, (name, (shape, window)) in itertools.product(list(MODES)[1:], pools.items()):
-        found += poolings(shape, window, name, mode)
-    return tuple(found)
+        all_cases += poolings(shape, window, name, mode)
+    return tuple(all_cases)

@@ -96,11 +96,11 @@ class Bench:
         }
         if case.theirs is not None:
             ways["PyTorch"] = [case.theirs(self.torch, tensors) for tensors in sets]
-        found = self.clock.measure(ways)
+        timings = self.clock.measure(ways)
         row: dict[str, Any] = {"name": case.name, "kind": case.kind, "bytes": case.nbytes}
         row |= {"share_bound": case.share, "time_bound": case.time}
         row |= {way: {"median": t.median, "p10": t.percentile(10), "p90": t.percentile(90)}
-                for way, t in found.items()}  # fmt: skip
+                for way, t in timings.items()}  # fmt: skip
         if case.public is not None:
             call = [partial(case.public, tensors) for tensors in sets]
             calls, batches = (1, 1) if report.quick else (PUBLIC_CALLS, PUBLIC_BATCHES)
@@ -204,8 +204,8 @@ def measured(report: script.Report, every: Sequence[Case]) -> None:
             try:
                 bench.measure(case)
             except Exception as error:  # the others are still worth their time on the card
-                found = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-                report.check(f"{case.name}: contents", found)
+                failure = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+                report.check(f"{case.name}: contents", failure)
     bench.judge()
     print(bench.table())
 

@@ -41,24 +41,24 @@ Found = dict[tuple[float, str], Replay | None]
 
 def swept(network: str) -> Found:
     """A network by every policy at every ratio."""
-    found = Found()
+    steps = Found()
     for ratio in RATIOS:
         for policy in POLICIES:
-            found[ratio, policy] = replayed(network, policy, ratio)
-            print(network, ratio, policy, found[ratio, policy], file=sys.stderr, flush=True)
-    return found
+            steps[ratio, policy] = replayed(network, policy, ratio)
+            print(network, ratio, policy, steps[ratio, policy], file=sys.stderr, flush=True)
+    return steps
 
 
 def swept_anew(network: str) -> Found:
     """The same where only `best` is planned: integer programs are as they were recorded."""
-    rows, found = load_record(NAME)["measurements"], Found()
+    rows, steps = load_record(NAME)["measurements"], Found()
     for ratio in RATIOS:
         for policy in POLICIES[:-1]:
             row = rows[f"{network} at {ratio}: {policy}"]
             step = {name: row[name] for name in Replay._fields if name in row}
-            found[ratio, policy] = Replay(**step) if step else None
-        found[ratio, "best"] = replayed(network, "best", ratio)
-    return found
+            steps[ratio, policy] = Replay(**step) if step else None
+        steps[ratio, "best"] = replayed(network, "best", ratio)
+    return steps
 
 
 def less(found: Mapping[str, Found], baseline: str) -> list[float]:
@@ -77,14 +77,14 @@ def body(report: script.Report) -> None:
         return
     with ProcessPoolExecutor(len(NETWORKS)) as pool:
         sweep = swept_anew if report.arguments.best_only else swept
-        found = dict(zip(NETWORKS, pool.map(sweep, NETWORKS), strict=True))
+        by_network = dict(zip(NETWORKS, pool.map(sweep, NETWORKS), strict=True))
     if report.arguments.best_only:
         said = "only best was planned: the integer programs' steps are of an earlier record"
         for note in dict.fromkeys([*load_record(NAME)["notes"], said]):
             report.note(note)
-    for network, each in found.items():
+    for network, steps in by_network.items():
         report.measure(f"{network}: keep all", {"bytes": keep_all(network)})
-        for (ratio, policy), step in each.items():
+        for (ratio, policy), step in steps.items():
             row = {} if step is None else step._asdict()
             name = f"{network} at {ratio}: {policy}"
             report.measure(name, {"network": network, "ratio": ratio, "policy": policy, **row})
@@ -92,13 +92,13 @@ def body(report: script.Report) -> None:
                 most = ratio * keep_all(network)
                 report.check(name, {"ok": step.peak_bytes <= most, "most_bytes": int(most)})
         for ratio in RATIOS:
-            ours, best = each[ratio, "mo_sos"], each[ratio, "best"]
+            ours, best = steps[ratio, "mo_sos"], steps[ratio, "best"]
             assert best is not None
             if ours is not None:
                 name = f"{network} at {ratio}: seconds of best over those of mo_sos"
                 report.claim(name, best.seconds / ours.seconds, "<=", 1.0)
     for baseline, stated in STATED.items():
-        mean = statistics.mean(less(found, baseline))
+        mean = statistics.mean(less(by_network, baseline))
         report.claim(f"mo_sos below {baseline}, mean", mean, ">=", stated)
 
 

@@ -50,21 +50,21 @@ def options(operation: AnyConvolution) -> tuple[Option, ...]:
     forward, work = forward_of(operation), operation.work()
     compute = shipped(MACHINE).compute
     seconds = compute.seconds(work)
-    found = [Option(seconds, 0, name=PRODUCTS)]
+    algorithms = [Option(seconds, 0, name=PRODUCTS)]
     windows, strides = forward.w_shape[2:], forward.stride
     if windows == (3, 3) and set(strides) == {1} and forward.groups == 1:
         item = ITEM_BYTES[forward.dtype]
         pairs = forward.w_shape[0] * forward.w_shape[1]
         if not isinstance(operation, ConvolutionBackwardFilter):
             fused = Option(seconds / WINOGRAD_FASTER, pairs * FILTER_NUMBERS * item, name=WINOGRAD)
-            found.append(fused)
+            algorithms.append(fused)
         maps = (math.prod(forward.x_shape) + math.prod(forward.output_shape)) * item
-        made = TRANSFORMED * maps
+        transformed = TRANSFORMED * maps
         line = compute.lines[compute.nearest_key(work.key)]
-        passes = Work(f"pointwise/{forward.dtype}", 0.0, device_bytes=maps + 2 * made)
+        passes = Work(f"pointwise/{forward.dtype}", 0.0, device_bytes=maps + 2 * transformed)
         took = MULTIPLIED * line.alpha * work.flops + compute.seconds(passes)
-        found.append(Option(took, int(made), name=NON_FUSED))
-    return front(found)
+        algorithms.append(Option(took, int(transformed), name=NON_FUSED))
+    return front(algorithms)
 
 
 def machine(steps: Iterable[Step]) -> MachineModel:

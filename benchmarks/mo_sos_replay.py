@@ -99,16 +99,16 @@ def _constraints(name: str, limit: int, *, may_cut: bool) -> PlanConstraints:
     Calls may be cut so that there is room for the fastest algorithms, as the library does where
     engines were measured; or they take the fastest one that fits beside them as they are.
     """
-    given = {
+    weights = {
         each: TensorSpec(tensor.shape, tensor.dtype, "device")
         for each, tensor in trained(name)[0].parameters.tensors.items()
     }
-    room = limit - sum(spec.nbytes for spec in given.values())
+    room = limit - sum(spec.nbytes for spec in weights.values())
     ask = p40.ask if may_cut else None
     target = Target(
         _machine(name), room, room, ("channels_first",), ask, overlap=True, options=p40.options
     )
-    return PlanConstraints(target, given)
+    return PlanConstraints(target, weights)
 
 
 @cache
@@ -129,10 +129,10 @@ def replayed(name: str, policy: str, ratio: float) -> Replay | None:
     constraints = _constraints(name, limit, may_cut=policy not in CANDIDATES)
     net, loss = trained(name)
     try:
-        made = plan_step(name, net.training_phases(loss), constraints, policy=policy)
+        lowered = plan_step(name, net.training_phases(loss), constraints, policy=policy)
     except PlanInfeasibleError:
         return None
-    plan = made.plan
+    plan = lowered.plan
     by_fate = {
         fate: sum(each.nbytes for each in plan.fates if each.fate == fate)
         for fate in ("offloaded", "recomputed")

@@ -65,7 +65,7 @@ CACHE = "XDG_CACHE_HOME"
 def calls(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
     """Measure calls until all are or the time is up."""
     arguments = report.arguments
-    found = report.measurements["calls"] = list[dict[str, Any]]()
+    results = report.measurements["calls"] = list[dict[str, Any]]()
     begin = time.perf_counter()
     for drawn in todo(arguments):
         if time.perf_counter() - begin > arguments.seconds:
@@ -76,20 +76,20 @@ def calls(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
         measured = attempt(report, drawn, lambda drawn=drawn: measure_call(drawn, blocks))
         if measured is None:
             continue
-        found.append(rounded(measured))
+        results.append(rounded(measured))
         report.say(f"{drawn}\n            {spoken_call(measured)}")
-        if len(found) % WRITE_EVERY == 0:
+        if len(results) % WRITE_EVERY == 0:
             report.write()
     for again in range(1, ROUNDS if arguments.cuda else 1):
         report.say(f"round {again + 1} of {ROUNDS}")
-        for call in found:
+        for call in results:
             if time.perf_counter() - begin > arguments.seconds:
                 report.note(f"the {arguments.seconds:g} s for calls were over in round {again + 1}")
-                return found
+                return results
             drawn = Drawn.from_json(call["drawn"])
             attempt(report, drawn, partial(measure_again, call, drawn, blocks))
             call |= rounded(call)
-    return found
+    return results
 
 
 def todo(arguments: argparse.Namespace) -> Iterator[Drawn]:
@@ -129,10 +129,10 @@ def splits(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
     """Measure every split of problems as they are drawn, until there are enough of them."""
     arguments = report.arguments
     scale = problem_scale(arguments.scale)
-    found = report.measurements["splits"] = list[dict[str, Any]]()
+    results = report.measurements["splits"] = list[dict[str, Any]]()
     begin = time.perf_counter()
     for index in itertools.count() if arguments.only is None else [arguments.only]:
-        if len(found) == arguments.problems:
+        if len(results) == arguments.problems:
             break
         if time.perf_counter() - begin > arguments.split_seconds:
             report.note(f"the {arguments.split_seconds:g} s for splits were over at {index}")
@@ -142,10 +142,10 @@ def splits(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
             continue
         measured = attempt(report, drawn, lambda drawn=drawn: measure_problem(drawn, blocks))
         if measured is not None:
-            found.append(rounded(measured))
+            results.append(rounded(measured))
             report.say(f"{drawn}\n            {spoken_problem(measured)}")
             report.write()
-    return found
+    return results
 
 
 def judge_splits(report: script.Report, found: list[dict[str, Any]]) -> None:
@@ -174,9 +174,9 @@ def judge_calls(report: script.Report, found: list[dict[str, Any]]) -> None:
                      said[predictor]["p90"], *bounds[1])  # fmt: skip
     inexact = [call["description"] for call in found if not call["peak_exact"]]
     report.claim("calls whose peak of memory is not the plan's", len(inexact), "<=", 0)
-    rounds = [each for call in found if len(each := call.get("round_seconds", ())) == ROUNDS]
+    rounds = [took for call in found if len(took := call.get("round_seconds", ())) == ROUNDS]
     if rounds:
-        apart = figures([max(each) / min(each) for each in rounds])
+        apart = figures([max(took) / min(took) for took in rounds])
         for name in ("median", "p90"):
             report.claim(f"slowest round over the quietest, {name}", apart[name])
     disturbed = [call for call in found if call["others_share"] > DISTURBED]
@@ -233,8 +233,8 @@ def judged(report: script.Report) -> int:
     report.claim("measurements that failed", len(failed), "<=", 0)
     report.check("measurements", {"ok": not failed})
     status = report.finish()
-    for each in failed:
-        print(f"FAILED: {each['description']}: {each['error']}")
+    for failure in failed:
+        print(f"FAILED: {failure['description']}: {failure['error']}")
     for claim in report.claims:
         if claim.holds is False:
             print(f"MISSED: {claim.name}")
@@ -272,9 +272,9 @@ def main(argv: list[str] | None = None) -> int:
         blocks = Blocks(arguments.device, SCALES[arguments.scale], Path(folder))
         report.say("memory is allocated")
         if arguments.part != "splits":
-            found = calls(report, blocks)
-            judge_calls(report, found)
-            show(report, found)
+            results = calls(report, blocks)
+            judge_calls(report, results)
+            show(report, results)
         if arguments.part != "calls":
             judge_splits(report, splits(report, blocks))
         blocks.release()

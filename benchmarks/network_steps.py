@@ -66,9 +66,9 @@ def planned(case: Case, policy: str) -> LoweredStep:
     )
 
 
-def figures(made: LoweredStep, course: Course) -> dict[str, Any]:
+def figures(lowered: LoweredStep, course: Course) -> dict[str, Any]:
     """What the table shows of a plan; `ok` if it keeps its limit and its word."""
-    plan = made.plan
+    plan = lowered.plan
     held = int(course.held.sum(axis=0).max())
     return {
         "ok": held <= plan.device_bytes <= plan.memory_limit,
@@ -106,12 +106,12 @@ def course_from(drawn: Mapping[str, Any]) -> Course:
 def body(report: script.Report) -> None:
     for case in (SMALL,) if report.quick else CASES:
         for policy in QUICK:
-            made = planned(case, policy)
-            course = course_of(made)
-            report.check(f"{case}: {policy}", figures(made, course))
-            report.say(f"{case}: {policy} {format_seconds(made.plan.seconds)}")
+            lowered = planned(case, policy)
+            course = course_of(lowered)
+            report.check(f"{case}: {policy}", figures(lowered, course))
+            report.say(f"{case}: {policy} {format_seconds(lowered.plan.seconds)}")
             if case == RESNET and policy == "best":
-                report.measure(EXPLAINED, made.plan.explain().splitlines(), spoken="kept")
+                report.measure(EXPLAINED, lowered.plan.explain().splitlines(), spoken="kept")
             if case == RESNET and policy in DRAWN:
                 report.measure(policy, plain(course), spoken="to be drawn")
 

@@ -32,6 +32,7 @@ from ooc_cudnn.bench.contents import fill
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, time_repeats
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
@@ -57,9 +58,9 @@ def feature_layers(side: int, height: int, dtype: str = "float32", width: float 
     net = Network()
     x = net.input("images", (1, 3, height, side), dtype)
     for group, channels in enumerate((64, 128, 256, 512, 512), 1):
-        for at in range(1, 3 if group < 3 else 4):
+        for number in range(1, 3 if group < 3 else 4):
             wide = max(1, round(channels * width))
-            x = net.convolution(x, wide, window=3, padding=1, name=f"conv{group}_{at}")
+            x = net.convolution(x, wide, window=3, padding=1, name=f"conv{group}_{number}")
             x = net.activation(x)
         x = net.pooling(x, window=2, name=f"pool{group}")
     return net, net.mean_squared_error(x, net.input("labels", x.shape, dtype), name="loss")
@@ -188,17 +189,17 @@ CASES = {
 
 def drawn(net: Network) -> dict[str, Any]:
     """Inputs in pinned memory: normal numbers, and labels that are one of two classes."""
-    found = {}
+    inputs = {}
     for name in ("images", "labels"):
         tensor = net.graph.tensors[name]
-        array = found[name] = script.allocate_pinned(tensor.shape, tensor.dtype)
+        array = inputs[name] = script.allocate_pinned(tensor.shape, tensor.dtype)
         if tensor.dtype == "float32":
             fill(array)
         elif tensor.is_floating:
             array[...] = np.random.default_rng(1).standard_normal(tensor.shape)
         else:
             array[...] = np.random.default_rng(2).integers(0, 2, tensor.shape, np.int8)
-    return found
+    return inputs
 
 
 def place_parameters(net: Network) -> dict[str, Any]:
@@ -225,10 +226,10 @@ def check_small(report: script.Report, name: str, case: Case) -> None:
         with ooc_cudnn.settings(memory_limit=case.small_limit):
             step = net.training_step(loss, policy=policy)
             step(**inputs)
-            found, seconds, call = one_step(step, inputs)
+            step_loss, seconds, call = one_step(step, inputs)
         errors = {key: float(np.abs(step.gradients[key] - expected[key]).max()) for key in expected}
         worst = max(errors, key=lambda key: np.nan_to_num(errors[key], nan=math.inf))
-        loss_error = abs(found - expected_loss) / abs(expected_loss)
+        loss_error = abs(step_loss - expected_loss) / abs(expected_loss)
         report.check(
             f"{title}: contents",
             {
@@ -268,7 +269,7 @@ def account(report: script.Report, name: str, call: Any, seconds: Timing) -> Non
     """Keep what a step took, beside what its plan said; its peak is to be exact."""
     plan, held = call.plan, get_device(report.arguments.device).arena.array_bytes
     report.measure(f"{name}: plan", figures_of(plan))
-    busy = {each: call.trace.busy_seconds(each) for each in ("copy_in", "compute", "copy_out")}
+    busy = {each: call.trace.busy_seconds(each) for each in STREAMS}
     report.measure(f"{name}: streams, profiled", busy)
     report.measure(f"{name}: seconds", seconds)
     report.claim(f"{name}: predicted / measured", plan.seconds / seconds.median)
@@ -321,16 +322,16 @@ class Theirs:
             out_of_memory_as(torch, MemoryError),
             way.twin(case.twin) as twin,
         ):
-            made = torch_networks.TorchNetwork(torch, twin, weights, cuda=True)
+            network = torch_networks.TorchNetwork(torch, twin, weights, cuda=True)
             try:
-                loss = made.step(*inputs.values(), micro=micro)
+                loss = network.step(*inputs.values(), micro=micro)
                 torch.cuda.reset_peak_memory_stats()
-                run = functools.partial(made.step, *inputs.values(), micro=micro)
+                run = functools.partial(network.step, *inputs.values(), micro=micro)
                 seconds = time_repeats(run, report.synchronize)
                 report.measure(f"{name}: PyTorch, seconds", seconds)
                 report.measure(f"{name}: PyTorch, peak", torch.cuda.max_memory_allocated())
             finally:
-                made.release()
+                network.release()
         return loss, seconds
 
 
@@ -362,7 +363,7 @@ def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs |
                 tune(report, title, functools.partial(step.tune, **inputs))
             begin = time.perf_counter()
             try:
-                found = step(**inputs)
+                first_loss = step(**inputs)
             except (HostOutOfMemoryError, ooc_cudnn.PlanInfeasibleError) as error:
                 report.note(f"{title}: did not run: {error}")
                 report.check(f"{title}: contents", {"ok": False, "reason": str(error)})
@@ -378,9 +379,9 @@ def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs |
             report.claim(f"{title}: prediction off by", off, "<=", PREDICTION)
             against = theirs.seconds if theirs else _forward(report, title, net, inputs)
         finite = all(bool(np.isfinite(gradient).all()) for gradient in step.gradients.values())
-        check = {"ok": finite and math.isfinite(found), "loss": found, "finite": finite}
+        check = {"ok": finite and math.isfinite(first_loss), "loss": first_loss, "finite": finite}
         if theirs and theirs.loss is not None:
-            error = abs(found - theirs.loss) / abs(theirs.loss)
+            error = abs(first_loss - theirs.loss) / abs(theirs.loss)
             check |= {"loss_error": error, "ok": check["ok"] and error <= LOSS_TOLERANCE}
         report.check(f"{title}: contents", check)
         if against is not None:
@@ -398,7 +399,7 @@ def tune(report: script.Report, name: str, measure: Callable[..., list[Measureme
     """Measure the engines of a step, for so long as is asked for; keep what was found."""
     begin = time.perf_counter()
     try:
-        found = measure(seconds=report.arguments.tune_seconds)
+        measurements = measure(seconds=report.arguments.tune_seconds)
     except NothingToTuneError as error:
         report.note(f"{name}: not tuned: {error}")
         return
@@ -407,7 +408,7 @@ def tune(report: script.Report, name: str, measure: Callable[..., list[Measureme
         f"{each.work.sized}": [
             [option.name, option.seconds, option.workspace_bytes] for option in each.options
         ]
-        for each in found
+        for each in measurements
     }
     report.measure(f"{name}: engines", tables, spoken=f"{len(tables)} convolutions")
     report.measure(f"{name}: tuning, with its plans", seconds)
@@ -420,9 +421,9 @@ def _forward(report: script.Report, name: str, net: Network, inputs: Mapping[str
     with ooc_cudnn.profile() as recorded:
         for _ in range(4):  # it is planned anew each time, which is not what is asked
             net.forward(last, images=inputs["images"], out=out)
-    found = Timing(tuple(call.seconds for call in recorded.calls[1:]))
-    report.measure(f"{name}: forward, seconds", found)
-    return found.median
+    timing = Timing(tuple(call.seconds for call in recorded.calls[1:]))
+    report.measure(f"{name}: forward, seconds", timing)
+    return timing.median
 
 
 def body(report: script.Report) -> None:

@@ -540,11 +540,11 @@ def cases(*, quick: bool) -> tuple[Case, ...]:
         Maker(QUICK_SHAPE if quick else SHAPE, order, dtype)
         for order, dtype in itertools.product(ORDERS, TYPES)
     ]
-    found = [
+    all_cases = [
         case
         for group in (elements, channels, sets, softmaxes, neighbours)
         for cases_of in itertools.zip_longest(*(group(at) for at in makers))
         for case in cases_of
         if case is not None
     ]
-    return tuple(found)
+    return tuple(all_cases)

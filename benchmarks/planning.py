@@ -101,9 +101,9 @@ def functions_planned(report: script.Report) -> None:
     spent: dict[str, list[float]] = {}
     for index in range(5 if report.quick else TIMED):
         drawn = problem(index)
-        found = feasible(drawn)  # warms up, too
-        if found is not None:
-            seconds = timed(partial(planned_for, drawn, MACHINE, found[1]))
+        plan = feasible(drawn)  # warms up, too
+        if plan is not None:
+            seconds = timed(partial(planned_for, drawn, MACHINE, plan[1]))
             spent.setdefault(drawn.function, []).append(seconds)
     report.measure(
         "seconds of a first plan",
@@ -131,9 +131,9 @@ def chains_planned(report: script.Report) -> None:
         ("a chain of twenty operations, little memory", 8, 2**26),
         ("VGG-16's 44 operations, little memory", len(LAYERS), 2**26),
     ):
-        made = (chain_of(0, LAYERS[:count], (4, 3, side, side))
+        calls = (chain_of(0, LAYERS[:count], (4, 3, side, side))
                 for side in range(256, 288 if report.quick else 448, 32))  # fmt: skip
-        seconds = [timed(partial(planned_for, each, MACHINE, limit)) for each in made]
+        seconds = [timed(partial(planned_for, each, MACHINE, limit)) for each in calls]
         median = float(np.median(seconds))
         report.measure(f"{name}: seconds to plan", {"median": median, "calls": seconds})
         report.claim(f"planning {name}", 1e3 * median, unit="ms")
@@ -142,23 +142,23 @@ def chains_planned(report: script.Report) -> None:
 def quality(report: script.Report) -> None:
     first, count = report.arguments.first, report.arguments.count
     indices = range(len(problems()))[first:][: 3 if report.quick else count]
-    found = list[dict[str, Any]]()
+    results = list[dict[str, Any]]()
     with ProcessPoolExecutor(report.arguments.jobs) as pool:
-        for each in pool.map(judged, indices):
-            found.append(each)
-            ratio = f"{each['found over best']:.4f}"
-            beyond = " BEYOND" if each["found over best"] > NEAR_THE_BEST else ""
-            report.say(f"{ratio}{beyond} in {each['seconds']:.1f} s, {each['call']}")
-    ratios = np.array([each["found over best"] for each in found])
+        for result in pool.map(judged, indices):
+            results.append(result)
+            ratio = f"{result['found over best']:.4f}"
+            beyond = " BEYOND" if result["found over best"] > NEAR_THE_BEST else ""
+            report.say(f"{ratio}{beyond} in {result['seconds']:.1f} s, {result['call']}")
+    ratios = np.array([each["found over best"] for each in results])
     report.measure("problems judged", len(ratios))
-    report.measure("seconds a problem", float(np.mean([each["seconds"] for each in found])))
+    report.measure("seconds a problem", float(np.mean([each["seconds"] for each in results])))
     for kind in ("function", "network"):
         report.measure(f"the worst, by {kind}", {
-            name: max(each["found over best"] for each in found if each[kind] == name)
-            for name in sorted({each[kind] for each in found})
+            name: max(each["found over best"] for each in results if each[kind] == name)
+            for name in sorted({each[kind] for each in results})
         })  # fmt: skip
-    found.sort(key=lambda each: -each["found over best"])
-    report.measure("the worst splits", rounded(found[:20]), spoken="")
+    results.sort(key=lambda each: -each["found over best"])
+    report.measure("the worst splits", rounded(results[:20]), spoken="")
     within = float(np.mean(ratios <= NEAR_THE_BEST))
     report.claim("share of problems within 1 % of the best", within, ">=", 0.99)
     report.claim("found over best, the worst", max(ratios), "<=", ALWAYS)
@@ -169,10 +169,10 @@ def quality(report: script.Report) -> None:
 def judged(index: int) -> dict[str, Any]:
     """What the planner finds over the best; of a chain that is cut, the worst run."""
     begin, drawn = time.perf_counter(), problem(index)
-    found = feasible(drawn)
-    if found is None:
+    plan = feasible(drawn)
+    if plan is None:
         raise RuntimeError(f"nothing fits, whatever the limit: {drawn}")
-    planned, limit = found
+    planned, limit = plan
     ratios = [
         each.plan.seconds / best_seconds(each.request, each.plan.split, index)
         for each in planned.parts

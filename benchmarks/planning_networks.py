@@ -90,7 +90,7 @@ def body(report: script.Report) -> None:
                 continue
             between = time.process_time()
             plan = with_bound(plan, step)
-            found = {
+            figures = {
                 "ok": plan.device_bytes <= limit
                 and (
                     max(plan.bands, plan.slabs) > 1
@@ -108,7 +108,7 @@ def body(report: script.Report) -> None:
                 "planning_seconds": between - begin,
                 "bounding_seconds": time.process_time() - between,
             }
-            report.check(f"{case}: {ratio}", found)
+            report.check(f"{case}: {ratio}", figures)
             report.say(f"{case}, {ratio}: {plan.taken}, {format_seconds(plan.seconds)}")
             report.write()
 

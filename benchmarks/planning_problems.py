@@ -110,14 +110,14 @@ class OfLayer(Shapes):
 @cache
 def problems() -> tuple[tuple[str, Layer | None], ...]:
     """Every problem as (function, its layer), mixed; what convolves meets each layer twice."""
-    found: list[tuple[str, Layer | None]] = []
+    all_problems: list[tuple[str, Layer | None]] = []
     for function in SKETCHES:
         convolves = "convolution" in function and "bias" not in function
         times = 2 if convolves or function == "chain_forward" else 1
-        found += [(function, layer) for layer in (*VGG, *RESNET, *VOLUMES) * times]
-        found += [(function, None)] * DRAWN
-    order = np.random.default_rng(SEED).permutation(len(found))
-    return tuple(found[at] for at in order)
+        all_problems += [(function, layer) for layer in (*VGG, *RESNET, *VOLUMES) * times]
+        all_problems += [(function, None)] * DRAWN
+    order = np.random.default_rng(SEED).permutation(len(all_problems))
+    return tuple(all_problems[at] for at in order)
 
 
 def problem(index: int) -> Drawn:

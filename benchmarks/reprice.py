@@ -35,9 +35,9 @@ def priced(request: Request, way: Way) -> PricedSplit:
     search = Search(request, way.layout)
     for depth in range(1, DEEPEST):
         for whole in (True, False):
-            found = search.with_rings(way.split, way.order, depth, whole)
-            if dict(found.rings) == dict(way.rings):
-                return found
+            candidate = search.with_rings(way.split, way.order, depth, whole)
+            if dict(candidate.rings) == dict(way.rings):
+                return candidate
     raise ValueError(f"no rings of this call are {way.rings}")
 
 
@@ -69,9 +69,9 @@ def repriced(calls: Sequence[Measured]) -> Iterator[Repriced]:
             continue
         request, plan = call.planned
         for run in call.runs:
-            found = priced(request, run.way)
+            price = priced(request, run.way)
             replay = replayed_seconds(request, plan, run.way) / run.seconds
-            yield Repriced(call, kind_of(call, found), found.seconds / run.seconds, replay)
+            yield Repriced(call, kind_of(call, price), price.seconds / run.seconds, replay)
 
 
 def off(ratios: Sequence[float]) -> dict[str, float]:
@@ -82,21 +82,21 @@ def off(ratios: Sequence[float]) -> dict[str, float]:
 
 def show(calls: Sequence[Measured], most: int) -> None:
     """Print errors of both predictors, and the calls that are furthest off."""
-    found = list(repriced(calls))
+    results = list(repriced(calls))
     rows = []
-    for kind in dict.fromkeys(each.kind for each in found):
-        chosen = [each for each in found if each.kind == kind]
+    for kind in dict.fromkeys(each.kind for each in results):
+        chosen = [each for each in results if each.kind == kind]
         then = [each.call.then for each in chosen]
         figures = [off(then), *(off([getattr(e, by) for e in chosen]) for by in BY)]
         cells = (f"{value:.3f}" for each in figures for value in each.values())
         rows.append((kind, str(len(chosen)), *cells))
     head = ("kind", "", "median then", "p90 then", "median now", "p90 now", "replay", "p90")
     print(table(head, rows))
-    calls_alone = [each for each in found if "calls" in each.kind]
-    for each in sorted(calls_alone, key=lambda e: -abs(e.closed_form - 1.0))[:most]:
+    calls_alone = [each for each in results if "calls" in each.kind]
+    for result in sorted(calls_alone, key=lambda e: -abs(e.closed_form - 1.0))[:most]:
         print(
-            f"{each.closed_form:.2f} (replay {each.replay:.2f}, then {each.call.then:.2f})  "
-            f"{each.call.drawn.placement_class:8}  {str(each.call.drawn)[:90]}"
+            f"{result.closed_form:.2f} (replay {result.replay:.2f}, then {result.call.then:.2f})  "
+            f"{result.call.drawn.placement_class:8}  {str(result.call.drawn)[:90]}"
         )
 
 

@@ -45,13 +45,13 @@ def body(report: script.Report) -> None:
         _, _, call = networks.one_step(step, inputs)
         report.measure("seconds", seconds, spoken=str(seconds))
         report.claim("predicted / measured", step.plan.seconds / seconds.median)
-        found = seconds_of_tasks(call.trace, simulate_program(step.program))
-        sums = [sum(seconds) for seconds in zip(*found.values(), strict=True)]
-        rows = [(name, *_milliseconds(*both)) for name, both in [*found.items()][:SHOWN]]
+        tasks = seconds_of_tasks(call.trace, simulate_program(step.program))
+        sums = [sum(seconds) for seconds in zip(*tasks.values(), strict=True)]
+        rows = [(name, *_milliseconds(*both)) for name, both in [*tasks.items()][:SHOWN]]
         rows.append(("all", *_milliseconds(*sums)))
         table = script.table(("task, ms", "measured", "predicted"), rows)
-        report.measure("tasks, seconds measured and predicted", found, spoken=f"\n{table}")
-        report.check("contents: tasks", {"ok": len(found) == len(tuple(step.program.tasks))})
+        report.measure("tasks, seconds measured and predicted", tasks, spoken=f"\n{table}")
+        report.check("contents: tasks", {"ok": len(tasks) == len(tuple(step.program.tasks))})
         if asked.cuda:
             kernels = kernels_of(partial(step, **inputs))
             longest = [
@@ -70,15 +70,15 @@ def seconds_of_tasks(measured: Trace, predicted: Trace) -> dict[str, tuple[float
     ValueError
         If these are traces of different steps.
     """
-    found: dict[str, list[float]] = {}
-    for at, trace in enumerate((measured, predicted)):
+    rows: dict[str, list[float]] = {}
+    for column, trace in enumerate((measured, predicted)):
         for step in trace.steps:
             if step.stream == COMPUTE:
-                row = found.setdefault(step.task, [0.0, 0.0])
-                row[at] += step.stop_seconds - step.start_seconds
+                row = rows.setdefault(step.task, [0.0, 0.0])
+                row[column] += step.stop_seconds - step.start_seconds
     if len(measured.steps) != len(predicted.steps):
         raise ValueError("the traces are of different steps")
-    missed = sorted(found.items(), key=lambda each: each[1][1] - each[1][0])
+    missed = sorted(rows.items(), key=lambda each: each[1][1] - each[1][0])
     return {name: (row[0], row[1]) for name, row in missed}
 
 
@@ -89,13 +89,13 @@ def kernels_of(run: Any) -> dict[str, tuple[int, float]]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watch:
         run()
         torch.cuda.synchronize()
-    found: dict[str, tuple[int, float]] = {}
+    kernels: dict[str, tuple[int, float]] = {}
     for event in watch.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            count, seconds = found.get(event.name, (0, 0.0))
+            count, seconds = kernels.get(event.name, (0, 0.0))
             lasted = (event.time_range.end - event.time_range.start) / 1e6
-            found[event.name] = count + 1, seconds + lasted
-    return dict(sorted(found.items(), key=lambda each: -each[1][1]))
+            kernels[event.name] = count + 1, seconds + lasted
+    return dict(sorted(kernels.items(), key=lambda each: -each[1][1]))
 
 
 def _milliseconds(*seconds: float) -> list[str]:

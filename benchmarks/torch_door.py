@@ -36,6 +36,7 @@ from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import Timing, interleave, time_repeats
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.memory.pinned import held_bytes
 
 NAME = "torch_door"
@@ -138,8 +139,8 @@ def drawn(shape: tuple[int, ...], classes: int, *, sites: bool, dtype: str = "fl
     x = torch.from_numpy(script.allocate_pinned(shape, dtype))
     labels = script.allocate_pinned((shape[0], *shape[2:]) if sites else (shape[0],), "int64")
     torch.manual_seed(1)
-    for at in range(shape[0]):
-        x[at].normal_()
+    for image in range(shape[0]):
+        x[image].normal_()
     target = torch.from_numpy(labels)
     target.random_(0, min(classes, 3))
     return x, target
@@ -219,9 +220,9 @@ def check_small(report: script.Report, name: str, case: Case) -> None:
         expected_loss = theirs(x, target)
         ours = Step(small, case, report, case.small_limit)
         found_loss = ours(x, target)
-    expected, found = theirs.gradients(), ours.gradients()
+    expected, door = theirs.gradients(), ours.gradients()
     largest = max(float(each.abs().max()) for each in expected.values())
-    errors = {key: float((found[key] - expected[key]).abs().max()) / largest for key in expected}
+    errors = {key: float((door[key] - expected[key]).abs().max()) / largest for key in expected}
     buffers = [
         float((one.double() - other.double()).abs().max())
         for one, other in zip(ours.model.buffers(), theirs.model.buffers(), strict=True)
@@ -289,7 +290,7 @@ def measure(report: script.Report, name: str, case: Case) -> None:
     if report.quick:
         limit = "24MiB"
     x, target = drawn(shape, classes, sites=name != "resnet50")
-    theirs = own = None
+    theirs = library = None
     if case.in_core or report.quick:
         try:
             theirs = their_step(report, name, case, x, target)
@@ -297,14 +298,14 @@ def measure(report: script.Report, name: str, case: Case) -> None:
             report.note(f"{name}: PyTorch did not run: {error}")
         _release(report)
     if case.own is not None:
-        own = own_step(report, name, case, limit)
+        library = own_step(report, name, case, limit)
         _release(report)
     model = made(case, report, width=_width(report))
     with precision(torch, tf32=True):
         step = Step(model, case, report, limit)
         if report.arguments.tune and not report.quick:
-            tuned, given = (step.whole, (x, target)) if step.inside else (model, (x,))
-            networks.tune(report, name, functools.partial(ooc.tune, tuned, *given))
+            tuned, arguments = (step.whole, (x, target)) if step.inside else (model, (x,))
+            networks.tune(report, name, functools.partial(ooc.tune, tuned, *arguments))
         begin = time.perf_counter()
         loss = step(x, target)
         report.measure(f"{name}: first step, with its plan", time.perf_counter() - begin)
@@ -319,11 +320,10 @@ def measure(report: script.Report, name: str, case: Case) -> None:
     report.measure(f"{name}: seconds", seconds)
     report.measure(f"{name}: plan", networks.figures_of(plan))
     report.measure(f"{name}: explain", plan.explain().splitlines(), spoken="kept")
-    streams = ("copy_in", "compute", "copy_out")
     report.measure(
         f"{name}: halves, profiled",
         [
-            {"seconds": call.seconds} | {each: call.trace.busy_seconds(each) for each in streams}
+            {"seconds": call.seconds} | {each: call.trace.busy_seconds(each) for each in STREAMS}
             for call in recorded.calls
         ],
     )
@@ -340,8 +340,8 @@ def measure(report: script.Report, name: str, case: Case) -> None:
         relation = ("<=", case.bound) if case.bound else ("", None)
         report.claim(f"{name}: times PyTorch in core", ratio, *relation)
     report.check(f"{name}: contents", check)
-    if own is not None:
-        ratio = seconds.median / own.median
+    if library is not None:
+        ratio = seconds.median / library.median
         report.claim(f"{name}: times the library's own step", ratio, "<=", 1.03)
 
 
@@ -389,7 +389,7 @@ def overhead(report: script.Report) -> None:
     chosen = {"memory_limit": limit, "machine": report.arguments.machine}
     with precision(torch, tf32=True), ooc_cudnn.settings(**chosen):
         networks.place_parameters(net)
-        own = net.training_step(own_loss)
+        library = net.training_step(own_loss)
         model = made(case, report, width=width)
         eager = Step(copy.deepcopy(model), case, report, None)
         bare = copy.deepcopy(model)
@@ -399,11 +399,11 @@ def overhead(report: script.Report) -> None:
         keeper, kept = Step(copy.deepcopy(eager.model), case, report, limit), list[Any]()
         keeper.model.register_forward_hook(lambda _, __, scores: kept.append(scores.detach()))
         ways: dict[str, Callable[[], Any]] = {
-            "own": lambda: own(**inputs),
+            "own": lambda: library(**inputs),
             "door": lambda: door(x, target),
             "PyTorch": lambda: eager(x, target),
         }
-        expected, found = eager(x, target), door(x, target)
+        expected, door_loss = eager(x, target), door(x, target)
         count = 3 if report.quick else OVERHEAD_STEPS
         timings = interleave(ways, report.synchronize, repeats=count, warmup=3)
         beside: dict[str, Callable[[], Any]] = {
@@ -428,7 +428,7 @@ def overhead(report: script.Report) -> None:
             )
         ratio = timings["door"].median / timings["PyTorch"].median
         report.claim(f"{OVERHEAD}: door / PyTorch", ratio)
-    error = abs(found / expected - 1)
+    error = abs(door_loss / expected - 1)
     report.check(f"{OVERHEAD}: contents", {"ok": error <= LOSS_TOLERANCE, "loss_error": error})
 
 
@@ -481,8 +481,7 @@ def infer(report: script.Report) -> None:
             predicted = sum(call.plan.seconds for call in calls)
             report.measure(f"{INFER}: blocks", len(calls))
             report.measure(f"{INFER}: blocks, seconds", whole)
-            streams = ("copy_in", "compute", "copy_out")
-            busy = {each: sum(call.trace.busy_seconds(each) for call in calls) for each in streams}
+            busy = {each: sum(call.trace.busy_seconds(each) for call in calls) for each in STREAMS}
             report.measure(f"{INFER}: streams, profiled", busy)
             report.measure(f"{INFER}: memory", memory.figures())
             report.measure(f"{INFER}: pixels per second", side * side / seconds.median)
@@ -504,10 +503,10 @@ def _check_labels(report: script.Report, model: nn.Module, image: Any, labels: A
     with torch.no_grad(), precision(torch, tf32=True):
         x = torch.from_numpy(np.ascontiguousarray(image[:, :, part, part]))
         expected = model(x.to(next(model.parameters()).device)).argmax(1, keepdim=True).cpu()
-    found = torch.from_numpy(np.ascontiguousarray(labels[:, :, part, part]))
+    stored = torch.from_numpy(np.ascontiguousarray(labels[:, :, part, part]))
     inner = slice(None) if window == side else slice(edge, -edge)
-    apart = (found != expected)[..., inner, inner].double().mean().item()
-    kinds = len(torch.unique(found))
+    apart = (stored != expected)[..., inner, inner].double().mean().item()
+    kinds = len(torch.unique(stored))
     report.check(
         f"{INFER}: contents",
         {"ok": apart <= LABELS_APART and kinds > 1, "apart": apart, "kinds": kinds},

@@ -56,12 +56,12 @@ class ResNet50(nn.Module):
         self.bn1, self.relu = nn.BatchNorm2d(before), nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         for group, count in enumerate(blocks, 1):
-            channels, made = wide(32 * 2**group, width), []
-            for at in range(count):
-                stride = 2 if group > 1 and not at else 1
-                made.append(Bottleneck(before, channels, stride, projects=not at))
+            channels, bottlenecks = wide(32 * 2**group, width), []
+            for index in range(count):
+                stride = 2 if group > 1 and not index else 1
+                bottlenecks.append(Bottleneck(before, channels, stride, projects=not index))
                 before = 4 * channels
-            setattr(self, f"layer{group}", nn.Sequential(*made))
+            setattr(self, f"layer{group}", nn.Sequential(*bottlenecks))
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(before, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,8 +87,8 @@ class UNet(nn.Module):
 
         def stage(before: int, after: int, stride: int = 1) -> nn.Sequential:
             layers: list[nn.Module] = []
-            for at in range(2):
-                layers.append(conv(after if at else before, after, 3, 1 if at else stride, 1))
+            for turn in range(2):
+                layers.append(conv(after if turn else before, after, 3, 1 if turn else stride, 1))
                 if volumes:
                     layers += [nn.InstanceNorm3d(after, affine=True), nn.LeakyReLU(0.01, True)]
                 else:
@@ -108,8 +108,8 @@ class UNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = []
-        for at, stage in enumerate(self.down):
-            x = stage(self.pool(x) if at else x)
+        for level, stage in enumerate(self.down):
+            x = stage(self.pool(x) if level else x)
             kept.append(x)
         for up, join, skip in zip(self.up, self.join, kept[-2::-1], strict=True):
             x = join(torch.cat([up(x), skip], 1))

@@ -83,11 +83,11 @@ def features(t: Tensors, images: Any, targets: Any) -> Any:
 def resnet50(t: Tensors, images: Any, labels: Any, through: Callable[..., Any] = called) -> Any:
     relu = t.functional.relu
 
-    def block(x: Any, name: str, stride: int, at: int) -> Any:
+    def block(x: Any, name: str, stride: int, index: int) -> Any:
         y = relu(t.normalised(x, f"{name}.conv1", f"{name}.bn1"), inplace=True)
         y = t.normalised(y, f"{name}.conv2", f"{name}.bn2", stride=stride, padding=1)
         y = t.normalised(relu(y, inplace=True), f"{name}.conv3", f"{name}.bn3")
-        if at == 0:
+        if index == 0:
             side = f"{name}.downsample"
             x = t.normalised(x, f"{side}.0", f"{side}.1", stride=stride)
         return relu(y + x, inplace=True)
@@ -95,8 +95,9 @@ def resnet50(t: Tensors, images: Any, labels: Any, through: Callable[..., Any] =
     x = relu(t.normalised(images, "conv1", "bn1", stride=2, padding=3), inplace=True)
     x = t.functional.max_pool2d(x, 3, 2, 1)
     for group, count in enumerate((3, 4, 6, 3), 1):
-        for at in range(count):
-            x = through(block, x, f"layer{group}.{at}", 2 if group > 1 and at == 0 else 1, at)
+        for index in range(count):
+            stride = 2 if group > 1 and index == 0 else 1
+            x = through(block, x, f"layer{group}.{index}", stride, index)
     return t.functional.cross_entropy(t.linear(x.mean((2, 3)), "logits"), labels)
 
 
@@ -145,8 +146,8 @@ def densenet121(t: Tensors, images: Any, labels: Any) -> Any:
     x = t.convolution(images, "features.conv0", stride=2, padding=3)
     x = functional.max_pool2d(rectified(x, "features.norm0"), 3, 2, 1)
     for block, count in enumerate((6, 12, 24, 16), 1):
-        for at in range(1, count + 1):
-            name = f"features.denseblock{block}.denselayer{at}"
+        for layer in range(1, count + 1):
+            name = f"features.denseblock{block}.denselayer{layer}"
             y = t.convolution(rectified(x, f"{name}.norm1"), f"{name}.conv1")
             y = t.convolution(rectified(y, f"{name}.norm2"), f"{name}.conv2", padding=1)
             x = t.torch.cat([x, y], 1)
@@ -183,9 +184,9 @@ def unet_3d(t: Tensors, images: Any, labels: Any) -> Any:
     stages = sum(name.endswith(".1.conv.w") for name in t.tensors if name.startswith("encoder"))
 
     def stage(x: Any, name: str, stride: int = 1) -> Any:
-        for at in (1, 2):
-            part = f"{name}.{at}"
-            x = t.convolution(x, f"{part}.conv", padding=1, stride=stride if at == 1 else 1)
+        for number in (1, 2):
+            part = f"{name}.{number}"
+            x = t.convolution(x, f"{part}.conv", padding=1, stride=stride if number == 1 else 1)
             scale, bias = t[f"{part}.norm.scale"], t[f"{part}.norm.bias"]
             x = functional.instance_norm(x, None, None, scale, bias)
             x = functional.leaky_relu(x, inplace=True)

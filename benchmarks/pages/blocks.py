@@ -32,12 +32,12 @@ class Block(NamedTuple):
     def write(self, *, check: bool, root: Path = ROOT) -> int:
         """Write it, or look only; return 1 if it was out of date and still is."""
         path, now, (begin, end) = root / self.page, self.read(root), self.markers()
-        made = f"\n\n{self.make()}\n\n"
-        if made == now:
+        section = f"\n\n{self.make()}\n\n"
+        if section == now:
             return 0
         if check:
             print(f"{self.page}: {self.name} is out of date: make figures", file=sys.stderr)
             return 1
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(begin + now + end, begin + made + end), encoding="utf-8")
+        path.write_text(text.replace(begin + now + end, begin + section + end), encoding="utf-8")
         return 0

@@ -108,7 +108,7 @@ def scripts_table() -> str:
     """Every claim with its value; what no record has is not measured yet."""
     rows = []
     for label, name, claim, form in ROWS:
-        there = (script.RESULTS / f"{name}.json").exists()
-        value = claims(name, script.RESULTS).get(claim) if there else None
+        is_stored = (script.RESULTS / f"{name}.json").exists()
+        value = claims(name, script.RESULTS).get(claim) if is_stored else None
         rows.append((label, NOT_MEASURED if value is None else form.format(value), f"`{name}`"))
     return markdown(("what", "measured", "by"), rows)

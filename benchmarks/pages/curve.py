@@ -33,26 +33,26 @@ SECONDS = (0.2, 0.25, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 def measured(folder: Path = script.RESULTS) -> list[steps.Way]:
     """Return every way to a step whose memory is known; nothing where there is no curve."""
     record = steps.records(folder).get(CASE)
-    found = [] if record is None else list(steps.ways(CASE, record))
-    ours = [way for way in found if way.contender == OURS]
-    return found if len(ours) >= FEWEST else []
+    ways = [] if record is None else list(steps.ways(CASE, record))
+    ours = [way for way in ways if way.contender == OURS]
+    return ways if len(ours) >= FEWEST else []
 
 
 def section(folder: Path = script.RESULTS) -> str:
     """Return the picture, what it shows, and four rows; empty without a curve."""
-    found = measured(folder)
-    if not found:
+    ways = measured(folder)
+    if not ways:
         return ""
     where = steps.records(folder)[CASE]["environment"]
     image = f"![Seconds over memory]({PICTURE.relative_to(ROOT).as_posix()})"
     head = ("a training step by", *steps.HEAD[2:])
-    rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in in_table(found)]
+    rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in in_table(ways)]
     return join_paragraphs(
         (
             image if PICTURE.exists() else "",
             ABOUT.format(steps.TRAINED[CASE], where["gpu"]["name"]),
             markdown(head, rows, align="lr"),
-            _beside_table(found),
+            _beside_table(ways),
         )
     )
 
@@ -66,11 +66,11 @@ def in_table(found: list[steps.Way]) -> list[steps.Way]:
     return [*ours, *(way for way in theirs if way in (fastest, smallest))]
 
 
-def _beside_table(found: list[steps.Way]) -> str:
+def _beside_table(ways: list[steps.Way]) -> str:
     """Say what PyTorch takes in core, what the least limit costs, and where all rows are."""
-    core = next(way for way in found if way.contender == "torch_in_core")
+    core = next(way for way in ways if way.contender == "torch_in_core")
     least = min(
-        (way for way in found if way.contender == OURS), key=lambda way: way.device_bytes or 0
+        (way for way in ways if way.contender == OURS), key=lambda way: way.device_bytes or 0
     )
     return BESIDE.format(
         format_seconds(core.seconds),

@@ -35,14 +35,14 @@ class Problem(NamedTuple):
 
 def problems(found: Mapping[str, Any]) -> Iterator[Problem]:
     """What a record has measured, in its order."""
-    for name, each in found["measurements"].items():
+    for name, row in found["measurements"].items():
         layer, precision, direction = name.rsplit(" ", 2)
-        theirs = _least(each["measured"], "PyTorch")
-        is_host_bound = min(_of(each["host, one call"], "ours")) > theirs
-        errors = each["errors"]
+        theirs = _least(row["measured"], "PyTorch")
+        is_host_bound = min(_of(row["host, one call"], "ours")) > theirs
+        errors = row["errors"]
         is_alike = is_as_exact(errors["PyTorch"], errors["ours"], precision)
         marks = HOST * is_host_bound + EXACT * (not is_alike)
-        yield Problem(layer, precision, direction, each["ours over PyTorch"]["measured"], marks)
+        yield Problem(layer, precision, direction, row["ours over PyTorch"]["measured"], marks)
 
 
 def _of(ways: Mapping[str, Any], who: str) -> list[Any]:
@@ -68,22 +68,22 @@ def _cell(problem: Problem | None) -> str:
 
 def figures(folder: Path = script.RESULTS) -> str:
     """A table for each set: a line for each layer and precision, a column for each direction."""
-    found = records(folder)
-    if not found:
+    by_set = records(folder)
+    if not by_set:
         return f"Convolutions were {NOT_MEASURED}: `python -m benchmarks.engines` does it."
     parts = [
         "Ours over PyTorch's in benchmark mode, each in the better of two memory orders, after "
         f"engines were measured. Bold is more than {MOST}. *{HOST}*: the host takes longer to "
         "issue one call of ours than PyTorch's takes on the card. "
         f"*{EXACT}*: PyTorch's error is more than ten times ours.",
-        _overall([problem for record in found.values() for problem in problems(record)]),
+        _overall([problem for record in by_set.values() for problem in problems(record)]),
         "![Ours over PyTorch's, convolution by convolution](images/kernels/engines.png)",
     ]
-    for key, record in found.items():
-        each = {(p.layer, p.precision, p.direction): p for p in problems(record)}
-        layers = list(dict.fromkeys((layer, precision) for layer, precision, _ in each))
+    for key, record in by_set.items():
+        grid = {(p.layer, p.precision, p.direction): p for p in problems(record)}
+        layers = list(dict.fromkeys((layer, precision) for layer, precision, _ in grid))
         rows = [
-            (f"{layer} {precision}", *(_cell(each.get((layer, precision, d))) for d in DIRECTIONS))
+            (f"{layer} {precision}", *(_cell(grid.get((layer, precision, d))) for d in DIRECTIONS))
             for layer, precision in layers
         ]
         claims = {claim["name"]: claim["value"] for claim in record["claims"]}
@@ -92,7 +92,7 @@ def figures(folder: Path = script.RESULTS) -> str:
             for precision in PRECISIONS
             if (name := f"{precision}: ours over PyTorch, geometric mean") in claims
         ]
-        unbound = [p.ratio for p in each.values() if HOST not in p.marks]
+        unbound = [p.ratio for p in grid.values() if HOST not in p.marks]
         if unbound:
             mean = statistics.geometric_mean(unbound)
             means.append(f"{mean:.2f} in the {len(unbound)} that the host does not bind")
@@ -100,7 +100,7 @@ def figures(folder: Path = script.RESULTS) -> str:
         asked = len(LAYERS[key]) * len(PRECISIONS) * len(DIRECTIONS)
         said = (
             f"{environment['gpu']['name']}, {environment['date'][:10]}; there was time for "
-            f"{len(each)} of {asked} problems. Geometric means: {', '.join(means)}."
+            f"{len(grid)} of {asked} problems. Geometric means: {', '.join(means)}."
         )
         head = ("layer", *(direction.replace("_", " ") for direction in DIRECTIONS))
         parts += [f"### {SETS[key]}'s convolutions, measured", said, markdown(head, rows)]

@@ -45,13 +45,13 @@ def function_of(name: str) -> str:
 
 def problems(found: Mapping[str, Any]) -> Iterator[Problem]:
     """What a record has measured, in its order."""
-    for name, each in found["measurements"].items():
-        host = each["host, one call"]
-        medians = {way: timing["median"] for way, timing in each["seconds"].items()}
+    for name, row in found["measurements"].items():
+        host = row["host, one call"]
+        medians = {way: timing["median"] for way, timing in row["seconds"].items()}
         yield Problem(
             function_of(name),
-            each["ours over PyTorch"],
-            each["the host binds"],
+            row["ours over PyTorch"],
+            row["the host binds"],
             _least(host, "ours"),
             _least(host, "PyTorch"),
             _least(medians, "PyTorch"),
@@ -94,9 +94,9 @@ def figures(folder: Path = script.RESULTS) -> str:
     if not (folder / f"{NAME}.json").exists():
         return f"These functions were {NOT_MEASURED}: `python -m benchmarks.{NAME}` does it."
     record = load_record(NAME, folder)
-    found = list(problems(record))
+    all_problems = list(problems(record))
     by_function: dict[str, list[Problem]] = {}
-    for problem in found:
+    for problem in all_problems:
         by_function.setdefault(problem.function, []).append(problem)
     rows = [_row(f"`{function}`", of) for function, of in by_function.items()]
     head = (
@@ -111,12 +111,13 @@ def figures(folder: Path = script.RESULTS) -> str:
         "the time of a call among many. *Host* is the median of what one call takes it. "
         "A gradient of PyTorch's is its `autograd.grad`, with the forward pass kept."
     )
-    return join_paragraphs((about, markdown(head, [*rows, _row("all", found)]), _slow(found)))
+    rows.append(_row("all", all_problems))
+    return join_paragraphs((about, markdown(head, rows), _slow(all_problems)))
 
 
-def _slow(found: Sequence[Problem]) -> str:
+def _slow(of: Sequence[Problem]) -> str:
     """What is to be known of those whose ratio is above the bound though the host does not bind."""
-    free = unbound(found)
+    free = unbound(of)
     slow = [problem for problem in free if problem.ratio > MOST]
     said = f"Of the {len(free)} that the host does not bind, {len(slow)} are above {MOST}."
     short = sum(problem.host > problem.theirs for problem in slow)

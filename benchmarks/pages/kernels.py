@@ -72,12 +72,12 @@ def _short(row: Row) -> str:
 
 
 def figures(folder: Path = script.RESULTS) -> str:
-    found = record(folder)
-    if found is None:
+    stored = record(folder)
+    if stored is None:
         return f"The kernels were {NOT_MEASURED}: `python -m benchmarks.kernels` does it."
-    measured = found["measurements"]
+    measured = stored["measurements"]
     parts = [
-        f"{measured_on(found)} A cell has the share of the copy's speed, and PyTorch's time over "
+        f"{measured_on(stored)} A cell has the share of the copy's speed, and PyTorch's time over "
         "ours; bold where a bound is missed.",
         "![Shares of the copy's speed, case by case](images/kernels/shares.png)",
     ]
@@ -88,7 +88,7 @@ def figures(folder: Path = script.RESULTS) -> str:
         bound = f"Held to {GROUPS[group][2]:.0%} of the copy's speed at the least."
         cell = _short if group == "softmax" else _cell
         parts += [f"### {title}, measured", bound, pivot(group, measured[group], cell)]
-    return join_paragraphs((*parts, *(f"- {note}" for note in found["notes"])))
+    return join_paragraphs((*parts, *(f"- {note}" for note in stored["notes"])))
 
 
 # The kernels that are held to no bound -------------------------------------------------------
@@ -104,31 +104,31 @@ RENAMED = {"taking_lanes": "gather_nhwc", "taking_rows": "gather_nchw"}
 
 def passes_record(folder: Path) -> dict[str, Any] | None:
     """The record of the passes, its kernels by the names that they have now."""
-    found = record(folder, PASSES)
-    if found is None:
+    stored = record(folder, PASSES)
+    if stored is None:
         return None
     measured = {}
-    for group, rows in found["measurements"].items():
+    for group, rows in stored["measurements"].items():
         name = RENAMED.get(group, group)
         measured[name] = [row | {"name": name + row["name"].removeprefix(group)} for row in rows]
-    return found | {"measurements": measured}
+    return stored | {"measurements": measured}
 
 
 def passes(folder: Path = script.RESULTS) -> str:
     """A line for each case of `benchmarks.passes`, under its kernel."""
-    found = passes_record(folder)
-    if found is None:
+    stored = passes_record(folder)
+    if stored is None:
         return f"They were {NOT_MEASURED}: `python -m benchmarks.passes` does it."
     lines = []
-    for kernel, rows in found["measurements"].items():
+    for kernel, rows in stored["measurements"].items():
         shares = {row["name"]: row["share"] for row in rows}
         ways = dict.fromkeys(name.removeprefix(f"{kernel} ").rsplit(" ", 2)[0] for name in shares)
         for way in ways:
-            own = (shares.get(f"{kernel} {way} {' '.join(column)}") for column in COLUMNS)
-            cells = (NOTHING if share is None else f"{share:.0%}" for share in own)
+            columns = (shares.get(f"{kernel} {way} {' '.join(column)}") for column in COLUMNS)
+            cells = (NOTHING if share is None else f"{share:.0%}" for share in columns)
             lines.append((f"`{kernel}.cu`", way, *cells))
     head = ("kernel", "case", *(" ".join(column) for column in COLUMNS))
-    return join_paragraphs((measured_on(found), markdown(head, lines)))
+    return join_paragraphs((measured_on(stored), markdown(head, lines)))
 
 
 BLOCKS = (Block(PAGE, "figures", figures), Block(PAGE, "passes", passes))
@@ -153,18 +153,18 @@ REACHED = re.compile(r"^// .* of a copy's speed on an .*$", re.MULTILINE)
 
 def reached(kernel: str, folder: Path = script.RESULTS) -> str:
     """What the comment of a kernel says it reaches; of `KERNELS` where they are held to a share."""
-    found = load_record(NAME, folder) if kernel in KERNELS else passes_record(folder)
+    stored = load_record(NAME, folder) if kernel in KERNELS else passes_record(folder)
     if kernel in KERNELS:
         group, ways = KERNELS[kernel]
     else:
         group, ways = kernel.removesuffix(".cu"), {f"{dtype} ": dtype for _, dtype in COLUMNS[:2]}
     said = []
     for way, words in ways.items():
-        rows = [row for row in found["measurements"][group] if words in row["name"]]
+        rows = [row for row in stored["measurements"][group] if words in row["name"]]
         held = [row["share"] for row in rows if row["share_bound"] or kernel not in KERNELS]
         least, most = round(100 * min(held)), round(100 * max(held))
         said.append(f"{way}{least} to {most} %" if least < most else f"{way}{least} %")
-    card = found["environment"]["gpu"]["name"].removeprefix("NVIDIA ").split()[0]
+    card = stored["environment"]["gpu"]["name"].removeprefix("NVIDIA ").split()[0]
     return f"{', '.join(said)} of a copy's speed on an {card} (docs/kernels.md)."
 
 
@@ -172,8 +172,8 @@ def comments(
     *, check: bool, sources: Path = ROOT / "kernels", folder: Path = script.RESULTS
 ) -> int:
     """Write into the kernels' comments what they reach, or say which are out of date: 1 then."""
-    found = passes_record(folder)
-    known = (*KERNELS, *(f"{group}.cu" for group in (found["measurements"] if found else ())))
+    stored = passes_record(folder)
+    known = (*KERNELS, *(f"{group}.cu" for group in (stored["measurements"] if stored else ())))
     old = []
     for path in sources.glob("*.cu"):
         if path.name not in known and REACHED.search(path.read_text("utf-8")):

@@ -36,10 +36,10 @@ def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes, result in zip(panels[0], stored, strict=True):
         calls = result["measurements"]["calls"]
         for colour, placement in zip(COLOURS, PLACED, strict=False):
-            there = [call for call in calls if call["placement"] == placement]
+            placed = [call for call in calls if call["placement"] == placement]
             axes.plot(
-                [call["seconds"] for call in there],
-                np.clip([call["predicted/measured"] for call in there], TICKS[0], TICKS[-1]),
+                [call["seconds"] for call in placed],
+                np.clip([call["predicted/measured"] for call in placed], TICKS[0], TICKS[-1]),
                 color=colour, marker="o", markersize=4.5, linestyle="", label=placement,
             )  # fmt: skip
         median, tail = BOUNDS["host" if result["environment"]["device"] == "host" else "cuda"]

@@ -40,12 +40,12 @@ def figure_9(records: Records) -> str:
     rows = []
     for channels in CHANNELS:
         limit, paper = FIGURE_9[channels]
-        found = [
+        figures = [
             cell(records, f"fig9-c{channels}-{precision}")
             for precision in PRECISIONS
             for cell in cells
         ]
-        rows.append((str(channels), limit, *found, NOTHING if paper is None else f"{paper:,.0f}"))
+        rows.append((str(channels), limit, *figures, NOTHING if paper is None else f"{paper:,.0f}"))
     columns = [
         f"{word} {short}"
         for short in ("strict", "TF32")

@@ -44,7 +44,7 @@ def lines(
     `cases` takes a precision and returns pairs of a size and the case of that size; `value` takes a
     case and a contender.
     """
-    found: Drawn = {}
+    by_precision: Drawn = {}
     for precision in PRECISIONS:
         pairs = list(cases(precision))
         for contender in contenders:
@@ -52,8 +52,8 @@ def lines(
                 (size, held) for size, case in pairs if (held := value(case, contender)) is not None
             ]
             if line:
-                found.setdefault(precision, {})[contender] = line
-    return found
+                by_precision.setdefault(precision, {})[contender] = line
+    return by_precision
 
 
 def draw_lines(
@@ -149,8 +149,8 @@ def draw_table_4(drawn: Drawn, path: Path) -> None:
     for index, (label, colour) in enumerate(
         (("ooc_cudnn", canvas.CONTENDER_COLOURS[OURS]), ("the paper's P100", canvas.PAPER))
     ):
-        at = [position + 0.2 - 0.4 * index for position in range(len(drawn))]
-        bars = panel.barh(at, [values[index] for values in drawn.values()], 0.38,
+        positions = [position + 0.2 - 0.4 * index for position in range(len(drawn))]
+        bars = panel.barh(positions, [values[index] for values in drawn.values()], 0.38,
                           color=colour, label=label)  # fmt: skip
         panel.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=2)
     panel.set_yticks(range(len(drawn)), list(drawn), fontsize=8)
@@ -162,7 +162,7 @@ def draw_table_4(drawn: Drawn, path: Path) -> None:
 
 def figure_10(records: Records) -> Drawn:
     """Of each case: the calls of both ways, with their stages, and the ratio."""
-    found = {}
+    by_case = {}
     for case in names("fig10-"):
         ratio = records.ratio(case, "unfused")
         if ratio is not None:
@@ -174,26 +174,26 @@ def figure_10(records: Records) -> Drawn:
                 ]
                 for way in (OURS, "unfused")
             }  # fmt: skip
-            found[case] = {"ways": ways, "fused_over_unfused": 1 / ratio}
-    return found
+            by_case[case] = {"ways": ways, "fused_over_unfused": 1 / ratio}
+    return by_case
 
 
 def draw_figure_10(drawn: Drawn, path: Path) -> None:
     """For each call of each way, what its streams were busy with, and how long it took."""
     figure, axes = canvas.panels(1, max(len(drawn), 1), width=11, height=3.6)
-    for panel, (case, found) in zip(axes[0], drawn.items(), strict=True):
-        calls = [call for way in found["ways"].values() for call in way]
+    for panel, (case, shown) in zip(axes[0], drawn.items(), strict=True):
+        calls = [call for way in shown["ways"].values() for call in way]
         for offset, stage in enumerate(STREAMS):
-            at = [position + 0.26 * (offset - 1) for position in range(len(calls))]
+            positions = [position + 0.26 * (offset - 1) for position in range(len(calls))]
             busy = [call[stage] * 1e3 for call in calls]
-            panel.bar(at, busy, 0.25, **canvas.of_stage(stage))
+            panel.bar(positions, busy, 0.25, **canvas.of_stage(stage))
         panel.plot([call["seconds"] * 1e3 for call in calls], color="#333333", marker="_",
                    markersize=22, linestyle="", label="the call")  # fmt: skip
         panel.set_xticks(
             range(len(calls)), ["fused", "convolution", "bias", "ReLU"][: len(calls)], fontsize=8
         )
         panel.set_title(
-            f"{case}: {found['fused_over_unfused']:.0%} (paper {FUSED_OVER_UNFUSED:.0%})",
+            f"{case}: {shown['fused_over_unfused']:.0%} (paper {FUSED_OVER_UNFUSED:.0%})",
             fontsize=9, loc="left",
         )  # fmt: skip
     axes[0][0].set_ylabel("ms")
@@ -270,10 +270,10 @@ def draw(found: Records, images: Path = IMAGES) -> None:
 
 def generate(*, check: bool) -> int:
     """Draw what is out of date, or name it; 1 where something was named."""
-    found = records.load()
+    stored = records.load()
     if not check:
-        draw(found)
+        draw(stored)
         return 0
-    for name in stale(found):
+    for name in stale(stored):
         print(f"{name}.png is out of date: make figures", file=sys.stderr)
-    return int(bool(stale(found)))
+    return int(bool(stale(stored)))

@@ -220,24 +220,24 @@ def prose(text: str) -> str:
 
 def problems(page: str, text: str) -> list[str]:
     """Say what is wrong with the figures of a page: words that differ, figures of no source."""
-    found, rest = [], prose(text)
+    wrong, rest = [], prose(text)
     known = [quote.text() for quote in QUOTES if quote.page == page]
     for words in (*known, *STATED.get(page, {})):
         bare = prose(words)
         if bare not in prose(text):
-            found.append(f"{page}: the results say {words!r}, and the page does not")
+            wrong.append(f"{page}: the results say {words!r}, and the page does not")
         rest = rest.replace(bare, " ")
     for match in FIGURE.finditer(rest):
         near = rest[max(match.start() - 40, 0) : match.end() + 20]
-        found.append(f"{page}: {match.group()!r} in '...{near}...' is of no stored result")
-    return found
+        wrong.append(f"{page}: {match.group()!r} in '...{near}...' is of no stored result")
+    return wrong
 
 
 def check_pages(*, check: bool = True) -> int:
     """Look through all pages; 1 if a figure has no source or is another one's."""
-    found = []
+    wrong = []
     for path in pages():
-        found += problems(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
-    for problem in found:
+        wrong += problems(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+    for problem in wrong:
         print(problem, file=sys.stderr)
-    return int(bool(found))
+    return int(bool(wrong))

@@ -34,12 +34,12 @@ class Records:
         record = self.found.get(case)
         if record is None:
             return self.unfit.get(case, NOT_MEASURED)
-        found = record["contenders"].get(contender)
-        if found is None:
+        entry = record["contenders"].get(contender)
+        if entry is None:
             return str(record.get("reason", NOT_MEASURED))
-        if found["status"] != "measured":
-            return str(found["reason"])
-        if found["check"] is not None and not found["check"]["ok"]:
+        if entry["status"] != "measured":
+            return str(entry["reason"])
+        if entry["check"] is not None and not entry["check"]["ok"]:
             return "its result is WRONG"
         return None
 
@@ -77,7 +77,7 @@ class Records:
 
 def load(folder: Path = FOLDER) -> Records:
     """Read every record of a folder; a quick run's, or one of other sizes, is not shown."""
-    found, unfit = {}, {}
+    fit, unfit = {}, {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         name = record["case"]["name"]
@@ -89,8 +89,8 @@ def load(folder: Path = FOLDER) -> Records:
         elif changed := [key for key in FIXED if record["case"][key] != now[key]]:
             unfit[name] = f"measured with other {' and '.join(changed)} than it has now"
         else:
-            found[name] = record
-    return Records(found, unfit)
+            fit[name] = record
+    return Records(fit, unfit)
 
 
 def names(pattern: str) -> list[str]:

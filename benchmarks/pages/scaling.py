@@ -27,10 +27,10 @@ def section(folder: Path = script.RESULTS) -> str:
     return markdown(("cards", *chain.from_iterable(of_store)), rows, align="rrrlrrl")
 
 
-def _row(found: Any, count: int) -> list[str]:
+def _row(plans: Any, count: int) -> list[str]:
     row = [f"{count}"]
     for name in (OWN, ONE):
-        plan, alone = found[f"{count}, {name}"], found[f"1, {name}"]
+        plan, alone = plans[f"{count}, {name}"], plans[f"1, {name}"]
         parts = {each: seconds for each, seconds in plan.items() if each != "seconds"}
         times = alone["seconds"] / plan["seconds"]
         row += [format_seconds(plan["seconds"]), f"{times:.1f}", max(parts, key=parts.__getitem__)]

@@ -64,16 +64,16 @@ def records(folder: Path = script.RESULTS) -> dict[str, Record]:
     Limits that it leaves out are those of the record before, if that is of the same card.
     """
     files = (path.stem for path in folder.glob(f"{NAME}*.json"))
-    there = [load_record(name, folder) for name in files if not name.endswith("_strict")]
-    fit = [each for each in there if each["verified"] and not each["quick"]]
-    found: dict[str, Record] = {}
+    stored = [load_record(name, folder) for name in files if not name.endswith("_strict")]
+    fit = [each for each in stored if each["verified"] and not each["quick"]]
+    latest: dict[str, Record] = {}
     for record in sorted(fit, key=lambda each: str(each["environment"]["date"])):
         for case in CASES:
             if any(name.startswith((f"{case}, ", f"{case}: ")) for name in record["measurements"]):
-                before = found.get(case)
+                before = latest.get(case)
                 is_same = before is not None and _card(before) == _card(record)
-                found[case] = _beside(before, record) if before and is_same else record
-    return found
+                latest[case] = _beside(before, record) if before and is_same else record
+    return latest
 
 
 def _beside(old: Record, new: Record) -> Record:
@@ -154,21 +154,21 @@ def _trained(case: str, record: Record, card: str) -> str:
 
 def short(folder: Path = script.RESULTS) -> str:
     """Return README's section: the picture, and a row for each way."""
-    found = {case: each for case, each in records(folder).items() if case in SHORT}
-    if not found:
+    by_case = {case: each for case, each in records(folder).items() if case in SHORT}
+    if not by_case:
         return f"Steps of networks are {NOT_MEASURED}: `python -m benchmarks.networks`."
-    card = _usual_card(found)
-    where = next(each["environment"] for each in found.values() if _card(each) == card)
+    card = _usual_card(by_case)
+    where = next(each["environment"] for each in by_case.values() if _card(each) == card)
     about = ABOUT.format(card, where["versions"]["nvidia-cudnn-cu13"])
-    if _leave(found.values()):
+    if _leave(by_case.values()):
         about += f" {LEAVING}"
-    if any(way.tuning_seconds for case, each in found.items() for way in ways(case, each)):
+    if any(way.tuning_seconds for case, each in by_case.items() for way in ways(case, each)):
         about += TUNED
     about += "*"
     image = f"![Seconds and memory of the card]({PICTURE.relative_to(ROOT).as_posix()})"
     rows = [
         row(_trained(case, each, card), way)
-        for case, each in found.items()
+        for case, each in by_case.items()
         for way in ways(case, each)
     ]
     return join_paragraphs(
@@ -186,31 +186,31 @@ TUNED = "\nBoth had measured cuDNN's engines before."
 
 def long(folder: Path = script.RESULTS) -> str:
     """Return every case: what is known of each way, and what the record is held to."""
-    found, rows, claims = records(folder), [], []
-    card = _usual_card(found) if found else ""
+    by_case, rows, claims = records(folder), [], []
+    card = _usual_card(by_case) if by_case else ""
     for case, trained in TRAINED.items():
-        if case not in found:
+        if case not in by_case:
             rows.append((trained, NOT_MEASURED, *[""] * 7))
             continue
-        trained = _trained(case, found[case], card)
-        rows += [(*row(trained, way), *_of_ours(way)) for way in ways(case, found[case])]
+        trained = _trained(case, by_case[case], card)
+        rows += [(*row(trained, way), *_of_ours(way)) for way in ways(case, by_case[case])]
         claims += [
             _claim(claim)
-            for claim in found[case]["claims"]
+            for claim in by_case[case]["claims"]
             if claim["bound"] is not None and claim["name"].startswith(f"{case}, ")
         ]
     head = (*HEAD, "predicted / measured", "over the link", "first step, planned in it", "tuning")
     held = markdown(("claim", "measured", "bound", "verdict"), claims) if claims else ""
-    leaving = LEAVING.replace("back there", "to pinned memory") if _leave(found.values()) else ""
-    where = f"On one {card}, where a row names no other." if found else ""
+    leaving = LEAVING.replace("back there", "to pinned memory") if _leave(by_case.values()) else ""
+    where = f"On one {card}, where a row names no other." if by_case else ""
     return join_paragraphs((f"{where} {leaving}".strip(), markdown(head, rows, align="llr"), held))
 
 
-def _leave(found: Iterable[Record]) -> bool:
+def _leave(stored: Iterable[Record]) -> bool:
     """Whether gradients went to the host, as they did in records that say nothing of them."""
     return any(
         not plan.get("gradient_bytes")
-        for record in found
+        for record in stored
         for name, plan in record["measurements"].items()
         if name.endswith(": plan") and ", small, " not in name
     )
@@ -237,15 +237,15 @@ def _claim(claim: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
     """Return what the picture shows of each network: label, colour, seconds and bytes of a way."""
-    found = records(folder)
+    by_case = records(folder)
     return {
         TRAINED[case]: [
             [way.label.replace("`", ""), canvas.CONTENDER_COLOURS[way.contender],
              way.seconds, way.device_bytes]
-            for way in ways(case, found[case])
+            for way in ways(case, by_case[case])
         ]
         for case in SHORT
-        if case in found
+        if case in by_case
     }  # fmt: skip
 
 

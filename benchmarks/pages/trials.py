@@ -96,8 +96,8 @@ def records_table(folder: Path = script.RESULTS) -> str:
             machine = gpu["name"] if gpu else f"host, {where['cores']} cores"
             changed = " with changes" if commit.endswith("-dirty") else ""
             drift = f"{record['drift'] - 1:+.1%}" if "drift" in record else NOTHING
-            day, at = where["date"][:10], f"`{commit[:7]}`{changed}"
-            rows.append((f"`{name}`", machine, day, at, drift, _later(name, record)))
+            day, version = where["date"][:10], f"`{commit[:7]}`{changed}"
+            rows.append((f"`{name}`", machine, day, version, drift, _later(name, record)))
     head = ("record", "machine", "date", "commit", "drift", "measured before a later change of")
     return markdown(head, rows, align="llllrl")
 

@@ -83,43 +83,43 @@ def binds(records: Records, case: str) -> str:
 
 def provenance(records: Records, cases: Sequence[str]) -> str:
     """Say on what card, when and under which limit cases were measured."""
-    there = records.of(cases)
-    if not there:
+    measured = records.of(cases)
+    if not measured:
         return f"Not measured yet: `python -m benchmarks.contenders`, {len(cases)} cases."
-    where = [record["environment"] for record in there]
+    where = [record["environment"] for record in measured]
     cards = sorted({each["gpu"]["name"] if each["gpu"] else "host device" for each in where})
     dates = sorted({each["date"][:10] for each in where})
     limits = {CASES[case].memory_limit for case in cases}
     limit = f"limit {limits.pop()}" if len(limits) == 1 else "limit of each case in the table"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    missing = len(cases) - len(there)
+    missing = len(cases) - len(measured)
     rest = f"; {missing} of {len(cases)} cases not measured yet" if missing else ""
     return f"{', '.join(cards)}, {when}; {limit}; medians{rest}."
 
 
 def reasons(records: Records, cases: Sequence[str], contenders: Sequence[str]) -> str:
     """List why contenders did not run, each reason once; empty where all ran."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         for contender in contenders:
             why = records.reason(case, contender)
             if why not in (None, NOT_MEASURED) and contender in (OURS, *CASES[case].baselines):
-                found.setdefault((contender, str(why)), []).append(case)
+                by_reason.setdefault((contender, str(why)), []).append(case)
     return "\n".join(
         f"- `{contender}` did not run in {', '.join(where)}: {why}"
-        for (contender, why), where in found.items()
+        for (contender, why), where in by_reason.items()
     )
 
 
 def notes(records: Records, cases: Sequence[str]) -> str:
     """List what the records say beside their figures, each note once."""
-    found: dict[str, list[str]] = {}
+    by_note: dict[str, list[str]] = {}
     for record in records.of(cases):
         for note in record["notes"]:
-            found.setdefault(note, []).append(record["case"]["name"])
+            by_note.setdefault(note, []).append(record["case"]["name"])
     return "\n".join(
         f"- {note}" + ("" if len(where) == len(cases) else f" ({', '.join(where)})")
-        for note, where in found.items()
+        for note, where in by_note.items()
     )
 
 
