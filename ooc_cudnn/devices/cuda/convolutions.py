@@ -103,9 +103,9 @@ class Convolutions:
         """
         with self._lock:
             for option in self._tables().options(operation, sparing):
-                found = self._of_engine(operation, option.engine)
-                if found and (budget_bytes is None or found.workspace_bytes <= budget_bytes):
-                    return found
+                plan = self._of_engine(operation, option.engine)
+                if plan and (budget_bytes is None or plan.workspace_bytes <= budget_bytes):
+                    return plan
             key = (operation, budget_bytes)
             if key not in self._ranked:
                 self._ranked[key] = self._rank_first(operation, budget_bytes)
@@ -139,14 +139,14 @@ class Convolutions:
             yield built
 
     @contextmanager
-    def _running(self, found: Executable | None) -> Iterator[tuple[int, str] | None]:
+    def _running(self, plan: Executable | None) -> Iterator[tuple[int, str] | None]:
         """Have a plan run whatever is asked for meanwhile."""
-        if found is None:
+        if plan is None:
             yield None
             return
-        self._forced = found
+        self._forced = plan
         try:
-            yield found.workspace_bytes, found.engine
+            yield plan.workspace_bytes, plan.engine
         finally:
             self._forced = None
 
@@ -164,11 +164,11 @@ class Convolutions:
         try:
             return self._chosen[key]
         except KeyError:
-            found = self.executable(operation, None)
-            if found is not None and found.workspace_bytes > available_bytes:
-                found = self.executable(operation, available_bytes)
-            self._chosen[key] = found
-            return found
+            plan = self.executable(operation, None)
+            if plan is not None and plan.workspace_bytes > available_bytes:
+                plan = self.executable(operation, available_bytes)
+            self._chosen[key] = plan
+            return plan
 
     def _of_engine(self, operation: AnyConvolution, engine: Engine) -> Executable | None:
         """The plan of an engine, in the first form of its kind that it computes."""
@@ -177,8 +177,8 @@ class Convolutions:
             self._of_engines[key] = None
             has_failed = (Kind.of(operation), engine) in self._failed
             if engine == HEURISTICS and not has_failed:
-                found = self._by_heuristics(operation, None)
-                self._of_engines[key] = found and found._replace(asked=engine)
+                plan = self._by_heuristics(operation, None)
+                self._of_engines[key] = plan and plan._replace(asked=engine)
             elif _is_for_cudnn(operation) and not has_failed:
                 widened = engine.form == "widened"
                 fitting = (
@@ -212,9 +212,9 @@ class Convolutions:
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
                     continue
-                found = self._plans.ranked_first(form, left, self._judged.rank(form, failed))
-                if found is not None:
-                    return found
+                plan = self._plans.ranked_first(form, left, self._judged.rank(form, failed))
+                if plan is not None:
+                    return plan
         return None
 
     # Checking -----------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ class Convolutions:
         if 0 in (*operation.output_shape, *itertools.chain(*input_shapes(operation))):
             return None
         with self._lock:
-            found = self._choose(operation, workspace_bytes)
-            if found is not None:
-                return self._judged.unchecked(found, self._plans)
+            plan = self._choose(operation, workspace_bytes)
+            if plan is not None:
+                return self._judged.unchecked(plan, self._plans)
         if isinstance(operation, FusedConvolution):
             return self.unchecked(operation.forward, workspace_bytes)
         return None
@@ -302,13 +302,13 @@ class Convolutions:
             self._launch(self._forced, inputs, output, pointer, stream)
             return
         has_dropped = False
-        while (found := self._choose(operation, available)) is not None:
+        while (plan := self._choose(operation, available)) is not None:
             try:
-                self._launch(found, inputs, output, pointer, stream)
+                self._launch(plan, inputs, output, pointer, stream)
                 break
             except EngineFailedError as error:
-                self._forget_failed(operation, found, error)
-                has_dropped |= found.asked is not None
+                self._forget_failed(operation, plan, error)
+                has_dropped |= plan.asked is not None
         else:
             self._run_without_engine(operation, inputs, output, workspace, stream)
         if has_dropped:  # and something else ran: it was the engine that failed, not the device
@@ -332,13 +332,13 @@ class Convolutions:
 
     def _launch(
         self,
-        found: Executable,
+        plan: Executable,
         inputs: tuple[DeviceView, ...],
         output: DeviceView,
         pointer: int,
         stream: Any,
     ) -> None:
-        form, addresses = found.form, {}
+        form, addresses = plan.form, {}
         count = len(inputs)
         copies = (*form.inputs, None)[:count]  # a bias, the third, is taken as it is
         for uid, view, copy in zip(INPUTS[:count], inputs, copies, strict=True):
@@ -349,28 +349,26 @@ class Convolutions:
         handle = self.handle
         self._cudnn.set_stream(handle, stream.ptr)
         try:
-            found.graph.execute_plan_at_index(
-                addresses, pointer + form.nbytes, found.plan_index, handle
+            plan.graph.execute_plan_at_index(
+                addresses, pointer + form.nbytes, plan.plan_index, handle
             )
         except self._plans.errors as error:
             raise EngineFailedError(str(error)) from error
         if form.result:
             form.result.give_back(output, pointer, stream)
 
-    def _forget_failed(
-        self, operation: AnyConvolution, found: Executable, error: Exception
-    ) -> None:
+    def _forget_failed(self, operation: AnyConvolution, plan: Executable, error: Exception) -> None:
         """Never take an engine again that failed, for such an operation of any size."""
         kind = Kind.of(operation)
         with self._lock:
-            if found.asked is not None:
-                self._failed.add((kind, found.asked))
-                self._tables().drop(operation, found.asked)
+            if plan.asked is not None:
+                self._failed.add((kind, plan.asked))
+                self._tables().drop(operation, plan.asked)
             else:
-                self._failed.add((kind, found.engine.partition(",")[0]))
+                self._failed.add((kind, plan.engine.partition(",")[0]))
             self._forget_choices()
         warn_once(
-            f"cuDNN's engine {found.engine} failed for {operation.name} ({kind.work}), so the next "
+            f"cuDNN's engine {plan.engine} failed for {operation.name} ({kind.work}), so the next "
             f"one is taken: {error}"
         )
 

@@ -145,8 +145,8 @@ def pad_symmetrically(operation: AnyConvolution) -> Form:
     """
     forward = forward_of(operation)
     uneven = (axis for axis, (before, after) in enumerate(forward.padding) if before != after)
-    at = next(uneven, 0)
-    row_axis, (before, after) = ROW_AXIS + at, forward.padding[at]
+    index = next(uneven, 0)
+    row_axis, (before, after) = ROW_AXIS + index, forward.padding[index]
     both = min(before, after)
     shape = replace_rows(
         forward.x_shape, forward.x_shape[row_axis] + before + after - 2 * both, row_axis

@@ -75,8 +75,8 @@ class Plans:
             for index in range(graph.get_execution_plan_count()):
                 engine = graph.get_plan_name_at_index(index)
                 if is_cudnn_engine(engine) and not is_faulty(engine, operation):
-                    found = rank(engine)
-                    ranks |= {} if found is None else {index: found}
+                    position = rank(engine)
+                    ranks |= {} if position is None else {index: position}
             for index in sorted(ranks, key=ranks.__getitem__):
                 try:  # the best ranked that is neither deselected nor unsupported
                     graph.build_plan_at_index(index)
@@ -132,7 +132,7 @@ class Plans:
         that are not compiled at run time, beside the heuristics' first.
         """
         modes = self._cudnn.heur_mode
-        found: list[Engine] = []
+        engines: list[Engine] = []
         graph = describe(self._cudnn, self._handle, form.operation)
         try:
             graph.validate()
@@ -144,21 +144,21 @@ class Plans:
                     continue
                 if index and not compiled and self._is_compiled(graph, index):
                     continue
-                found.append(_to_ask_for(_engine_at(graph, index, form)))
-                if not every and len(found) == MOST_RANKED:
+                engines.append(_to_ask_for(_engine_at(graph, index, form)))
+                if not every and len(engines) == MOST_RANKED:
                     break
             numbers = range(number) if compiled else self._at_once(form, number)
             # the latest first: those that take seconds are among the oldest
-            found += (Engine(each, {}, _kind_of(form)) for each in reversed(numbers))
+            engines += (Engine(each, {}, _kind_of(form)) for each in reversed(numbers))
             # the oldest last, which the heuristics' mode of fallbacks ranks, too: on an H100 it
             # took 7.9 s for a filter gradient of volumes that others make in 54 ms, and measuring
             # ended with it
-            found.sort(key=lambda engine: every and engine.number == 0)
+            engines.sort(key=lambda engine: every and engine.number == 0)
         except self._declined:  # it cannot be computed so, or no further: what was found will do
             pass
         finally:
             forget_frames(graph)
-        return found
+        return engines
 
     def not_compiled(self, form: Form) -> list[int]:
         """Return the numbers of engines that compute a form, but those compiled at run time."""
@@ -175,20 +175,20 @@ class Plans:
     def _at_once(self, form: Form, number: int) -> list[int]:
         """Of so many engines, those that compute a form and are not compiled at run time."""
         graph = describe(self._cudnn, self._handle, form.operation)
-        found = list[int]()
+        engines = list[int]()
         try:
             graph.validate()
             graph.build_operation_graph()
-            for each in range(number):
+            for engine in range(number):
                 try:
-                    graph.create_execution_plan(each, {})
+                    graph.create_execution_plan(engine, {})
                     if not self._is_compiled(graph, graph.get_execution_plan_count() - 1):
-                        found.append(each)
+                        engines.append(engine)
                 except self._declined:
                     continue
         finally:
             forget_frames(graph)
-        return found
+        return engines
 
     def _is_compiled(self, graph: Any, index: int) -> bool:
         """True if a plan is compiled at run time."""

@@ -267,13 +267,13 @@ class CudaDevice:
                     continue
                 if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
                     continue
-                found = self.convolutions.executable(operation, budget_bytes, sparing)
-                if found is None and isinstance(operation, FusedConvolution):
+                plan = self.convolutions.executable(operation, budget_bytes, sparing)
+                if plan is None and isinstance(operation, FusedConvolution):
                     operation = operation.forward  # and a pass after it
-                    found = self.convolutions.executable(operation, budget_bytes, sparing)
-                if found is not None:
-                    most = max(most, found.workspace_bytes)
-                    engines[found.name] = None
+                    plan = self.convolutions.executable(operation, budget_bytes, sparing)
+                if plan is not None:
+                    most = max(most, plan.workspace_bytes)
+                    engines[plan.name] = None
                 elif budget_bytes is None or self.convolutions.executable(operation, None) is None:
                     engines["direct"] = None
                 else:

@@ -62,10 +62,10 @@ def _driver_version(load: Load) -> str:
     except (AttributeError, OSError):
         pass
     try:
-        found = re.search(r"\b\d{3,}\.\d+[.\d]*", Path("/proc/driver/nvidia/version").read_text())
+        match = re.search(r"\b\d{3,}\.\d+[.\d]*", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         return ""
-    return found.group() if found else ""
+    return match.group() if match else ""
 
 
 def why_no_card() -> str:

@@ -104,9 +104,9 @@ def build_for(
     """
     form, default = Form(problem), Engine(int(unchecked.engine.removeprefix("eng")))
     for engine in dict.fromkeys((*_as_asked(unchecked), default)):
-        found = plans.of_engine(form, engine)
-        if found is not None or unchecked.asked == default:
-            return found
+        executable = plans.of_engine(form, engine)
+        if executable is not None or unchecked.asked == default:
+            return executable
     try:
         return plans.ranked_first(
             form, None, lambda plan: _FIRST if engine_of(plan) == unchecked.engine else None

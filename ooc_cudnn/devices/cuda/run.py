@@ -102,9 +102,9 @@ class _Leaving:
                 continue
             assert event.stop is not None
             self._runtime.eventSynchronize(event.stop)  # one that no thread writes
-            while (at := self._written) < event.leaving:
-                self._futures[at].result()
-                self._written = max(self._written, at + 1)  # another thread may wait, too
+            while (index := self._written) < event.leaving:
+                self._futures[index].result()
+                self._written = max(self._written, index + 1)  # another thread may wait, too
 
 
 class CudaEvent:

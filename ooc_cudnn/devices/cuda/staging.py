@@ -276,18 +276,18 @@ def _slabs(
     )
     ordered = array.transpose(order)
     item = view.item_bytes
-    found: list[tuple[int, list[tuple[slice, ...]]]] = []
+    slabs: list[tuple[int, list[tuple[slice, ...]]]] = []
     offset = room = 0
     for box in boxes(ordered.shape, CHUNK_BYTES // item):
         lengths = [part.stop - part.start for part in box]
         nbytes = math.prod(lengths) * math.prod(ordered.shape[len(box) :]) * item
         if nbytes > room:
-            found.append((offset, []))
+            slabs.append((offset, []))
             room = SLAB_BYTES
-        found[-1][1].append(box)
+        slabs[-1][1].append(box)
         room -= nbytes
         offset += nbytes
-    return ordered, found
+    return ordered, slabs
 
 
 def _parts(
