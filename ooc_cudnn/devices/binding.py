@@ -71,15 +71,15 @@ def bind(
     InternalError
         If a view is not what the launches were built for.
     """
-    for each in built_for:
-        view = views[each.name]
+    for buffer in built_for:
+        view = views[buffer.name]
         if (
-            view.strides != each.strides
-            or view.shape != each.shape
-            or view.dtype != each.dtype
-            or (view.pointer - each.offset_bytes) % WIDEST_ACCESS_BYTES
+            view.strides != buffer.strides
+            or view.shape != buffer.shape
+            or view.dtype != buffer.dtype
+            or (view.pointer - buffer.offset_bytes) % WIDEST_ACCESS_BYTES
         ):
-            views = {**views, each.name: _as_built_for(each, view)}
+            views = {**views, buffer.name: _as_built_for(buffer, view)}
 
     def run(stream: Any) -> None:
         for launch in launches:
@@ -88,20 +88,21 @@ def bind(
     return run
 
 
-def _as_built_for(each: DeclaredBuffer, view: DeviceView) -> DeviceView:
+def _as_built_for(buffer: DeclaredBuffer, view: DeviceView) -> DeviceView:
     """Give a view the strides its launches were built for, if they lead to the same elements.
 
     Strides that are never taken may differ, and all of an empty tensor.
     """
-    if (view.shape, view.dtype) == (each.shape, each.dtype):
-        aligned = (view.pointer - each.offset_bytes) % WIDEST_ACCESS_BYTES == 0
-        same = aligned and same_strides(view.shape, view.strides, each.strides)
+    if (view.shape, view.dtype) == (buffer.shape, buffer.dtype):
+        aligned = (view.pointer - buffer.offset_bytes) % WIDEST_ACCESS_BYTES == 0
+        same = aligned and same_strides(view.shape, view.strides, buffer.strides)
         if same or 0 in view.shape:
-            return replace(view, strides=each.strides)
+            return replace(view, strides=buffer.strides)
     raise InternalError(
-        f"launches were built for {each.name} as {each.dtype} of shape {each.shape} and strides "
-        f"{each.strides}, {each.offset_bytes} bytes after an aligned address, and would be handed "
-        f"{view.dtype} of shape {view.shape} and strides {view.strides} at {view.pointer:#x}"
+        f"launches were built for {buffer.name} as {buffer.dtype} of shape {buffer.shape} and "
+        f"strides {buffer.strides}, {buffer.offset_bytes} bytes after an aligned address, and "
+        f"would be handed {view.dtype} of shape {view.shape} and strides {view.strides} at "
+        f"{view.pointer:#x}"
     )
 
 
@@ -115,16 +116,16 @@ def _check_graph(
         (operation.output_shape, result_dtype(operation)),
     )
     for name, (shape, dtype) in zip(used, tensors, strict=True):
-        made = buffers[name]
-        if 0 in made.shape:  # there is no graph of an empty tensor
+        buffer = buffers[name]
+        if 0 in buffer.shape:  # there is no graph of an empty tensor
             continue
         if (
-            (made.shape, made.dtype) != (shape, dtype)
-            or not same_strides(shape, made.strides, packed_strides(shape, forward.layout))
-            or made.offset_bytes % WIDEST_ACCESS_BYTES
+            (buffer.shape, buffer.dtype) != (shape, dtype)
+            or not same_strides(shape, buffer.strides, packed_strides(shape, forward.layout))
+            or buffer.offset_bytes % WIDEST_ACCESS_BYTES
         ):
             raise InternalError(
                 f"{operation.name} is built for a packed {forward.layout} {dtype} tensor of shape "
-                f"{shape}, but {name} is {made.dtype} of shape {made.shape} and strides "
-                f"{made.strides}, {made.offset_bytes} bytes after an aligned address"
+                f"{shape}, but {name} is {buffer.dtype} of shape {buffer.shape} and strides "
+                f"{buffer.strides}, {buffer.offset_bytes} bytes after an aligned address"
             )

@@ -154,13 +154,13 @@ def _stored(device: Device, tells_of_others: bool) -> Iterable[Measurement]:
 
 def _say_what_others_have(path: Path) -> None:
     """Say it if engines are stored, but of other cards or versions of cuDNN alone."""
-    own, *names = (
+    own_name, *names = (
         each.stem.rpartition("_")[0] for each in (path, *sorted(path.parent.glob("*.json")))
     )
     others = [name for name in dict.fromkeys(names) if name]
     if others:
         warn_once(
-            f"no engines are stored for {own}, so cuDNN's heuristics choose; those for "
+            f"no engines are stored for {own_name}, so cuDNN's heuristics choose; those for "
             f"{', '.join(others)} are not used: engines are of one card and one cuDNN. "
             "'ooc-cudnn tune' measures them here."
         )

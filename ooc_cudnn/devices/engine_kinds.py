@@ -190,7 +190,7 @@ def _problem(kind: CheckedKind, padding: tuple[Pair, ...]) -> AnyConvolution:
         max((each - 1) * step + (kind.window - 1) * dilation + 1 - sum(pair), 1)
         for each, pair in zip([*sites, LAST_SITES], padding, strict=True)
     ]
-    made = []
+    candidates = []
     # the last two axes are enough to have any multiple
     for more in itertools.product(range(_EXTENTS), repeat=min(kind.axes, 2)):
         extents = [*least[: -len(more)], *map(sum, zip(least[-len(more) :], more, strict=True))]
@@ -204,11 +204,11 @@ def _problem(kind: CheckedKind, padding: tuple[Pair, ...]) -> AnyConvolution:
             dtype="float32" if kind.precision == "tf32" else kind.precision,
             allow_tf32=kind.precision == "tf32",
         )
-        made.append(forward)
+        candidates.append(forward)
         if _is_whole(forward) == kind.whole:
-            made = [forward]
+            candidates = [forward]
             break
-    forward = replace(made[0], layout=kind.layout)
+    forward = replace(candidates[0], layout=kind.layout)
     return KINDS[kind.function](forward, kind.result)
 
 

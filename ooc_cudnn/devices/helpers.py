@@ -23,10 +23,10 @@ class SharedWork:
 
     def help(self) -> None:
         """Do shares while there are any; after an error, none."""
-        while (at := next(self._begun)) < self._shares:
+        while (share := next(self._begun)) < self._shares:
             try:
                 if self._error is None:
-                    self._work(at)
+                    self._work(share)
             except BaseException as error:  # raised by `wait`
                 self._error = self._error or error
             if next(self._ended) == self._shares:

@@ -134,8 +134,8 @@ def _fitted_here(device: Device) -> MachineModel:
         raise
     except OSError as error:
         raise MachineFileError(f"machine file {path} cannot be read: {error}; {REMEDY}") from error
-    if found := _differences(model, device.identity()):
-        raise MachineFileError(f"machine file {path} was fitted elsewhere: {found}; {REMEDY}")
+    if differences := _differences(model, device.identity()):
+        raise MachineFileError(f"machine file {path} was fitted elsewhere: {differences}; {REMEDY}")
     return model
 
 
@@ -159,10 +159,11 @@ def _compare(model: MachineModel, device: Device) -> None:
     if model.calibrated == "shipped" or key in _compared:
         return
     _compared.add(key)
-    found = _differences(model, device.identity())
-    if found:
+    differences = _differences(model, device.identity())
+    if differences:
         warn_once(
             f"the machine model asked for ({model.name}, calibrated {model.calibrated}) was fitted "
-            f"on another machine than {device.name}: {found}. Results are right, but calls may be "
-            "slow; machine=None takes the model fitted here, 'ooc-cudnn calibrate' makes one."
+            f"on another machine than {device.name}: {differences}. Results are right, but calls "
+            "may be slow; machine=None takes the model fitted here, 'ooc-cudnn calibrate' makes "
+            "one."
         )

@@ -237,7 +237,7 @@ class Bench:
 
         Every turn has another random order: what drifts or disturbs meanwhile hits all alike.
         """
-        found: list[list[Mapping[str, float]]] = [[] for _ in measures]
+        samples: list[list[Mapping[str, float]]] = [[] for _ in measures]
         shuffled = np.random.default_rng(0)
         lasting = PATIENCE * len(measures) * self.batches * self.batch_seconds
         began = time.perf_counter()
@@ -245,8 +245,8 @@ class Bench:
             if turn >= fewest and time.perf_counter() - began > lasting:
                 break
             for index in shuffled.permutation(len(measures)):
-                found[index].append(measures[index]())
-        return [{name: Timing.of([of[name] for of in one]) for name in one[0]} for one in found]
+                samples[index].append(measures[index]())
+        return [{name: Timing.of([of[name] for of in one]) for name in one[0]} for one in samples]
 
     # Copies ------------------------------------------------------------------------------------
 
@@ -303,11 +303,11 @@ class Bench:
         placed = self.placed(launched, scratch_bytes)
         if placed is None:
             return None
-        (found,) = self.steady(
+        (timings,) = self.steady(
             [{"compute": lambda: placed.run}], staged=False, most=most, patience=patience
         )
         launching = Timing.of_host(placed.launching).seconds if placed.launching else None
-        return found["compute"], launching
+        return timings["compute"], launching
 
     def placed(
         self, launched: Launched, scratch_bytes: int | None = None, *, before_bytes: int = 0

@@ -43,8 +43,8 @@ def broadcast_sum(operation: BroadcastSum, inputs: Inputs, output: Array, worksp
         terms = dy[box]
         if operation.factor:
             terms = TERMS[operation.factor](terms, rest[0][box].astype(np.float64))
-        own = tuple(slice(0, 1) if e == 1 else part for part, e in zip(box, wide, strict=True))
-        total[own] += terms.sum(axis=axes, dtype=np.float64, keepdims=True)
+        target = tuple(slice(0, 1) if e == 1 else part for part, e in zip(box, wide, strict=True))
+        total[target] += terms.sum(axis=axes, dtype=np.float64, keepdims=True)
     np.copyto(output, total.reshape(operation.b_shape), casting="unsafe")
 
 
@@ -132,11 +132,11 @@ def gradient_sums(operation: GradientSums, inputs: Inputs, output: Array, worksp
         # read before dz is written, which may lie there
         difference = x[box].astype(np.float64) if operation.products else None
         dz[box] = times_slope(operation, value, value, incoming)
-        made = dz[box].astype(np.float64)
-        sums[0, box[1]] += _over_channels(made)
+        gradient = dz[box].astype(np.float64)
+        sums[0, box[1]] += _over_channels(gradient)
         if difference is not None:
             difference -= of_channels(mean.astype(np.float64), box)
-            sums[1, box[1]] += _over_channels(made * difference)
+            sums[1, box[1]] += _over_channels(gradient * difference)
     np.copyto(output, sums if operation.products else sums[0], casting="unsafe")
 
 

@@ -42,10 +42,10 @@ def chunks(array: Array, most: int | None = None) -> Iterator[Box]:
         return
     axes = memory_axes(array)
     for box in boxes(tuple(array.shape[axis] for axis in axes), most or CHUNK_ELEMENTS):
-        found = [slice(0, extent) for extent in array.shape]
+        slices = [slice(0, extent) for extent in array.shape]
         for axis, part in zip(axes, box, strict=False):  # the innermost axes are whole
-            found[axis] = part
-        yield tuple(found)
+            slices[axis] = part
+        yield tuple(slices)
 
 
 def memory_axes(array: Array) -> tuple[int, ...]:

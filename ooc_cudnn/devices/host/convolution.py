@@ -207,8 +207,8 @@ def _gather(
                 target = np.moveaxis(part[..., sites], -2, len(window))
                 np.copyto(target, _windows(operation, x, begins, seen), casting="unsafe")
         return
-    for at, inside, source in _taps(operation, x, box):
-        column = columns[:, at]
+    for number, inside, source in _taps(operation, x, box):
+        column = columns[:, number]
         target = column[inside]
         if target.size < column.size:
             column[...] = 0
@@ -223,7 +223,7 @@ def _taps(
 
     The sites are counted from the box's first.
     """
-    for at, taps in enumerate(itertools.product(*(range(k) for k in operation.w_shape[2:]))):
+    for number, taps in enumerate(itertools.product(*(range(k) for k in operation.w_shape[2:]))):
         inside, source = [slice(None)], [slice(None)]
         for axis, (start, stop) in enumerate(box):
             stride = operation.stride[axis]
@@ -233,7 +233,7 @@ def _taps(
             )
             inside.append(sites)
             source.append(places)
-        yield at, tuple(inside), tuple(source)
+        yield number, tuple(inside), tuple(source)
 
 
 def _sum_taps(
@@ -241,11 +241,11 @@ def _sum_taps(
 ) -> None:
     """Compute a box tap by tap, of those that fall on x: slow, for weights that are infinite."""
     result[...] = 0
-    for at, inside, source in _taps(operation, x, box):
+    for number, inside, source in _taps(operation, x, box):
         seen = x[source]
         if seen.size:
             columns = seen.astype(result.dtype).reshape(len(seen), -1)
-            part = np.matmul(w[:, :, at], columns)
+            part = np.matmul(w[:, :, number], columns)
             result[inside] += part.reshape(len(part), *seen.shape[1:])
 
 

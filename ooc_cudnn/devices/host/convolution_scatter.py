@@ -188,7 +188,7 @@ def _add(forward: Convolution, rows: Array, windows: Box, box: Box, part: Array)
             windows, forward.stride, forward.padding, box, strict=True
         )
     ]
-    for at, taps in enumerate(itertools.product(*(range(k) for k in forward.w_shape[2:]))):
+    for number, taps in enumerate(itertools.product(*(range(k) for k in forward.w_shape[2:]))):
         pairs = [
             valid_positions(begin + tap * dilation, stride, extent, count)
             for begin, tap, dilation, stride, extent, count in zip(
@@ -196,6 +196,6 @@ def _add(forward: Convolution, rows: Array, windows: Box, box: Box, part: Array)
                 strict=True,
             )
         ]  # fmt: skip
-        sources: tuple[Any, ...] = (slice(None), at, *(pair[0] for pair in pairs))
+        sources: tuple[Any, ...] = (slice(None), number, *(pair[0] for pair in pairs))
         targets: tuple[Any, ...] = (slice(None), *(pair[1] for pair in pairs))
         part[targets] += rows[sources]

@@ -56,14 +56,14 @@ def run_joined(run: Runner, filters: int) -> Runner:
     """
 
     def joined_run(operation: Any, inputs: Inputs, output: Array, workspace: Array) -> None:
-        made, arrays = of_forward(operation), [*inputs, output]
-        if made != operation:
+        joined, arrays = of_forward(operation), [*inputs, output]
+        if joined != operation:
             arrays = [array[(..., *[0] * (array.ndim - 2))] for array in arrays]
             arrays = [
                 array[..., np.newaxis] if at == filters else array.T[np.newaxis]
                 for at, array in enumerate(arrays)
             ]
-        run(made, tuple(arrays[:-1]), arrays[-1], workspace)
+        run(joined, tuple(arrays[:-1]), arrays[-1], workspace)
 
     return joined_run
 

@@ -35,9 +35,9 @@ def by_rows(operation: Any, inputs: Inputs, output: Array, workspace: Array) -> 
     lead, axis = inputs[0], axes[0] or 0
     n, rows = lead.shape[0], lead.shape[axis] if lead.ndim > axis else 1
     for images, part in _boxes(n, rows, lead.size):
-        given = [_part(*each, images, part) for each in zip(inputs, axes, strict=True)]
+        operands = [_part(*each, images, part) for each in zip(inputs, axes, strict=True)]
         result = _part(output, of_result, images, part)
-        np.copyto(result, operation.reference(*given), casting="unsafe")
+        np.copyto(result, operation.reference(*operands), casting="unsafe")
 
 
 def _boxes(n: int, rows: int, size: int) -> Iterator[tuple[slice, slice]]:
@@ -52,11 +52,11 @@ def _part(array: Any, axis: int | None, images: slice, rows: slice) -> Any:
     """The images and rows of an operand; all where it is broadcast, or has none."""
     if array is None or axis is None:
         return array
-    found = [slice(None)] * array.ndim
-    for at, part in ((0, images), (axis, rows)):
-        if at < array.ndim and array.shape[at] > 1:
-            found[at] = part
-    return array[tuple(found)]
+    slices = [slice(None)] * array.ndim
+    for dimension, part in ((0, images), (axis, rows)):
+        if dimension < array.ndim and array.shape[dimension] > 1:
+            slices[dimension] = part
+    return array[tuple(slices)]
 
 
 def total(operation: Total, inputs: Inputs, output: Array, workspace: Array) -> None:

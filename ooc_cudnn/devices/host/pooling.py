@@ -65,10 +65,10 @@ def _pool_axis(
     result = filled_like(part, shape, empty, dtype)
     lead: tuple[Any, ...] = (slice(None),) * (2 + axis)
     if count < k:
-        for at in range(count):
-            low, high = max(0, first + at * stride), min(extent, first + at * stride + k)
+        for window in range(count):
+            low, high = max(0, first + window * stride), min(extent, first + window * stride + k)
             if high > low:
-                into = result[(*lead, at)]
+                into = result[(*lead, window)]
                 if ufunc is np.add:
                     np.add.reduce(part[(*lead, slice(low, high))], axis=2 + axis, out=into,
                                   dtype=dtype)  # fmt: skip
@@ -101,7 +101,7 @@ def pooling_indices(
         shape = [b.stop - b.start for b in box]
         best = filled_like(output, shape, -np.inf, arithmetic_dtype(operation.dtype))
         known = np.zeros_like(best, dtype=bool)
-        found = np.zeros_like(best, dtype=np.uint8)
+        indices = np.zeros_like(best, dtype=np.uint8)
         for number, taps in enumerate(itertools.product(*(range(k) for k in forward.window))):
             outputs, places = valid_indices(
                 map(add, firsts, taps), forward.stride, part.shape[2:], shape[2:]
@@ -109,11 +109,11 @@ def pooling_indices(
             value, old = part[places], best[outputs]
             better = ~known[outputs] | (value > old) | (np.isnan(value) & ~np.isnan(old))
             np.copyto(old, value, where=better, casting="unsafe")
-            np.copyto(found[outputs], np.uint8(number), where=better)
+            np.copyto(indices[outputs], np.uint8(number), where=better)
             known[outputs] = True
         if operation.positive:
-            np.copyto(found, np.uint8(NOWHERE), where=~(best > 0))
-        output[box] = found
+            np.copyto(indices, np.uint8(NOWHERE), where=~(best > 0))
+        output[box] = indices
         if y is not None:
             np.copyto(y[box], best, casting="unsafe")
 

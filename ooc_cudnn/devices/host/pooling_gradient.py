@@ -77,10 +77,10 @@ def _scatter_means(
         spread = filled_like(gradient, shape, 0.0, gradient.dtype)
         lead: tuple[Any, ...] = (slice(None),) * (2 + axis)
         if count < k:
-            for at in range(count):
-                begin = first + at * forward.stride[axis]
+            for window in range(count):
+                begin = first + window * forward.stride[axis]
                 spread[(*lead, slice(max(begin, 0), max(begin + k, 0)))] += gradient[
-                    (*lead, slice(at, at + 1))
+                    (*lead, slice(window, window + 1))
                 ]
         else:
             for tap in reversed(range(k)):  # window by window, as above
@@ -171,8 +171,8 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
         unique, which = np.unique(key, return_inverse=True)
         sums = np.zeros(len(unique), dtype)
         np.add.at(sums, which[::-1], gradient[::-1])  # tap by tap, as `_scatter_maxima`
-        channel, *found = np.unravel_index(unique, (channels.stop - start, *forward.x_shape[2:]))
-        inside = (at - first for at, first in zip(found, operation.origin, strict=True))
+        channel, *point = np.unravel_index(unique, (channels.stop - start, *forward.x_shape[2:]))
+        inside = (at - first for at, first in zip(point, operation.origin, strict=True))
         target: tuple[Any, ...] = (image, channel + start, *inside)
         dx[target] = sums.astype(dx.dtype)
 
@@ -180,7 +180,7 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
 def _first_equal(forward: Pooling, x: Array, largest: Array, site: tuple[int, ...]) -> Array:
     """Where in x (channels, spatial...) the window at `site` first equals its maximum, or -1."""
     box = [seen_range(forward, axis, (at, at + 1)) for axis, at in enumerate(site)]
-    found = np.full(len(x), -1)
+    indices = np.full(len(x), -1)
     largest = largest.reshape(-1, *[1] * len(box))
     for rows in _row_ranges(box, len(x)):
         ranges = [rows, *box[1:]]
@@ -192,11 +192,11 @@ def _first_equal(forward: Pooling, x: Array, largest: Array, site: tuple[int, ..
         places = np.unravel_index(first, part.shape[1:])
         inside = [at + low for at, (low, _) in zip(places, ranges, strict=True)]
         place = np.ravel_multi_index(inside, forward.x_shape[2:])
-        fresh = (found < 0) & flat[np.arange(len(x)), first]
-        found[fresh] = place[fresh]
-        if (found >= 0).all():
+        fresh = (indices < 0) & flat[np.arange(len(x)), first]
+        indices[fresh] = place[fresh]
+        if (indices >= 0).all():
             break
-    return found
+    return indices
 
 
 def _row_ranges(box: list[Range], channels: int) -> Iterator[Range]:

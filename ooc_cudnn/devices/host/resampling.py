@@ -26,10 +26,10 @@ def resampling(operation: Resampling, inputs: Inputs, output: Array, workspace: 
     dtype = arithmetic_dtype(operation.dtype)
     for box in chunks(output, _most(x, output)):
         part, empty = x[box[:2]], np.zeros((), bool)
-        for axis, (windows, made, read) in enumerate(
+        for axis, (windows, target, read) in enumerate(
             zip(operation.windows, operation.makes, operation.reads, strict=True)
         ):
-            places = shift_range((box[2 + axis].start, box[2 + axis].stop), made[0])
+            places = shift_range((box[2 + axis].start, box[2 + axis].stop), target[0])
             starts, stops = windows.bounds(np.arange(*places))
             empty = empty[..., None] | (stops <= starts)
             part = _along(windows, part, axis, places, read[0], dtype, is_max=operation.is_max)
@@ -51,10 +51,10 @@ def resampling_backward(
     (dy,) = inputs
     for box in chunks(output, _most(dy, output)):
         part = dy[box[:2]]
-        for axis, (windows, made, read) in enumerate(
+        for axis, (windows, target, read) in enumerate(
             zip(forward.windows, operation.makes, forward.makes, strict=True)
         ):
-            places = shift_range((box[2 + axis].start, box[2 + axis].stop), made[0])
+            places = shift_range((box[2 + axis].start, box[2 + axis].stop), target[0])
             part = _along(windows, part, axis, places, read[0], dtype, gradient=True)
         np.copyto(output[box], part, casting="unsafe")
 
@@ -68,21 +68,21 @@ def _along(
     windows: AxisWindows,
     part: Array,
     axis: int,
-    made: Range,
+    target: Range,
     first: int,
     dtype: np.dtype[Any],
     *,
     gradient: bool = False,
     is_max: bool = False,
 ) -> Array:
-    """Take the runs of what is `made` along one axis; `part` begins at `first`."""
-    low, high = (outputs_reaching if gradient else seen_range)(windows, made)
+    """Take the runs of the `target` range along one axis; `part` begins at `first`."""
+    low, high = (outputs_reaching if gradient else seen_range)(windows, target)
     part = part[(slice(None),) * (2 + axis) + (slice(low - first, high - first),)]
-    found = runs(windows, made, gradient=gradient)
-    taken = part.take(found.elements - low, axis=2 + axis).astype(dtype, copy=False)
+    taps = runs(windows, target, gradient=gradient)
+    taken = part.take(taps.elements - low, axis=2 + axis).astype(dtype, copy=False)
     if not is_max:
-        taken *= found.weights.astype(dtype).reshape(-1, *[1] * (part.ndim - 3 - axis))
-    fill, lengths = -np.inf if is_max else 0.0, found.stops - found.starts
+        taken *= taps.weights.astype(dtype).reshape(-1, *[1] * (part.ndim - 3 - axis))
+    fill, lengths = -np.inf if is_max else 0.0, taps.stops - taps.starts
     present = lengths > 0
     shape = list(part.shape)
     shape[2 + axis] = len(lengths)

@@ -200,10 +200,10 @@ def normalise_sites(
     set_moments(operation.moments, (x, None), state, workspace)
     dtype, kept = ACCUMULATOR[operation.dtype], operation.statistics_shape
     for what in ("mean", "inverse_deviation"):
-        made = np.empty(kept, dtype)
+        vector = np.empty(kept, dtype)
         result = MomentsResult(kept, what, dtype, operation.epsilon)
-        moments_result(result, (state, None), made, workspace)
-        vectors.append(made)
+        moments_result(result, (state, None), vector, workspace)
+        vectors.append(vector)
     normalise = NormaliseSets(operation.shape, operation.dtype, by_site=True)
     normalise_sets(normalise, (x, *vectors), output, workspace)
 

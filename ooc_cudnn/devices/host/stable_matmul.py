@@ -37,12 +37,12 @@ def product(matrix: Array, columns: Array, out: Array, spare: Array) -> None:
         return
     (rows, depth), count = matrix.shape, columns.shape[1]
     whole = count - count % COLUMNS
-    for at in range(0, whole, COLUMNS):
-        np.matmul(matrix, columns[:, at : at + COLUMNS], out=out[:, at : at + COLUMNS])
+    for start in range(0, whole, COLUMNS):
+        np.matmul(matrix, columns[:, start : start + COLUMNS], out=out[:, start : start + COLUMNS])
     if whole < count:
         padded = spare[: depth * COLUMNS].reshape(depth, COLUMNS)
-        made = spare[depth * COLUMNS :].reshape(rows, COLUMNS)
+        result = spare[depth * COLUMNS :].reshape(rows, COLUMNS)
         padded[:, : count - whole] = columns[:, whole:]
         padded[:, count - whole :] = 0
-        np.matmul(matrix, padded, out=made)
-        out[:, whole:] = made[:, : count - whole]
+        np.matmul(matrix, padded, out=result)
+        out[:, whole:] = result[:, : count - whole]

@@ -165,11 +165,11 @@ def _regrouped(views: Sequence[DeviceView], *, channels: bool) -> tuple[list[Dev
     channel_inside = step_c < step_s
     if channels and not all(n == 1 or steps[0] == c * steps[1] for _, steps in flats):
         images = n
-    found = [
+    tensors = [
         DeviceView(view.pointer, view.dtype, *regrouped(*steps))
         for view, (_, steps) in zip(views, flats, strict=True)
     ]
-    return found, images
+    return tensors, images
 
 
 def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
@@ -212,10 +212,10 @@ def _sum_bytes(operation: BroadcastSum) -> int:
         return max(workspace_bytes((1, n * c, s), 1), workspace_bytes((1, c, s), 1, images=n))
     if per_image:
         return workspace_bytes((c, n, s), 1)
-    found = workspace_bytes((n, c, s), 1)
+    nbytes = workspace_bytes((n, c, s), 1)
     if per_channel:
-        return found
-    return align(8 * c) + max(found, workspace_bytes((1, 1, c), 1))
+        return nbytes
+    return align(8 * c) + max(nbytes, workspace_bytes((1, 1, c), 1))
 
 
 def moments(operation: Moments, call: Call) -> None:

@@ -27,12 +27,12 @@ def plan(
 ) -> Launch | None:
     """Choose the kernel of an operation on its inputs; None if there is nothing to compute."""
     forward, source = forward_of(operation), "convolution_direct_backward.cu"
-    each = forward.w_shape[0] // forward.groups
+    channels = forward.w_shape[0] // forward.groups
     if isinstance(operation, Convolution):
         source, kernel, walked = "convolution_direct.cu", "convolution_direct", result
         x, w, y = first, second, result
     elif isinstance(operation, ConvolutionBackwardData):
-        kernel, walked, each = (
+        kernel, walked, channels = (
             "convolution_direct_data",
             result,
             forward.x_shape[1] // forward.groups,
@@ -44,9 +44,9 @@ def plan(
     _check(operation, x=x, w=w, y=y, result=result)
     if result.size == 0:
         return None
-    tile = CHANNELS_TOGETHER if each >= CHANNELS_TOGETHER else 1
-    tiles = -(-each // tile)  # of a group
-    total = result.size // each * tiles
+    tile = CHANNELS_TOGETHER if channels >= CHANNELS_TOGETHER else 1
+    tiles = -(-channels // tile)  # of a group
+    total = result.size // channels * tiles
     struct, fields = "ConvolutionGradient", _fields(forward, x, w, y)
     if not isinstance(operation, Convolution):
         fields["batch"] = forward.x_shape[0]

@@ -65,19 +65,19 @@ def struct_type(source: str, kind: str) -> np.dtype[Any]:
         return np.dtype(_SCALARS[kind])
     name, _, arguments = kind.removesuffix(">").partition("<")
     pattern = rf"(?:template <([^>]*)>\n)?struct {name} {{\n(.*?);\n(?:\n|}};)"
-    found = re.search(pattern, _text(source), re.S)
-    if found is None:
+    match = re.search(pattern, _text(source), re.S)
+    if match is None:
         raise LookupError(f"{source} has no struct {name}")
-    parameters = re.findall(r"(?:typename|int) (\w+)", found[1] or "")
+    parameters = re.findall(r"(?:typename|int) (\w+)", match[1] or "")
     values = dict(zip(parameters, filter(None, arguments.split(", ")), strict=True))
     fields = []
-    for statement in found[2].split(";"):
+    for statement in match[2].split(";"):
         declared = _FIELDS.fullmatch(statement)
         if declared is None:
             raise ValueError(f"{source}: {name} has fields that are not read: {statement}")
         of = re.sub(r"\w+", lambda word: values.get(word[0], word[0]), declared[1])
-        for each in declared[2].split(","):
-            field, *extents = re.findall(r"\w+", each)
+        for declarator in declared[2].split(","):
+            field, *extents = re.findall(r"\w+", declarator)
             numbers = [values.get(extent, extent) for extent in extents]
             shape = [int(n) if n.isdigit() else constant(source, n) for n in numbers]
             fields.append((field, struct_type(source, of), tuple(shape)))
@@ -116,11 +116,11 @@ def _assign(target: np.ndarray, value: Any) -> None:
         if numbers.shape != target.shape[1:]:
             raise ValueError(f"{value} has not the shape {target.shape[1:]}")
     elif target.ndim > 1:
-        for at, each in zip(range(target.shape[1]), value, strict=True):
-            _assign(target[:, at], each)
+        for index, element in zip(range(target.shape[1]), value, strict=True):
+            _assign(target[:, index], element)
     else:
-        given = value if isinstance(value, dict) else dict(zip(names, value, strict=True))
-        if given.keys() != set(names):
-            raise TypeError(f"fields {sorted(given)} where there are {sorted(names)}")
-        for name, each in given.items():
-            _assign(target[name], each)
+        values = value if isinstance(value, dict) else dict(zip(names, value, strict=True))
+        if values.keys() != set(names):
+            raise TypeError(f"fields {sorted(values)} where there are {sorted(names)}")
+        for name, element in values.items():
+            _assign(target[name], element)

@@ -102,7 +102,7 @@ def plan(
     if result.size == 0:
         return None
     lanes = lane_axis([result])
-    made, read = six_axes([result, source], lanes=lanes)
+    out, read = six_axes([result, source], lanes=lanes)
     if lanes is not None:  # of the source they may lie apart
         read = read._replace(strides=(*read.strides[:5], source.strides[lanes]))
     edges, takes_one = [MISSING] * (3 - len(makes)), True
@@ -113,22 +113,22 @@ def plan(
         edges.append(of(windows, first, begin, extent))
         takes_one = takes_one and (not backward or windows.step == windows.per)
     widest = WIDEST_ACCESS_BYTES // result.item_bytes
-    count = lane_pack(made, read, result, source, widest)
-    if _has_rows(made) and (count == 1 or count * result.item_bytes < FEWEST_LANE_BYTES):
+    count = lane_pack(out, read, result, source, widest)
+    if _has_rows(out) and (count == 1 or count * result.item_bytes < FEWEST_LANE_BYTES):
         name, count, packs_each = "gather_nchw", widest, ROW_PACKS
         # Where some row begins within a pack, it is one more.
-        aligned = aligned_pack(result, made, 5 if made.sizes[5] > 1 else 4, widest) == widest
-        row_packs = -(-(made.sizes[4] * made.sizes[5] + (0 if aligned else widest - 1)) // widest)
+        aligned = aligned_pack(result, out, 5 if out.sizes[5] > 1 else 4, widest) == widest
+        row_packs = -(-(out.sizes[4] * out.sizes[5] + (0 if aligned else widest - 1)) // widest)
     else:
         name, packs_each = "gather_nhwc", UNROLL if takes_one else UNROLL_SUMS
-        row_packs = made.sizes[4] * -(-made.sizes[5] // count)
-    rows = math.prod(made.sizes[:4])
+        row_packs = out.sizes[4] * -(-out.sizes[5] // count)
+    rows = math.prod(out.sizes[:4])
     blocks = block_over(rows, row_packs, packs_each)
     fill = partial(
         fill_struct,
-        **made.outer_sizes,
-        made=made.sizes[2:5],
-        result=made.strides,
+        **out.outer_sizes,
+        made=out.sizes[2:5],
+        result=out.strides,
         source=read.strides,
         axis=[edge.fields for edge in edges],
         rows=rows,
@@ -140,7 +140,7 @@ def plan(
     wide = fill(file, "Gather<long long>")
     reach = (
         edge.times * (size + widest) + abs(edge.plus)
-        for edge, size in zip(edges, made.sizes[2:5], strict=True)
+        for edge, size in zip(edges, out.sizes[2:5], strict=True)
     )
     small = is_small([result, source], largest(wide), *reach, rows * row_packs * widest)
     arguments = (

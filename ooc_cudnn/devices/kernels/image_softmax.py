@@ -49,13 +49,13 @@ def image_state(
 ) -> None:
     """Reduce each image to its numbers of the state, the call's output: "peaks" or "sums"."""
     state, stream = call.output, call.stream
-    there = next(view for view in operands if view is not None)
+    operand = next(view for view in operands if view is not None)
     images, columns = state.shape
-    walk = walk_images([view or there for view in operands], REDUCTION_BLOCKS)
+    walk = walk_images([view or operand for view in operands], REDUCTION_BLOCKS)
     parts = state.pointer
     if walk.parts > 1:
         parts = workspace_pointer(call.workspace, 8 * columns * walk.parts * images)
-    arguments = (CUDA_TYPES[there.dtype], *((task,) if what == "sums" else ()))
+    arguments = (CUDA_TYPES[operand.dtype], *((task,) if what == "sums" else ()))
     launch(
         (operation, walk),
         operands,

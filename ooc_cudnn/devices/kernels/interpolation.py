@@ -55,31 +55,31 @@ def plan(
     if result.size == 0:
         return None
     lanes = lane_axis([result, source])
-    made, read = six_axes([result, source], lanes=lanes)
+    out, read = six_axes([result, source], lanes=lanes)
     widest = WIDEST_ACCESS_BYTES // result.item_bytes
     if lanes is None:
         name, along = "rows", 4
         count = min(widest, MOST_SITES)
-        while count > made.sizes[along]:
+        while count > out.sizes[along]:
             count //= 2
-        count = aligned_pack(result, made, along, count)
-        row_packs = -(-made.sizes[along] // count)
+        count = aligned_pack(result, out, along, count)
+        row_packs = -(-out.sizes[along] // count)
     else:
-        name, count = "lanes", lane_pack(made, read, result, source, widest)
-        row_packs = made.sizes[4] * -(-made.sizes[5] // count)
+        name, count = "lanes", lane_pack(out, read, result, source, widest)
+        row_packs = out.sizes[4] * -(-out.sizes[5] // count)
     axes = [MISSING] * (3 - len(makes))
     axes += [windows for windows in forward.windows if isinstance(windows, Linear)]
     edges = [_edges(windows) for windows in axes]
-    rows = math.prod(made.sizes[:4])
+    rows = math.prod(out.sizes[:4])
     blocks = block_over(rows, row_packs, PACKS)
     fill = partial(
         fill_struct,
         "interpolation.cu",
-        **made.outer_sizes,
-        made=made.sizes[2:5],
+        **out.outer_sizes,
+        made=out.sizes[2:5],
         first=three([start for start, _ in makes], 0),
         begins=three([start for start, _ in begins], 0),
-        result=made.strides,
+        result=out.strides,
         source=read.strides,
         axis=[edge.fields for edge in edges],
         count=[windows.count for windows in axes],

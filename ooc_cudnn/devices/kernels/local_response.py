@@ -88,9 +88,9 @@ def plan(
     strides, in_place = [view.flat()[1] for view in views], is_in_place(result, dy)
     rows = common_rows(size, strides, keep_channel=True)
     if rows.inner_is_channel:
-        found = _plan_lanes(taps, rows, views, in_place=in_place)
-        if found is not None:
-            return found
+        lanes = _plan_lanes(taps, rows, views, in_place=in_place)
+        if lanes is not None:
+            return lanes
         rows = Rows(size, tuple(strides), inner_is_channel=False, contiguous=False)
     return _plan_walk(taps, rows, views, in_place=in_place)
 
@@ -174,10 +174,10 @@ def _launch(
 
 def _plan_wide(taps: Taps, views: list[DeviceView]) -> Launch:
     """A thread for each element."""
-    size, own = views[0].flat()
+    size, strides = views[0].flat()
     total = math.prod(size)
     result, x, dy = (views[index].flat()[1] for index in (0, 1, -1))
-    last = int(size[1] > 1 and own[1] == 1)
+    last = int(size[1] > 1 and strides[1] == 1)
     name = "local_response_wide" + ("_backward" if len(views) == 3 else "")
     return Launch(
         "local_response_wide.cu",

@@ -102,7 +102,7 @@ def six_axes(views: Sequence[DeviceView], *, lanes: int | None) -> list[SixAxes]
     n, c = views[0].shape[:2]
     merges = 1 in (n, c) or all(view.strides[0] == c * view.strides[1] for view in views)
     outer_steps: tuple[int, ...]
-    found = []
+    axes = []
     for view in views:
         missing = (3 - len(view.shape[2:])) * (1,)
         spatial = missing + view.shape[2:]
@@ -119,8 +119,8 @@ def six_axes(views: Sequence[DeviceView], *, lanes: int | None) -> list[SixAxes]
         # Along an axis of one element no step is taken; that of a view may be too large for an int.
         kept = zip((*outer, *spatial[:-1]), (*outer_steps, *steps[:-1]), strict=True)
         walked = tuple(0 if size == 1 else taken for size, taken in kept)
-        found.append(SixAxes((*outer, *spatial, last), (*walked, steps[-1], step)))
-    return found
+        axes.append(SixAxes((*outer, *spatial, last), (*walked, steps[-1], step)))
+    return axes
 
 
 def overhang(axes: SixAxes, window: Sequence[int]) -> int:

@@ -107,10 +107,10 @@ def choose_strips(
     )
     reach = [(k - 1) // step for k, step in zip(window, stride, strict=True)]
     over = (reach[0] + 1) * (reach[2] + 1) * math.prod(window)
-    made = stride[0] * max(window[1], stride[1]) * stride[2] * max(item_bytes // 4, 1)
+    results = stride[0] * max(window[1], stride[1]) * stride[2] * max(item_bytes // 4, 1)
     under = (reach[0] * stride[0] + window[0]) * window[1] * (reach[2] * stride[2] + window[2])
     while count:
-        held = made * count + (under * -(-count * item_bytes // 4) if is_max else 0)
+        held = results * count + (under * -(-count * item_bytes // 4) if is_max else 0)
         whole = sizes[5] % count == 0
         if whole and held <= STRIP_WORDS and over * count <= STRIP_TAPS:
             return Strips(cells, count)
@@ -122,11 +122,11 @@ def is_packed(axes: SixAxes) -> bool:
     """True if planes follow each other without a gap, and their rows."""
     sizes, strides = axes
     wanted = sizes[3] * sizes[4], sizes[4], 1
-    found = strides[1], strides[3], strides[4]
+    steps = strides[1], strides[3], strides[4]
     extents = sizes[1], sizes[3], sizes[4]
     return sizes[2] == 1 and all(
         extent == 1 or step == packed
-        for extent, step, packed in zip(extents, found, wanted, strict=True)
+        for extent, step, packed in zip(extents, steps, wanted, strict=True)
     )
 
 
@@ -256,8 +256,8 @@ class Gradient(NamedTuple):
         count = max(PACK_BYTES // views[0].item_bytes, 1)
         while count > axes[0].sizes[5]:
             count //= 2
-        for view, each in zip(views, axes, strict=True):
-            count = min(count, aligned_pack(view, each, 5, count))
+        for view, view_axes in zip(views, axes, strict=True):
+            count = min(count, aligned_pack(view, view_axes, 5, count))
         is_deep = windows[0] != three(forward.x_shape[2:], 1)[0] or before[0] != 0
         strips = choose_strips(
             *(axes[0].sizes, padded, window, stride, count, views[0].item_bytes),
@@ -309,8 +309,8 @@ def by_strips(gradient: Gradient) -> Choice | None:
     lanes = _piece(packs, TILE_LANES)
     lane_tiles = -(-packs // lanes)
     deep, high, wide = strips.cells
-    there = math.prod(sizes[:2]) * packs * deep * high * wide
-    rows = min(max(there // STRIP_THREADS, 1), high)
+    cells = math.prod(sizes[:2]) * packs * deep * high * wide
+    rows = min(max(cells // STRIP_THREADS, 1), high)
     rows = -(-high // -(-high // rows))
     # A thread writes its stride at once where that is a pack: half the accesses, or fewer.
     whole = gradient.padded[2] % stride[2] == 0 and sizes[4] % stride[2] == 0 and sizes[5] == 1

@@ -130,11 +130,11 @@ def pooling_indices(operation: PoolingIndices, call: Call) -> None:
     index = check("the indices", call.output, forward.output_shape, "uint8")
     none = [0] * len(forward.window)
     where = (x.shape[2:], x.strides[2:], none, none)
-    given = call.inputs[1]
+    maxima = call.inputs[1]
     y = index  # in the place of one that is absent: nothing is written there
-    if given is not None:
-        y = check("y", given, forward.output_shape, operation.dtype)
-    further = (operation.positive, given is not None)
+    if maxima is not None:
+        y = check("y", maxima, forward.output_shape, operation.dtype)
+    further = (operation.positive, maxima is not None)
     most = ROW_WINDOWS
     while most > 1 and _under(forward, most) > MOST_UNDER:
         most //= 2

@@ -53,7 +53,7 @@ def plan(
     if result.size == 0:
         return None
     views = [result, *(view for view, _ in operands)]
-    made, *read = six_axes(views, lanes=lane_axis(views))
+    out, *read = six_axes(views, lanes=lane_axis(views))
     kinds = {type(windows) for windows in forward.windows}
     if len(kinds) > 1:
         raise ValueError(f"axes of several kinds have no kernel: {forward.windows}")
@@ -62,18 +62,18 @@ def plan(
     axes = [*[missing_axis] * (3 - len(forward.windows)), *forward.windows]
     template: tuple[str | int, ...] = () if name == "resample_max_gradient" else (kind,)
     template += (forward.is_max,) if name == "resample" else ()
-    total = math.prod(made.sizes)
+    total = math.prod(out.sizes)
     return Launch(
         "resampling.cu",
         instance(name, CUDA_TYPES[forward.dtype], *template),
         grid_of(total, BLOCK_THREADS),
         fill_struct(
             *("resampling.cu", "Resampling"),
-            **made.outer_sizes,
-            made=made.sizes[2:5],
+            **out.outer_sizes,
+            made=out.sizes[2:5],
             first=_starts(makes),
             begins=[*(_starts(ranges) for _, ranges in operands), *[(0,) * 3] * missing],
-            result=made.strides,
+            result=out.strides,
             operand=[*(each.strides for each in read), *[(0,) * 6] * missing],
             axis=list(map(_axis, axes)),
             total=total,

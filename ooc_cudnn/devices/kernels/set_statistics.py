@@ -299,9 +299,9 @@ def normalise_sites(operation: NormaliseSites, call: Call) -> None:
     saved = {what: taken(kept, dtype) for what in ("mean", "inverse_deviation")}
     rest = call._replace(workspace=(start, end - start))
     set_moments(operation.moments, rest._replace(inputs=(x, None), output=state))
-    for what, made in saved.items():
+    for what, vector in saved.items():
         result = MomentsResult(kept, what, dtype, operation.epsilon)
-        moments_result(result, rest._replace(inputs=(state, None), output=made))
+        moments_result(result, rest._replace(inputs=(state, None), output=vector))
     normalise = NormaliseSets(operation.shape, operation.dtype, by_site=True)
     normalise_sets(normalise, rest._replace(inputs=(x, *vectors, *saved.values())))
 

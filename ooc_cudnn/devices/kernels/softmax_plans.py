@@ -118,16 +118,16 @@ def plan_rows(task: str, views: Sequence[DeviceView], sites: SitesByChannels) ->
         fitting = [block for block in blocks if -(-packs // block) * count <= most]
         lanes = fitting[0] if fitting else CHUNK_LANES
         name = "softmax_rows" if fitting else "softmax_long"
-    each = -(-packs // lanes)
+    per_lane = -(-packs // lanes)
     if name == "softmax_long":
         # Registers are of this chunk and of the next, and of the two operands of a gradient.
         halves = 2 if forward or item < 4 else 4
-        each = max(most // halves // count, 1)
+        per_lane = max(most // halves // count, 1)
     threads = max(BLOCK_THREADS, lanes)
     tiles = -(-total // (threads // lanes))
     return Launch(
         "softmax.cu",
-        f"{name}<{CUDA_TYPES[dtype]}, {task}, {count}, {_at_least(each)}, {lanes}>",
+        f"{name}<{CUDA_TYPES[dtype]}, {task}, {count}, {_at_least(per_lane)}, {lanes}>",
         grid_of(tiles),
         _row_geometry(views, sites, 1, tiles, sites.sites),
         (threads, 1),
@@ -167,10 +167,10 @@ def _plan_staged(task: str, views: Sequence[DeviceView], sites: SitesByChannels)
     count = pack_size(images, views)
     middle_tiles = -(-sites.sites // tile)
     tiles = sites.images * middle_tiles
-    each = _at_least(-(-channels // lanes))
+    per_lane = _at_least(-(-channels // lanes))
     return Launch(
         "softmax.cu",
-        f"softmax_staged<{CUDA_TYPES[dtype]}, {task}, {count}, {each}, {lanes}, {fitting[0]}>",
+        f"softmax_staged<{CUDA_TYPES[dtype]}, {task}, {count}, {per_lane}, {lanes}, {fitting[0]}>",
         grid_of(tiles),
         _row_geometry(views, sites, tile, tiles, middle_tiles),
     )
