@@ -85,12 +85,12 @@ def flow(
     done = [0] * (len(operations) + 1)
     if after is not None:
         done = [*(rows.stop for rows in needed_rows(operations, after, row_axis)), after[1]]
-    found: list[Flow] = []
-    made = h_y
+    flows: list[Flow] = []
+    outputs = h_y
     for index in reversed(range(len(operations))):
         operation = operations[index]
-        needed = operation.input_rows(made, row_axis)
-        if made[0] == made[1] and after is not None:
+        needed = operation.input_rows(outputs, row_axis)
+        if outputs[0] == outputs[1] and after is not None:
             needed = Rows(done[index], done[index], 0, 0)
         start = max(needed.start, done[index]) if index else needed.start
         earlier = (min(start, needed.stop), needed.stop)
@@ -98,11 +98,11 @@ def flow(
         stored = keeps = (earlier[1], earlier[1])
         if index and kept[0] < kept[1]:
             stored = (first_needed(index, done[index + 1], done[index]), done[index])
-        if index and made[1] < height(operation.output_shape, row_axis):
-            keeps = (first_needed(index, made[1], earlier[1]), earlier[1])
-        found.append(Flow(made, needed, stored, kept, keeps))
-        made = earlier
-    return tuple(reversed(found))
+        if index and outputs[1] < height(operation.output_shape, row_axis):
+            keeps = (first_needed(index, outputs[1], earlier[1]), earlier[1])
+        flows.append(Flow(outputs, needed, stored, kept, keeps))
+        outputs = earlier
+    return tuple(reversed(flows))
 
 
 class Fusion(NamedTuple):
@@ -124,25 +124,25 @@ def fusions(
     operations: Sequence[Operation], parameter_names: Sequence[tuple[str, ...]]
 ) -> tuple[Fusion, ...]:
     """Group a chain's operations: bias and activation, normalisation, sum and activation."""
-    found: list[Fusion] = []
+    groups: list[Fusion] = []
     for index, operation in enumerate(operations):
-        previous = found[-1] if found else None
+        previous = groups[-1] if groups else None
         if isinstance(operation, Activation):
             fused = previous is not None and previous.mode == "identity"
             if fused and isinstance(operations[previous.first], AddTensor | Normalising):  # type: ignore[union-attr]
-                found[-1] = previous._replace(  # type: ignore[union-attr]
+                groups[-1] = previous._replace(  # type: ignore[union-attr]
                     last=index, mode=operation.mode, coef=operation.coef
                 )
             else:
-                found.append(Fusion(index, index, mode=operation.mode, coef=operation.coef))
+                groups.append(Fusion(index, index, mode=operation.mode, coef=operation.coef))
         elif _is_sum(operation) and previous is not None and _takes_addend(operations, previous):
             (addend,) = parameter_names[index]
-            found[-1] = previous._replace(last=index, addend=addend)
+            groups[-1] = previous._replace(last=index, addend=addend)
         elif isinstance(operation, AddTensor):
-            found.append(Fusion(index, index, shift=parameter_names[index][0]))
+            groups.append(Fusion(index, index, shift=parameter_names[index][0]))
         else:
-            found.append(Fusion(index, index))
-    return tuple(found)
+            groups.append(Fusion(index, index))
+    return tuple(groups)
 
 
 def _is_sum(operation: Operation) -> bool:

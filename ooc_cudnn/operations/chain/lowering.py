@@ -62,11 +62,11 @@ class ChainBuilder(Builder):
         self.flow = chain.flow(piece.h_y, piece.after)
         self.row_axis = chain.row_axis
         self.current = "x"
-        each = layout.split(SEPARATOR)
-        if len(each) == 1:
-            each *= len(chain.windows)
+        layouts = layout.split(SEPARATOR)
+        if len(layouts) == 1:
+            layouts *= len(chain.windows)
         #: The layout of each window, by its place in the chain.
-        self.layouts = dict(zip(chain.windows, each, strict=True))
+        self.layouts = dict(zip(chain.windows, layouts, strict=True))
 
     def chained(self) -> None:
         """Build every fusion; of a sum over cX that is not complete, the convolution alone."""
@@ -90,11 +90,11 @@ class ChainBuilder(Builder):
 
         Kernels other than copies want the spatial axes of what they write to flatten into one.
         """
-        made = self.buffers[output]
-        if made.rows is None or made.row_axis == ROW_AXIS or isinstance(operation, Relayout):
+        buffer = self.buffers[output]
+        if buffer.rows is None or buffer.row_axis == ROW_AXIS or isinstance(operation, Relayout):
             super().launch(operation, inputs, output)
             return
-        packed = self.scratch(f"{output} packed", made.shape, made.dtype, made.order)
+        packed = self.scratch(f"{output} packed", buffer.shape, buffer.dtype, buffer.order)
         super().launch(operation, inputs, packed)
         self.copy(packed, output)
         self.release(packed)
@@ -160,11 +160,11 @@ class ChainBuilder(Builder):
             # Of what the pieces before stored, this one may need the last rows alone.
             skipped, stored = flow.kept[0] - flow.stored[0], flow.stored[1] - flow.stored[0]
             shape = replace_rows(full.shape, kept, self.row_axis)
-            found = f"found {index}"
-            self.buffers[found] = Buffer(
+            source = f"found {index}"
+            self.buffers[source] = Buffer(
                 shape, full.dtype, full.order, store, (skipped, stored), self.row_axis
             )
-            self.copy(found, self.rows_of(name, f"{name} above", 0, kept))
+            self.copy(source, self.rows_of(name, f"{name} above", 0, kept))
         if keeps and flow.made[0] < flow.made[1]:
             shape = replace_rows(full.shape, keeps, self.row_axis)
             self.state(store, shape, full.dtype, full.order)

@@ -51,13 +51,13 @@ class ChainPieces(BuiltCall):
     def __post_init__(self) -> None:
         if not self.operations:
             raise ValueError("operations must hold at least one operation")
-        for at, (earlier, later) in enumerate(
+        for index, (earlier, later) in enumerate(
             zip(self.operations, self.operations[1:], strict=False)
         ):
             if earlier.output_shape != later.input_shape:
                 raise ValueError(
-                    f"operations do not meet: operation {at}, {earlier.name}, gives shape "
-                    f"{earlier.output_shape}, operation {at + 1}, {later.name}, takes "
+                    f"operations do not meet: operation {index}, {earlier.name}, gives shape "
+                    f"{earlier.output_shape}, operation {index + 1}, {later.name}, takes "
                     f"{later.input_shape}"
                 )
         if any(isinstance(later, CastScale) for later in self.operations[1:]):
@@ -78,7 +78,7 @@ class ChainPieces(BuiltCall):
     def operands(self) -> Mapping[str, Operand]:
         first = self.operations[0]
         dtype = first.stored if isinstance(first, CastScale) else self.dtype
-        found = {"x": Operand(first.input_shape, dtype, self._x_axes())}
+        operands = {"x": Operand(first.input_shape, dtype, self._x_axes())}
         for operation, names in zip(self.operations, self.parameter_names, strict=True):
             for parameter, name in zip(operation.parameters, names, strict=True):
                 if isinstance(operation, FILTERED):
@@ -86,11 +86,11 @@ class ChainPieces(BuiltCall):
                 else:
                     axes = set(cut_axes(parameter.shape, self.row_axis))
                 dtype = parameter.dtype or self.dtype
-                found[name] = Operand(parameter.shape, dtype, frozenset(axes))
-        found["y"] = Operand(
+                operands[name] = Operand(parameter.shape, dtype, frozenset(axes))
+        operands["y"] = Operand(
             self.operations[-1].output_shape, self.dtype, frozenset({"n", "c_y", "h_y"})
         )
-        return found
+        return operands
 
     def _x_axes(self) -> frozenset[str]:
         if self.convolution is None:  # the channels of x are those of y
@@ -154,12 +154,12 @@ class ChainPieces(BuiltCall):
     def flow(self, h_y: Range, after: Range | None) -> tuple[Flow, ...]:
         """The rows of every operation in the piece that gives output rows `h_y`; see `flow`."""
         key = h_y, after
-        found = self._flows.get(key)
-        if found is None:
+        flows = self._flows.get(key)
+        if flows is None:
             if len(self._flows) >= REMEMBERED_FLOWS:
                 self._flows.clear()
-            found = self._flows[key] = flow(self.operations, h_y, after, self.row_axis)
-        return found
+            flows = self._flows[key] = flow(self.operations, h_y, after, self.row_axis)
+        return flows
 
     @cached_property
     def _flows(self) -> dict[tuple[Range, Range | None], tuple[Flow, ...]]:
@@ -284,9 +284,9 @@ class ChainPieces(BuiltCall):
         c_y = piece.c_y if self.channels_may_be_cut else (0, self.operations[owner].output_shape[1])
         if isinstance(self.operations[owner], FILTERED):
             return (c_y, piece.c_x, *whole[2:]) if self.channels_may_be_cut else whole
-        made = self.flow(piece.h_y, piece.after)[owner].made
+        outputs = self.flow(piece.h_y, piece.after)[owner].made
         spatial = ((0, extent) for extent in self.operations[owner].output_shape[2:])
-        cut = replace_rows((piece.n, c_y, *spatial), made, self.row_axis)
+        cut = replace_rows((piece.n, c_y, *spatial), outputs, self.row_axis)
         return broadcast_region(self.operands[name].shape, cut)
 
     def on_piece(self, index: int, piece: Piece, layout: str = "") -> Any:

@@ -124,8 +124,8 @@ class DataGradientCall(ForwardTypedCall, SingleOpCall):
             padding.append((needed.before, needed.after))
         images, _, *sites = tile.shape
         shape = (images, forward.x_shape[1], *sites)
-        made = forward.resized(shape, forward.w_shape, tuple(padding), forward.groups)
-        return replace(self, forward=made)
+        convolution = forward.resized(shape, forward.w_shape, tuple(padding), forward.groups)
+        return replace(self, forward=convolution)
 
     def rounding(self) -> Rounding:
         forward = self.forward

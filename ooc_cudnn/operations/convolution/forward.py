@@ -122,7 +122,7 @@ class Convolution(Windowed):
             )
         reaches = tuple((k - 1) * d + 1 for k, d in zip(w_shape[2:], dilations, strict=True))
         check_padding(pairs, tuple(x_shape[2:]), reaches)
-        made = cls(
+        convolution = cls(
             tuple(x_shape),
             tuple(w_shape),
             pairs,
@@ -133,7 +133,7 @@ class Convolution(Windowed):
             allow_tf32=allow_tf32,
             deterministic=deterministic,
         )
-        return made.fitting(f"w of window {made.window} with dilation {dilations}")
+        return convolution.fitting(f"w of window {convolution.window} with dilation {dilations}")
 
     @property
     def window(self) -> Shape:  # type: ignore[override]

@@ -160,17 +160,17 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
             build.release(part)
 
         build.accumulating = accumulating
-        own = self._rows_of(build, dz, piece.h_y, rows.read[0], "own")
+        piece_dz = self._rows_of(build, dz, piece.h_y, rows.read[0], "own")
         x = build.in_order("x", build.layout)
         dtype = build.product_dtype("dw")
         dw = self.of_filter.on_piece(piece, layout=build.layout, result_dtype=dtype)
-        build.make(dw, (x, own), "dw", build.layout, sums="dw sums")
+        build.make(dw, (x, piece_dz), "dw", build.layout, sums="dw sums")
         build.release(x)
         if not beside:
-            shape = build.buffers[own].shape
+            shape = build.buffers[piece_dz].shape
             db = BroadcastSum(shape, shape[1:2], self.dtype, build.product_dtype("db"))
-            build.make(db, (own,), "db", build.layout, sums="db sums")
-        build.release(own, dz)
+            build.make(db, (piece_dz,), "db", build.layout, sums="db sums")
+        build.release(piece_dz, dz)
 
     def _before_activation(self, build: Builder, *, summed: bool) -> str:
         """dz = dy * f'(x), in the plan's layout; if `summed`, db beside it."""
@@ -180,8 +180,8 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
         y = build.in_order("y", build.layout)
         if summed:
             sums = build.product_dtype("db")
-            made = GradientSums(shape, self.mode, self.coef, self.dtype, sums)
-            build.make(made, (y, dy, "", dz, "", ""), "db", build.layout, sums="db sums")
+            operation = GradientSums(shape, self.mode, self.coef, self.dtype, sums)
+            build.make(operation, (y, dy, "", dz, "", ""), "db", build.layout, sums="db sums")
         else:
             backward = ActivationBackward(shape, self.mode, self.coef, self.dtype)
             build.launch(backward, (y, dy, ""), dz)
@@ -220,7 +220,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Expected dx of rows; dw and db of the whole batch, image after image."""
-        whole, found = self.extents, dict[str, tuple[Array, Array]]()
+        whole, results = self.extents, dict[str, tuple[Array, Array]]()
         if piece.c_y == (0, whole.c_y) and piece.c_x == (0, whole.c_x):
             rows = self.rows(piece.h_y)
             dz = self._dz(piece, read)
@@ -228,11 +228,11 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
             dz = dz[(*(slice(None),) * self.row_axis, seen)]
             operation = self.data_gradient(piece, "channels_first", "float64")
             w = read("w", self.region("w", piece))
-            found["dx"] = linear(operation, w, dz)
+            results["dx"] = linear(operation, w, dz)
         if piece.n == (0, whole.n) and piece.h_y == (0, whole.h_y):
             dw, dw_size, db, db_size = sum_images(piece, lambda image: self._sums(image, read))
-            found |= {"dw": (dw, dw_size), "db": (db, db_size)}
-        return found
+            results |= {"dw": (dw, dw_size), "db": (db, db_size)}
+        return results
 
     def _sums(self, piece: Piece, read: Read) -> tuple[Array, Array, Array, Array]:
         """What one image adds to dw and db, and the sizes of the sums."""

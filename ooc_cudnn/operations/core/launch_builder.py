@@ -184,10 +184,10 @@ class Builder:
         self.state(sums, have.shape, have.dtype, have.order)
         if self.accumulation.first:
             # The first product starts the sums: its launch writes them directly.
-            at = max((i for i, made in enumerate(self.launched) if made.output == product),
+            index = max((i for i, made in enumerate(self.launched) if made.output == product),
                      default=None)  # fmt: skip
-            if at is not None:
-                self.launched[at] = self.launched[at]._replace(output=sums)
+            if index is not None:
+                self.launched[index] = self.launched[index]._replace(output=sums)
         else:
             target = (self.accumulation.last and into) or sums
             dtype = self.buffers[target].dtype
@@ -220,10 +220,10 @@ class Builder:
         laid = self.in_order(name, target.order)
         if laid != name:
             self.release(name)
-        made = pointwise or Pointwise(have.shape, have.dtype, target.dtype)
-        if not plain or made.dtype != target.dtype:
-            made = replace(made, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
-        self.launch(made, (laid, "", shift, result if call.beta else ""), result)
+        operation = pointwise or Pointwise(have.shape, have.dtype, target.dtype)
+        if not plain or operation.dtype != target.dtype:
+            operation = replace(operation, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
+        self.launch(operation, (laid, "", shift, result if call.beta else ""), result)
         self.release(laid)
 
 

@@ -113,12 +113,12 @@ def on_sites(
     """Return the operation that makes these sites of so many images, and the sites it needs."""
     axes = list(enumerate(sites, ROW_AXIS))
     needed = [operation.input_rows(rows, axis) for axis, rows in axes]
-    made = operation
+    result = operation
     if not sites:
-        made = made.on_piece(images, Rows(0, 1, 0, 0), channels, ROW_AXIS)
+        result = result.on_piece(images, Rows(0, 1, 0, 0), channels, ROW_AXIS)
     for (axis, rows), of_axis in zip(axes, needed, strict=True):
         if isinstance(operation, PositionDependent):
-            made = made.on_rows(images, rows, of_axis, channels, axis)
+            result = result.on_rows(images, rows, of_axis, channels, axis)
         else:
-            made = made.on_piece(images, of_axis, channels, axis)
-    return made, tuple((rows.start, rows.stop) for rows in needed)
+            result = result.on_piece(images, of_axis, channels, axis)
+    return result, tuple((rows.start, rows.stop) for rows in needed)

@@ -123,12 +123,12 @@ class SingleOpCall(BuiltCall):
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """By the operation's reference, image after image where the images are summed over."""
 
-        def found(piece: Piece) -> tuple[Array, ...]:
+        def compute(piece: Piece) -> tuple[Array, ...]:
             operation = self.on_piece(piece, layout="channels_first", result_dtype="float64")
             inputs = [read(name, self.region(name, piece)) for name in self.takes if name]
             return self.compare(operation, inputs)
 
-        value, size = sum_images(piece, found) if "n" in self.reduced else found(piece)
+        value, size = sum_images(piece, compute) if "n" in self.reduced else compute(piece)
         return {self.results[0]: (value, size)}
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:

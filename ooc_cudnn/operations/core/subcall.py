@@ -146,11 +146,11 @@ class SubCall(TiledCall):
         return self.inner.may_cut(axis) and getattr(self.extents, axis) > 1
 
     def is_legal(self, split: Split) -> bool:
-        own, whole = self.extents, self.inner.extents
+        extents, whole = self.extents, self.inner.extents
         sizes = {
             axis: getattr(whole, axis)
             for axis in ("n", "h_y")
-            if getattr(split, axis) >= getattr(own, axis)
+            if getattr(split, axis) >= getattr(extents, axis)
         }
         return self.inner.is_legal(replace(split, **sizes))
 
@@ -163,12 +163,12 @@ class SubCall(TiledCall):
         return self.inner.distinct(name, axis, cut)
 
     def region(self, name: str, piece: Piece) -> Region | None:
-        found = self.inner.region(name, self.there(piece))
-        if found is None or name not in self._held:
-            return found
+        region = self.inner.region(name, self.there(piece))
+        if region is None or name not in self._held:
+            return region
         return tuple(
             (start - first, stop - first)
-            for (start, stop), (first, _) in zip(found, self._held[name], strict=True)
+            for (start, stop), (first, _) in zip(region, self._held[name], strict=True)
         )
 
     def there(self, piece: Piece) -> Piece:

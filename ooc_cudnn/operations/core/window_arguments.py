@@ -120,7 +120,7 @@ def is_int(value: object) -> bool:
 def _sequence(value: Any, name: str) -> Sequence[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         tolist = getattr(value, "tolist", None)
-        if callable(tolist) and isinstance(found := tolist(), list):  # a NumPy array of sizes
-            return found
+        if callable(tolist) and isinstance(sizes := tolist(), list):  # a NumPy array of sizes
+            return sizes
         raise TypeError(f"{name} must be an int or a sequence of ints, not {value!r}")
     return value

@@ -76,10 +76,10 @@ class ActivationBackward(OneShape):
         x = y
         if len(inputs) > 2 and needs_x(self.mode, self.coef):
             x = inputs[2].astype(np.float64)
-        found = MODES[self.mode].slope(y, x, self.coef)
+        slope = MODES[self.mode].slope(y, x, self.coef)
         if MODES[self.mode].is_flat:
-            dy = np.where(found == 0, 0.0, dy)
-        return np.asarray(dy * found)
+            dy = np.where(slope == 0, 0.0, dy)
+        return np.asarray(dy * slope)
 
 
 @dataclass(frozen=True)

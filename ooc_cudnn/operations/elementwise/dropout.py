@@ -63,8 +63,8 @@ def random_words(starts: Array, length: int, seed: int, offset: int) -> Array:
     shift = np.uint64(32)
     counter = (low & LOW, low >> shift, other & LOW, other >> shift)
     words = np.stack(philox(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
-    at = starts[..., None] % 4 + np.arange(length)
-    return np.take_along_axis(words.reshape(*starts.shape, -1), at, axis=-1)
+    positions = starts[..., None] % 4 + np.arange(length)
+    return np.take_along_axis(words.reshape(*starts.shape, -1), positions, axis=-1)
 
 
 @dataclass(frozen=True)

@@ -122,11 +122,11 @@ class BiasActivationGradientCall(OneShapeCall):
         """One launch makes both."""
         order = build.buffers["dx"].order
         y, dy = build.in_order("y", order), build.in_order("dy", order)
-        made = GradientSums(
+        operation = GradientSums(
             self.piece_shape(build.piece), self.mode, self.coef, self.dtype,
             build.product_dtype("db"),
         )  # fmt: skip
-        build.make(made, (y, dy, "", "dx", "", ""), "db", order, done=(y, dy))
+        build.make(operation, (y, dy, "", "dx", "", ""), "db", order, done=(y, dy))
 
     # Checking ---------------------------------------------------------------------------------
 

@@ -240,8 +240,8 @@ class AnyExternalCall(BuiltCall):
         shape, _, axes = self.operands[name]
         if not axes:
             return tuple((0, extent) for extent in shape)
-        each = shape[0] // self.images
-        first = (piece.n[0] * each, piece.n[1] * each)
+        per_image = shape[0] // self.images
+        first = (piece.n[0] * per_image, piece.n[1] * per_image)
         return (first, *((0, extent) for extent in shape[1:]))
 
     @cached_property
@@ -331,8 +331,8 @@ class ExternalGradientCall(AnyExternalCall):
         targets = {result: self._target(build, result) for result in self.results}
         images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
         shape = build.buffers[first].shape
-        made = self._launched(images, shape, build.piece.n[0])
-        build.launch(made, (*self._taken, "dy", *others), first)
+        operation = self._launched(images, shape, build.piece.n[0])
+        build.launch(operation, (*self._taken, "dy", *others), first)
         for result, target in targets.items():
             self._finish(build, result, target)
 
@@ -369,17 +369,17 @@ class ExternalGradientCall(AnyExternalCall):
         """Expected gradients of what images have, by the same function in float64."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
         dy = read("dy", self.region("dy", piece))
-        found = {
+        gradients = {
             at: np.empty([stop - start for start, stop in self.region(f"dx{at}", piece)])
             for at in self.wanted
         }
-        first, *others = found.values()
-        made = self._launched(piece.n[1] - piece.n[0], first.shape, piece.n[0])
-        made.run((*inputs, dy, *others), first)
+        first, *others = gradients.values()
+        operation = self._launched(piece.n[1] - piece.n[0], first.shape, piece.n[0])
+        operation.run((*inputs, dy, *others), first)
         whole = piece.n == (0, self.images)
         return {
             f"dx{at}": (dx, _size(dx, (*inputs, dy)))
-            for at, dx in found.items()
+            for at, dx in gradients.items()
             if whole or self.inputs[at].of_images
         }
 

@@ -105,22 +105,22 @@ def tile_of_external(
         raise WholeImagesError(f"{computation.name} is of whole images")
     lead = whole_spans(call.y_shape[: len(call.y_shape) - len(sites)])
     numbers = [at for at in range(len(call.inputs)) if f"x{at}" in lasting]
-    made = computation.part((*lead, *sites), numbers)
+    part = computation.part((*lead, *sites), numbers)
     regions, taken = {}, []
-    for at, (each, spans) in enumerate(zip(call.inputs, made.inputs, strict=True)):
-        if each.of_images and _reads_all_sites(spans):
+    for index, (operand, spans) in enumerate(zip(call.inputs, part.inputs, strict=True)):
+        if operand.of_images and _reads_all_sites(spans):
             raise WholeImagesError(f"{computation.name} reads all positions in every block")
         region = tuple((span.start, span.stop) for span in spans)
-        if each.of_images:
+        if operand.of_images:
             region = _of_images(region, call.images, images)
-        regions[f"x{at}"] = region
-        taken.append(ExternalInput(_extents(region), each.dtype, each.of_images))
+        regions[f"x{index}"] = region
+        taken.append(ExternalInput(_extents(region), operand.dtype, operand.of_images))
     of_y = tuple((span.start, span.stop) for span in (*lead, *sites))
     regions["y"] = _of_images(of_y, call.images, images)
     count = images[1] - images[0]
     block = replace(
         call,
-        computation=made.computation,
+        computation=part.computation,
         inputs=tuple(taken),
         y_shape=_extents(regions["y"]),
         images=count,

@@ -71,9 +71,9 @@ class LabelWeights:
         labels = labels.astype(np.int64)
         known = (labels >= 0) & (labels < self.classes)
         classes = np.where(known, labels, 0)
-        found = np.ones(()) if weights is None else weights.astype(np.float64)[classes]
-        found = np.where(known, found, np.nan)
-        return classes, np.where(labels == self.ignore_index, 0.0, found)
+        factors = np.ones(()) if weights is None else weights.astype(np.float64)[classes]
+        factors = np.where(known, factors, np.nan)
+        return classes, np.where(labels == self.ignore_index, 0.0, factors)
 
     def reference(self, labels: Array, weights: Array | None) -> Array:
         """Compute it plainly."""

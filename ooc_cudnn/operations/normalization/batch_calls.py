@@ -74,8 +74,8 @@ class BatchNormalizationCall(PerChannel):
             state = self.gather_moments(build)
             if build.accumulation.last:
                 kinds = ("mean", "inverse_deviation", "running_mean", "running_variance")
-                made = dict(zip(self.results[1:], kinds, strict=False))
-                make_vectors(build, state, made, epsilon=self.epsilon, factor=self.factor)
+                targets = dict(zip(self.results[1:], kinds, strict=False))
+                make_vectors(build, state, targets, epsilon=self.epsilon, factor=self.factor)
             return
         vectors = ("scale", "bias", *SAVED)
         order = build.buffers["x"].order
@@ -92,7 +92,7 @@ class BatchNormalizationCall(PerChannel):
         scale, bias = (per_channel(read(name, (piece.c_y,)), x.ndim) for name in ("scale", "bias"))
         size = np.abs(scale) * (np.abs(x) + largest) * inverse + np.abs(bias)
         error = inverse * (1 + inverse * largest)
-        found = {
+        results = {
             "y": (scale * (x - mean) * inverse + bias, size),
             "saved_mean": (np.array([mean]), np.array([largest])),
             "saved_inverse_variance": (np.array([inverse]), np.array([error])),
@@ -101,9 +101,9 @@ class BatchNormalizationCall(PerChannel):
             unbiased = variance * self.elements / max(1, self.elements - 1)
             for name, value in (("running_mean", mean), ("running_variance", unbiased)):
                 old = read(name, (piece.c_y,))
-                made = (1 - self.factor) * old + self.factor * value
-                found[name] = made, np.abs(old) + abs(value) + largest
-        return found
+                average = (1 - self.factor) * old + self.factor * value
+                results[name] = average, np.abs(old) + abs(value) + largest
+        return results
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class BatchNormalizationGradientCall(PerChannel):
         if self.epsilon is not None and piece.sweep == 0:
             state = self.gather_moments(build)
             if build.accumulation.last:
-                made = dict(zip(self.saved, ("mean", "inverse_deviation"), strict=True))
-                make_vectors(build, state, made, epsilon=self.epsilon)
+                kinds = dict(zip(self.saved, ("mean", "inverse_deviation"), strict=True))
+                make_vectors(build, state, kinds, epsilon=self.epsilon)
             return
         if piece.sweep == self.sweeps - 2:
             state = self.gather_sums(build, *self.saved)

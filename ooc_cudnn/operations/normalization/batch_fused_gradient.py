@@ -51,8 +51,8 @@ class ActivationSumsCall(PerChannel):
         order = build.buffers["dx"].order
         x, y, dy, more = (build.in_order(name, order) for name in ("x", "y", "dy", "more"))
         shape = self.piece_shape(build.piece)
-        made = GradientSums(shape, self.mode, self.coef, self.dtype, products=True)
-        self.add_sums(build, made, (y, dy, more, "dx", x, SAVED[0]), SAVED[1])
+        operation = GradientSums(shape, self.mode, self.coef, self.dtype, products=True)
+        self.add_sums(build, operation, (y, dy, more, "dx", x, SAVED[0]), SAVED[1])
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Dx of a few rows, the sums over all images of a channel."""

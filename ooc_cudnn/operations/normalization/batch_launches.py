@@ -153,10 +153,10 @@ class Normalise(_Tensor, PerElement):
         scale, bias, mean, spread = (per_channel(p, x.ndim) for p in parameters[:4])
         if self.epsilon is not None:
             spread = 1 / np.sqrt(spread + self.epsilon)
-        made = scale * (x - mean) * spread + bias
+        y = scale * (x - mean) * spread + bias
         if self.has_addend:
-            made = made + parameters[4]
-        return MODES[self.mode].value(made, self.coef)
+            y = y + parameters[4]
+        return MODES[self.mode].value(y, self.coef)
 
 
 @dataclass(frozen=True)

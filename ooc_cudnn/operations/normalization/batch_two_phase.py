@@ -167,9 +167,9 @@ class BatchNormalizationDataCall(OfStatistics):
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Element by element."""
-        given = {name: read(name, self.region(name, piece) or ()) for name in self.inputs}
-        x, dy, sums = (given.pop(name) for name in ("x", "dy", "sums"))
-        vectors = {name: per_channel(vector, x.ndim) for name, vector in given.items()}
+        arrays = {name: read(name, self.region(name, piece) or ()) for name in self.inputs}
+        x, dy, sums = (arrays.pop(name) for name in ("x", "dy", "sums"))
+        vectors = {name: per_channel(vector, x.ndim) for name, vector in arrays.items()}
         scale, mean, inverse = (vectors[name] for name in ("scale", *SAVED))
         count = self.elements or np.prod(self.shape) // self.shape[1]
         of_dy, of_products = (per_channel(v, x.ndim) for v in sums / count)
@@ -313,13 +313,13 @@ class ChannelVectorsCall(_OfChannels):
         """By the definition."""
         count, mean, m2 = read("moments", self.region("moments", piece))
         if not self.running:
-            made = (mean, 1 / np.sqrt(m2 / count + self.epsilon))
-            return {name: (v, np.abs(v)) for name, v in zip(SAVED, made, strict=True)}
-        found = {}
+            vectors = (mean, 1 / np.sqrt(m2 / count + self.epsilon))
+            return {name: (v, np.abs(v)) for name, v in zip(SAVED, vectors, strict=True)}
+        results = {}
         for name, new in zip(self.results, (mean, m2 / np.maximum(1, count - 1)), strict=True):
             old = read(name, self.region(name, piece))
-            found[name] = ((1 - self.factor) * old + self.factor * new, np.abs(old) + np.abs(new))
-        return found
+            results[name] = ((1 - self.factor) * old + self.factor * new, np.abs(old) + np.abs(new))
+        return results
 
 
 @dataclass(frozen=True)
@@ -360,15 +360,15 @@ class ParameterGradientsCall(_OfChannels):
     def build(self, build: Builder) -> None:
         """Add up images, if need be, and round."""
         (channels,) = build.buffers["dscale"].shape
-        for at, name in ((1, "dscale"), (0, "dbias")):
-            state, row = "sums", at
+        for index, name in ((1, "dscale"), (0, "dbias")):
+            state, row = "sums", index
             if self.images:
                 state, row = build.scratch(f"{name} of all", (1, channels), "float64"), 0
                 fold = FoldImages(1, self.images, channels)
-                build.launch(fold, (self.sources[1 - at], ""), state)
+                build.launch(fold, (self.sources[1 - index], ""), state)
             dtype = build.product_dtype(name)
-            made = StateRow((channels,), row, dtype)
-            build.make(made, (state,), name, "channels_first", done=(state,))
+            operation = StateRow((channels,), row, dtype)
+            build.make(operation, (state,), name, "channels_first", done=(state,))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Sums over images."""

@@ -177,8 +177,8 @@ class OfStatistics(OneShapeCall):
         state = self.sum_sets(build, operation, inputs, "sums of channels")
         if build.piece.h_y[1] == self.extents.h_y:
             for row, name in ((1, SUMS[0]), (0, SUMS[1])):
-                made = StateRow(build.buffers[name].shape, row, "float64")
-                build.launch(made, (state,), name)
+                state_row = StateRow(build.buffers[name].shape, row, "float64")
+                build.launch(state_row, (state,), name)
         return state
 
     def fold(self, build: Builder, images: str, state: str) -> str:
@@ -257,8 +257,8 @@ class PerChannel(OfStatistics):
         """Merge the moments of a piece of x into those of the pieces before."""
         shape = self.piece_shape(build.piece)
         if self.by_sets:
-            made = SetMoments(shape, self.dtype, self.unit)
-            images = self.sum_sets(build, made, ("x",), "moments of images")
+            operation = SetMoments(shape, self.dtype, self.unit)
+            images = self.sum_sets(build, operation, ("x",), "moments of images")
             return self.fold(build, images, "moments")
         merge = MergeMoments(shape[1])
         return build.gather("moments", (3, shape[1]), Moments(shape, self.dtype), merge, ("x",))
@@ -274,8 +274,8 @@ class PerChannel(OfStatistics):
         dy = build.in_order("dy", build.buffers["x"].order)
         inputs: tuple[str, ...] = ("x", dy, mean)
         if self.by_sets:
-            made = SetSums(shape, self.dtype, self.unit, statistics_shape=shape[1:2])
-            images = self.sum_sets(build, made, (*inputs, "", ""), "sums of images")
+            operation = SetSums(shape, self.dtype, self.unit, statistics_shape=shape[1:2])
+            images = self.sum_sets(build, operation, (*inputs, "", ""), "sums of images")
             return self._scaled(build, self.fold(build, images, "sums"), inverse)
         if mode != "identity":
             inputs += (inverse, "scale", "bias")

@@ -114,8 +114,8 @@ class GroupStatisticsCall(_OfGroups):
     def build(self, build: Builder) -> None:
         """Add to the moments of the groups."""
         build.accumulating = False
-        made = SetMoments(self.piece_shape(build.piece), self.dtype, self.unit)
-        state = self.sum_sets(build, made, ("x",), "moments")
+        operation = SetMoments(self.piece_shape(build.piece), self.dtype, self.unit)
+        state = self.sum_sets(build, operation, ("x",), "moments")
         if build.accumulation.last:
             if self.of_group > 1:
                 build.launch(MergeGroups(*self.groups_of(build)), (state,), state)
@@ -187,13 +187,13 @@ class GroupNormalizationGradientCall(_OfGroups):
         shape, order = self.piece_shape(build.piece), build.buffers["x"].order
         statistics = build.buffers[SAVED[0]].shape
         if build.piece.sweep == 0:
-            made = SetSums(
+            operation = SetSums(
                 shape, self.dtype, self.unit, statistics_shape=statistics, mode=self.mode,
                 coef=self.coef,
             )  # fmt: skip
             of_y = VECTORS_OF_Y if self.mode != "identity" else ()
             inputs = ("x", build.in_order("dy", order), *SAVED, "", *of_y)
-            self.sum_channels(build, made, inputs)
+            self.sum_channels(build, operation, inputs)
             return
         state = build.state("sums of channels", (2, *shape[:2]), "float64")
         scaled = build.scratch("sums of groups", (2, *shape[:2]), "float64")

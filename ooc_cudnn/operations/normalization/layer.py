@@ -70,8 +70,8 @@ class LayerStatisticsCall(_OfSites):
         moments = SetMoments(shape, self.dtype, shape[1], by_site=True)
         state = build.scratch("moments", moments.output_shape, "float64")
         build.launch(moments, ("x", ""), state)
-        made = dict(zip(SAVED, ("mean", "inverse_deviation"), strict=True))
-        make_vectors(build, state, made, epsilon=self.epsilon)
+        kinds = dict(zip(SAVED, ("mean", "inverse_deviation"), strict=True))
+        make_vectors(build, state, kinds, epsilon=self.epsilon)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Over axis 1."""
@@ -139,12 +139,12 @@ class LayerNormalizationGradientCall(_OfSites):
             return dy, (x - mean) * inverse, (np.abs(x) + np.abs(mean)) * inverse, inverse
 
         dy, hat, reach, _ = parts(piece._replace(h_y=(0, self.extents.h_y)))
-        found = sums_of_channels(dy, hat, reach, np.abs(dy))
+        results = sums_of_channels(dy, hat, reach, np.abs(dy))
         if self.data:
             dy, hat, reach, inverse = parts(piece)
             gradient = per_channel(read("scale", (piece.c_y,)), dy.ndim) * dy
             value = gradient - of_sites(gradient) - hat * of_sites(gradient * hat)
             size = np.abs(gradient)
             size = size + of_sites(size) + reach * of_sites(size * reach)
-            found["dx"] = inverse * value, inverse * size
-        return found
+            results["dx"] = inverse * value, inverse * size
+        return results

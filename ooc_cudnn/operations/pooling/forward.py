@@ -98,8 +98,8 @@ class Pooling(Windowed):
         strides = sizes
         if stride is not None:
             strides = per_axis(stride, axes, name=f"{prefix}stride", least=1)
-        made = cls(tuple(x_shape), sizes, strides, pairs, mode, dtype)
-        return made.fitting(f"window {sizes}")
+        pooling = cls(tuple(x_shape), sizes, strides, pairs, mode, dtype)
+        return pooling.fitting(f"window {sizes}")
 
     @property
     def dilation(self) -> Shape:  # type: ignore[override]

@@ -134,14 +134,14 @@ class PoolingGradientCall(ForwardTypedCall, SingleOpCall):
     def operands(self) -> Mapping[str, Operand]:
         shapes = {"x": self.forward.x_shape, "dx": self.forward.x_shape}
         axes = frozenset({"n", "c_y", "h_y"})
-        found = {
+        operands = {
             name: Operand(shapes.get(name, self.forward.output_shape), self.dtype, axes)
             for name in (*self.takes, "dx")
             if name
         }
         if self.indexed:
-            found["index"] = found["index"]._replace(dtype="uint8")
-        return found
+            operands["index"] = operands["index"]._replace(dtype="uint8")
+        return operands
 
     @cached_property
     def extents(self) -> Split:

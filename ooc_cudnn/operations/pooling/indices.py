@@ -67,14 +67,14 @@ class PoolingIndices:
         x = inputs[0].astype(np.float64)
         best = np.full(self.output_shape, -np.inf)
         known = np.zeros(self.output_shape, bool)
-        found = np.zeros(self.output_shape, np.uint8)
+        indices = np.zeros(self.output_shape, np.uint8)
         for number, (outputs, seen) in enumerate(self.forward.taps()):
             value, old = x[seen], best[outputs]
             better = ~known[outputs] | (value > old) | (np.isnan(value) & ~np.isnan(old))
             best[outputs] = np.where(better, value, old)
-            found[outputs] = np.where(better, number, found[outputs])
+            indices[outputs] = np.where(better, number, indices[outputs])
             known[outputs] = True
-        return np.where(best > 0, found, NOWHERE).astype(np.uint8) if self.positive else found
+        return np.where(best > 0, indices, NOWHERE).astype(np.uint8) if self.positive else indices
 
 
 def indexable(forward: Pooling) -> bool:

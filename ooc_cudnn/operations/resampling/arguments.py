@@ -88,29 +88,29 @@ def interpolation(
     if size is not None:
         sizes = per_axis(size, axes, name="size", least=1)
     else:
-        given = _factors(scale_factor, axes)
-        sizes = tuple(math.floor(e * f) for e, f in zip(extents, given, strict=True))
+        user_factors = _factors(scale_factor, axes)
+        sizes = tuple(math.floor(e * f) for e, f in zip(extents, user_factors, strict=True))
         if min(sizes) < 1 or max(sizes) > MOST_SIZE:
             raise ValueError(
                 f"scale_factor must leave 1 to {MOST_SIZE} elements on every axis: "
                 f"scale_factor={scale_factor!r} makes {sizes} of {extents}"
             )
         if not recompute_scale_factor:
-            factors = given
+            factors = user_factors
     scales = tuple(
         Fraction(extent, count) if factor is None else 1 / Fraction(factor)
         for extent, count, factor in zip(extents, sizes, factors, strict=True)
     )
-    found: tuple[AxisWindows, ...]
+    windows: tuple[AxisWindows, ...]
     if mode == "linear":
         corners = (align_corners,) * axes
-        found = tuple(map(_linear, extents, sizes, scales, corners))
+        windows = tuple(map(_linear, extents, sizes, scales, corners))
     else:
-        found = tuple(map(Nearest, extents, sizes, map(float, scales)))
+        windows = tuple(map(Nearest, extents, sizes, map(float, scales)))
         exact = tuple(map(_nearest, extents, sizes, scales))
-        if all(map(_same, found, exact)):
-            found = exact
-    return Resampling(tuple(x_shape[:2]), found, dtype)
+        if all(map(_same, windows, exact)):
+            windows = exact
+    return Resampling(tuple(x_shape[:2]), windows, dtype)
 
 
 def _nearest(extent: int, count: int, scale: Fraction) -> Windows:
@@ -170,22 +170,22 @@ def any_pooling(
     TypeError, ValueError
         Naming the argument, its value and the rule.
     """
-    made = Pooling.of(
+    pooling = Pooling.of(
         x_shape, window=window, mode=mode, padding=padding, stride=stride, dtype=dtype
     )
     if not ceil_mode:
-        return made
+        return pooling
     windows, pairs = [], []
-    of = (x_shape[2:], made.window, made.stride, made.padding)
+    of = (x_shape[2:], pooling.window, pooling.stride, pooling.padding)
     for extent, size, step, (before, after) in zip(*of, strict=True):
         count = -(-(extent + before + after - size) // step) + 1
         if (count - 1) * step >= extent + before:
             count -= 1
         windows.append(Windows(extent, count, step, reach=size, before=before, after=after))
         pairs.append((before, max(after, (count - 1) * step + size - before - extent)))
-    if made.mode == "average_include_padding" and tuple(pairs) != made.padding:
+    if pooling.mode == "average_include_padding" and tuple(pairs) != pooling.padding:
         return Resampling(tuple(x_shape[:2]), tuple(windows), dtype, title="pooling")
-    return replace(made, padding=tuple(pairs))
+    return replace(pooling, padding=tuple(pairs))
 
 
 def adaptive_pooling(

@@ -253,8 +253,8 @@ def runs(windows: AxisWindows, made: Range, *, gradient: bool) -> Runs:
         stops = np.maximum(starts, first + np.searchsorted(begin, places, "right"))
     else:
         starts, stops = windows.bounds(places)
-    found = Runs(starts, np.maximum(starts, stops), np.empty(0))
-    of, elements = np.repeat(places, found.stops - starts), found.elements
-    return found._replace(
+    taps = Runs(starts, np.maximum(starts, stops), np.empty(0))
+    of, elements = np.repeat(places, taps.stops - starts), taps.elements
+    return taps._replace(
         weights=windows.weights(elements, of) if gradient else windows.weights(of, elements)
     )

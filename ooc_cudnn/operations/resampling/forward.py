@@ -97,12 +97,12 @@ class Resampling(PositionDependent):
         self, n: int, made: Range, needed: Rows, channels: int, row_axis: int = ROW_AXIS
     ) -> Resampling:
         """Return the first of the pieces that look at x in the same way: they launch the same."""
-        at, (outputs, elements) = row_axis - ROW_AXIS, self.cycle(row_axis)
-        made = shift_range(made, self.makes[at][0])
-        read = shift_range((needed.start, needed.stop), self.reads[at][0])
-        up = cycles(self.windows[at], made)
-        makes = replace_rows(self.makes, shift_range(made, -up * outputs), at)
-        reads = replace_rows(self.reads, shift_range(read, -up * elements), at)
+        axis, (outputs, elements) = row_axis - ROW_AXIS, self.cycle(row_axis)
+        made = shift_range(made, self.makes[axis][0])
+        read = shift_range((needed.start, needed.stop), self.reads[axis][0])
+        up = cycles(self.windows[axis], made)
+        makes = replace_rows(self.makes, shift_range(made, -up * outputs), axis)
+        reads = replace_rows(self.reads, shift_range(read, -up * elements), axis)
         return self.part((n, channels), makes, reads)
 
     def part(self, lead: Shape, makes: Ranges, reads: Ranges) -> Resampling:
@@ -142,20 +142,20 @@ class Resampling(PositionDependent):
         """Axis after axis; an empty run of any makes `value`."""
         x = x.astype(np.float64)
         empty = np.zeros(self.output_shape[2:], bool)
-        for axis, (windows, made, read) in enumerate(
+        for axis, (windows, target, read) in enumerate(
             zip(self.windows, self.makes, self.reads, strict=True)
         ):
-            found = runs(windows, made, gradient=False)
+            taps = runs(windows, target, gradient=False)
             x = np.moveaxis(x, 2 + axis, 0)
-            rows = np.split(found.weights, np.cumsum(found.stops - found.starts)[:-1])
-            y = np.full((len(found.starts), *x.shape[1:]), -np.inf if self.is_max else 0.0)
+            rows = np.split(taps.weights, np.cumsum(taps.stops - taps.starts)[:-1])
+            y = np.full((len(taps.starts), *x.shape[1:]), -np.inf if self.is_max else 0.0)
             for o in range(len(y)):  # of no rows, the weights are split into one part still
-                weights, part = rows[o], x[found.starts[o] - read[0] : found.stops[o] - read[0]]
+                weights, part = rows[o], x[taps.starts[o] - read[0] : taps.stops[o] - read[0]]
                 if len(part):
                     y[o] = part.max(0) if self.is_max else np.tensordot(weights, part, 1)
             x = np.moveaxis(y, 0, 2 + axis)
             shape = [-1 if at == axis else 1 for at in range(len(self.windows))]
-            empty |= (found.starts == found.stops).reshape(shape)
+            empty |= (taps.starts == taps.stops).reshape(shape)
         return np.where(empty, self.value, x)
 
 
@@ -215,14 +215,14 @@ class ResamplingBackward:
         (gradient,) = inputs
         assert gradient is not None
         result = gradient.astype(np.float64)
-        for axis, (windows, outputs, made) in enumerate(
+        for axis, (windows, outputs, target) in enumerate(
             zip(forward.windows, forward.makes, self.makes, strict=True)
         ):
             matrix = np.zeros((windows.count, windows.extent))
-            found = runs(windows, (0, windows.count), gradient=False)
-            of = np.repeat(np.arange(windows.count), found.stops - found.starts)
-            matrix[of, found.elements] = found.weights
-            part = matrix[slice(*outputs), slice(*made)]
+            taps = runs(windows, (0, windows.count), gradient=False)
+            of = np.repeat(np.arange(windows.count), taps.stops - taps.starts)
+            matrix[of, taps.elements] = taps.weights
+            part = matrix[slice(*outputs), slice(*target)]
             result = np.moveaxis(np.tensordot(result, part, (2 + axis, 0)), -1, 2 + axis)
         return result
 
@@ -244,7 +244,7 @@ def scatter_maxima(
         inside, largest = x[box], y[(..., *site)].reshape(*forward.lead, *[1] * len(site))
         same = (inside == largest) | (np.isnan(inside) & np.isnan(largest))
         first = np.zeros((*forward.lead, math.prod(same.shape[2:])), dtype)
-        at = same.reshape(first.shape).argmax(-1)
-        np.put_along_axis(first, at[..., None], dy[(..., *site)][..., None].astype(dtype), -1)
+        index = same.reshape(first.shape).argmax(-1)
+        np.put_along_axis(first, index[..., None], dy[(..., *site)][..., None].astype(dtype), -1)
         dx[box] += first.reshape(same.shape)
     return dx

@@ -95,7 +95,7 @@ class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
         return tensor_region(self.operands[name].shape, piece.n, piece.c_y, rows, self.row_axis)
 
     def on_piece(self, piece: Piece, *, layout: str, result_dtype: str) -> ResamplingBackward:
-        at, forward = self.row_axis - ROW_AXIS, self.forward
+        axis, forward = self.row_axis - ROW_AXIS, self.forward
         lead = (piece.n[1] - piece.n[0], piece.c_y[1] - piece.c_y[0])
         # Of pieces that are seen in the same way the first: they launch the same.
         cycle, up = forward.cycle(self.row_axis), self._cycles(piece.h_y)
@@ -103,8 +103,8 @@ class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
         rows, inputs = (
             shift_range(part, -up * cycle.elements) for part in (piece.h_y, self._inputs(piece.h_y))
         )
-        makes, reads = (replace_rows(forward.reads, part, at) for part in (rows, inputs))
-        part = forward.part(lead, replace_rows(forward.makes, outputs, at), reads)
+        makes, reads = (replace_rows(forward.reads, part, axis) for part in (rows, inputs))
+        part = forward.part(lead, replace_rows(forward.makes, outputs, axis), reads)
         return ResamplingBackward(replace(part, dtype=result_dtype), makes)
 
     def compare(self, operation: Launchable, inputs: list[Array]) -> tuple[Array, Array]:
