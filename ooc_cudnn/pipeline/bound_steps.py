@@ -70,8 +70,8 @@ class BoundSteps:
             self._actions = [None] * len(self._actions)
             for name, (spec, offset, *_) in self._bindings.items():
                 if offset is not None:
-                    at = base + offset
-                    self.sources[name] = DeviceView(at, spec.dtype, spec.shape, spec.strides)
+                    address = base + offset
+                    self.sources[name] = DeviceView(address, spec.dtype, spec.shape, spec.strides)
         for root, views in self._views.items():
             array, before = arrays[root], self.sources.get(root)
             if isinstance(array, DeviceView) and (before is array or before == array):
@@ -85,12 +85,12 @@ class BoundSteps:
 
     def action(self, index: int, make: Callable[[], Action]) -> Action:
         """Return a step's action: as it was bound before, or as it is bound now."""
-        found = self._actions[index]
-        if found is None:
-            found = make()
+        action = self._actions[index]
+        if action is None:
+            action = make()
             if self._lasts[index]:
-                self._actions[index] = found
-        return found
+                self._actions[index] = action
+        return action
 
     def end(self) -> None:
         """Let go of the arrays of the host."""

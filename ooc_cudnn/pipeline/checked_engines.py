@@ -81,15 +81,15 @@ def verdict_on(
         sizes = _OF_ITS_OWN if own else ()
         for problem in (of_kind, *(small_like(unchecked.operation, *size) for size in sizes)):
             try:
-                found = _error(device, engines, unchecked, problem, limit_bytes)
+                error = _error(device, engines, unchecked, problem, limit_bytes)
             except EngineFailedError:
                 return Verdict(False)
-            if found is None or found == UNKNOWN:
-                has_no_room |= found is not None
+            if error is None or error == UNKNOWN:
+                has_no_room |= error is not None
                 continue
-            errors.append(found.relative)
-            if not found.is_explained:
-                return Verdict(False, found.relative)
+            errors.append(error.relative)
+            if not error.is_explained:
+                return Verdict(False, error.relative)
             break
         else:
             return None if has_no_room else Verdict(None)
@@ -117,7 +117,7 @@ def _error(
             return None
         expected = _expected(problem)
         try:
-            found = compute(device, problem, expected.inputs, built[0], limit_bytes)
+            result = compute(device, problem, expected.inputs, built[0], limit_bytes)
         except DeviceOutOfMemoryError:
             return UNKNOWN
-    return UNKNOWN if found is None else expected.compared(found)
+    return UNKNOWN if result is None else expected.compared(result)

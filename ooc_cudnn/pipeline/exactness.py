@@ -82,16 +82,16 @@ class ExpectedResult(NamedTuple):
     @classmethod
     def of(cls, operation: AnyConvolution) -> ExpectedResult:
         """Draw inputs, and compute what they make in float64."""
-        dtype, made = forward_of(operation).dtype, result_dtype(operation)
+        dtype, result_type = forward_of(operation).dtype, result_dtype(operation)
         inputs = tuple(
             _drawn(shape, dtype, seed) for seed, shape in enumerate(input_shapes(operation))
         )
         part, some, channels = _in_some_channels(operation, inputs)
         # sums of half types in float32 are rounded later, and once: some engines round them first
-        arithmetic = forward_of(part).precision if made == dtype else made
-        share = rounding_share(_terms(part), made, arithmetic)
+        arithmetic = forward_of(part).precision if result_type == dtype else result_type
+        share = rounding_share(_terms(part), result_type, arithmetic)
         sizes = part.reference(*map(np.abs, some))
-        tolerance = share * sizes + SMALLEST_STEP.get(made, 1e-30)
+        tolerance = share * sizes + SMALLEST_STEP.get(result_type, 1e-30)
         return cls(inputs, channels, part.reference(*some), tolerance, share)
 
     def compared(self, found: Array) -> Error:
@@ -112,13 +112,13 @@ def _in_some_channels(
     if isinstance(operation, ConvolutionBackwardData):
         w = first[:, :CHANNELS]
         x_shape = (forward.x_shape[0], w.shape[1], *forward.x_shape[2:])
-        made = replace(forward, x_shape=x_shape, w_shape=w.shape)
-        return replace_forward(operation, made), (w, second), np.s_[:, :CHANNELS]
-    made = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
+        part = replace(forward, x_shape=x_shape, w_shape=w.shape)
+        return replace_forward(operation, part), (w, second), np.s_[:, :CHANNELS]
+    part = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
     if isinstance(without_epilogue(operation), Convolution):
         some = (first, second[:CHANNELS], *(b[:CHANNELS] for b in bias))
-        return replace_forward(operation, made), some, np.s_[:, :CHANNELS]
-    return replace_forward(operation, made), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
+        return replace_forward(operation, part), some, np.s_[:, :CHANNELS]
+    return replace_forward(operation, part), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
 
 
 def _terms(operation: AnyConvolution) -> int:
@@ -152,12 +152,12 @@ def compute(
     sizes = [align(array.nbytes) for array in arrays]
     if sum(sizes) + align(scratch_bytes) + device.arena.array_bytes > limit_bytes:
         return None
-    at = device.arena.reserve(sum(sizes) + scratch_bytes, limit_bytes, purpose="tuning")
+    address = device.arena.reserve(sum(sizes) + scratch_bytes, limit_bytes, purpose="tuning")
     names, views = INPUTS[: len(inputs)], {}
     for name, array, size in zip((*names, "result"), arrays, sizes, strict=True):
         dtype = result_dtype(operation) if name == "result" else forward_of(operation).dtype
-        views[name] = DeviceView(at, dtype, array.shape, packed_strides(array.shape, layout))
-        at += size
+        views[name] = DeviceView(address, dtype, array.shape, packed_strides(array.shape, layout))
+        address += size
     launch = Launch(operation, names, "result")
     with open_run(device, overlap=False, staged=True, timed=False) as run:
         waits: list[Event | None] = [
@@ -167,7 +167,7 @@ def compute(
         launched = run.submit(
             "compute",
             waits,
-            lambda stream: device.run(launch, views, (at, scratch_bytes), stream),
+            lambda stream: device.run(launch, views, (address, scratch_bytes), stream),
             signals=True,
         )
         run.submit(

@@ -286,15 +286,15 @@ class Executor:
 
     def _sources(self, arrays: Mapping[str, Source], base: int) -> dict[str, Source]:
         """Every tensor, where it is: handed in, a view of that, or in the block."""
-        found: dict[str, Source] = {}
+        sources: dict[str, Source] = {}
         for name, (spec, offset, of, region, _) in self.program.bindings.items():
             if offset is not None:
-                found[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
+                sources[name] = DeviceView(base + offset, spec.dtype, spec.shape, spec.strides)
             else:
-                found[name] = (
-                    drop_unit_axes(region_of(found[of], region), spec) if of else arrays[name]
+                sources[name] = (
+                    drop_unit_axes(region_of(sources[of], region), spec) if of else arrays[name]
                 )
-        return found
+        return sources
 
     def _views_of(self, item: int) -> Views:
         views = self._views[item]
@@ -322,11 +322,11 @@ class Executor:
             outside = region_of(sources[item.binds[place.operand]], place.region)
             return _copy(device, step.copies, held[place.operand], outside)
         if item.is_on_host:
-            there = {
+            arrays = {
                 place.operand: region_of(sources[item.binds[place.operand]], place.region)
                 for place in step.places
             }
-            return _on_host(step, there)
+            return _on_host(step, arrays)
         in_place: dict[str, DeviceView] = {}
         for place in step.places:
             if place.slot < 0:

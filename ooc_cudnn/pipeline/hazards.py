@@ -42,12 +42,12 @@ class _Bytes:
         self.starts: list[int] = []
         self.ranges: list[tuple[int, Latest, Latest]] = []  # stop, readers, writers
 
-    def _split(self, at: int) -> None:
-        index = bisect_right(self.starts, at) - 1
-        if index >= 0 and self.starts[index] < at < self.ranges[index][0]:
+    def _split(self, offset: int) -> None:
+        index = bisect_right(self.starts, offset) - 1
+        if index >= 0 and self.starts[index] < offset < self.ranges[index][0]:
             stop, readers, writers = self.ranges[index]
-            self.ranges[index] = at, readers, writers
-            self.starts.insert(index + 1, at)
+            self.ranges[index] = offset, readers, writers
+            self.starts.insert(index + 1, offset)
             self.ranges.insert(index + 1, (stop, dict(readers), dict(writers)))
 
     def _meeting(self, start: int, stop: int) -> slice:
@@ -57,12 +57,12 @@ class _Bytes:
         return slice(first, bisect_left(self.starts, stop))
 
     def users(self, span: tuple[int, int], *, writes: bool) -> Latest:
-        found: Latest = {}
+        steps: Latest = {}
         for _, readers, writers in self.ranges[self._meeting(*span)]:
-            latest_steps(found, writers)
+            latest_steps(steps, writers)
             if writes:
-                latest_steps(found, readers)
-        return found
+                latest_steps(steps, readers)
+        return steps
 
     def use(self, span: tuple[int, int], steps: Latest, *, writes: bool) -> None:
         start, stop = span
@@ -73,16 +73,16 @@ class _Bytes:
             self.starts[met] = [start]
             self.ranges[met] = [(stop, {}, dict(steps))]
             return
-        at = start
+        offset = start
         filled: list[tuple[int, tuple[int, Latest, Latest]]] = []
         for low, (high, readers, writers) in zip(self.starts[met], self.ranges[met], strict=True):
-            if at < low:
-                filled.append((at, (low, dict(steps), {})))
+            if offset < low:
+                filled.append((offset, (low, dict(steps), {})))
             latest_steps(readers, steps)
             filled.append((low, (high, readers, writers)))
-            at = high
-        if at < stop:
-            filled.append((at, (stop, dict(steps), {})))
+            offset = high
+        if offset < stop:
+            filled.append((offset, (stop, dict(steps), {})))
         self.starts[met] = [low for low, _ in filled]
         self.ranges[met] = [entry for _, entry in filled]
 
@@ -102,12 +102,12 @@ class _Regions:
         self.written: dict[Region, _Used] = {}
 
     def users(self, region: Region, *, writes: bool) -> Latest:
-        found: Latest = {}
+        steps: Latest = {}
         for used in (self.written, self.read) if writes else (self.written,):
             for other, of in used.items():
                 if _overlap(region, other):
-                    latest_steps(found, of.steps)
-        return found
+                    latest_steps(steps, of.steps)
+        return steps
 
     def all_users(self) -> Latest:
         """Everybody who used any of it."""
@@ -139,12 +139,12 @@ def _fewer(used: Mapping[Region, _Used]) -> dict[Region, _Used]:
             regions, whole = [], _Used({}, 0)
         latest_steps(whole.steps, of.steps)
         groups.append(([*regions, region], _Used(whole.steps, whole.merged + of.merged)))
-    found: dict[Region, _Used] = {}
+    result: dict[Region, _Used] = {}
     for regions, whole in groups:
-        before = found.setdefault(_around(regions), _Used({}, 0))
+        before = result.setdefault(_around(regions), _Used({}, 0))
         latest_steps(before.steps, whole.steps)
-        found[_around(regions)] = _Used(before.steps, before.merged + whole.merged)
-    return found
+        result[_around(regions)] = _Used(before.steps, before.merged + whole.merged)
+    return result
 
 
 def _around(regions: Sequence[Region]) -> Region:
@@ -185,20 +185,20 @@ class Hazards:
         """The steps to wait for before a region of a tensor is read, or written; None for all."""
         where = self._where(name, region)
         if where.array:
-            found = self._arrays[where.array].users(where.region, writes=writes)
+            steps = self._arrays[where.array].users(where.region, writes=writes)
             if writes:
-                latest_steps(found, self._users_before(where.array))
-            return found
+                latest_steps(steps, self._users_before(where.array))
+            return steps
         return self._block.users(where.region[0], writes=writes)
 
     def _users_before(self, array: str) -> Latest:
         """Who used the bytes of an array while others lived there: they are all done with."""
-        found = self._before.get(array)
-        if found is None:
-            found = self._before[array] = {}
+        steps = self._before.get(array)
+        if steps is None:
+            steps = self._before[array] = {}
             for name in self.bindings[array].after:
-                latest_steps(found, self._arrays[name].all_users())
-        return found
+                latest_steps(steps, self._arrays[name].all_users())
+        return steps
 
     def users_of_bytes(self, span: tuple[int, int]) -> Latest:
         """The steps to wait for before bytes of the block are written."""

@@ -19,20 +19,20 @@ def pieces(
     reduced = [axis for axis in call.reduced if counts[axis] > 1]
     down = runs_down(loop_order, counts)
     for indices in itertools.product(*(range(counts[axis]) for axis in loop_order)):
-        at = dict(zip(loop_order, indices, strict=True))
-        h_y = at["h_y"]
+        position = dict(zip(loop_order, indices, strict=True))
+        h_y = position["h_y"]
         yield (
             Piece(
-                axes["n"][at["n"]],
-                axes["c_y"][at["c_y"]],
+                axes["n"][position["n"]],
+                axes["c_y"][position["c_y"]],
                 axes["h_y"][h_y],
-                axes["c_x"][at["c_x"]],
-                at.get(SWEEP, 0),
+                axes["c_x"][position["c_x"]],
+                position.get(SWEEP, 0),
                 axes["h_y"][h_y - 1] if down and h_y else None,
             ),
             Accumulation(
-                first=all(at[axis] == 0 for axis in reduced),
-                last=all(at[axis] == counts[axis] - 1 for axis in reduced),
+                first=all(position[axis] == 0 for axis in reduced),
+                last=all(position[axis] == counts[axis] - 1 for axis in reduced),
             ),
         )
 

@@ -46,12 +46,12 @@ class Parts:
         """The program that copies what is kept to the host (or back): arrays "0", "1", ..."""
         bindings: dict[str, Binding] = {}
         items: list[Item] = []
-        for at, (start, stop) in enumerate(self.kept[pause]):
-            host, there = str(at), f"{at} on the device"
+        for number, (start, stop) in enumerate(self.kept[pause]):
+            host, on_device = str(number), f"{number} on the device"
             shape = (stop - start,)
             bindings[host] = Binding(TensorSpec(shape, "uint8", "pinned"))
-            bindings[there] = Binding(TensorSpec(shape, "uint8", "device"), start)
-            ends = (host, there) if stream == COPY_IN else (there, host)
+            bindings[on_device] = Binding(TensorSpec(shape, "uint8", "device"), start)
+            ends = (host, on_device) if stream == COPY_IN else (on_device, host)
             items.append(Move(f"{stream} of {start} to {stop}", stream, *ends))
         whole = self.programs[0]
         name = f"what {whole.name} keeps on the device"
@@ -90,25 +90,25 @@ def _kept(program: Program, pause: int) -> list[tuple[int, int]]:
 
     By where they lie: tensors have several names, as views of other shapes.
     """
-    there = {
+    spans = {
         _span(program, n) for item in program.items[:pause] for n in tensors_touched(program, item)
     }
-    there.discard(None)
-    left = list(_merged(span for span in there if span))
-    found: list[tuple[int, int]] = []
+    spans.discard(None)
+    left = list(_merged(span for span in spans if span))
+    kept: list[tuple[int, int]] = []
     written: list[tuple[int, int]] = []
     for item in program.items[pause:]:
         results = _written(item)
         for name in tensors_touched(program, item):
             span = _span(program, name)
             # what is added to was there before
-            if span and (name not in results or (span in there and isinstance(item, Task))):
-                found += _outside(_within(span, left), written)
+            if span and (name not in results or (span in spans and isinstance(item, Task))):
+                kept += _outside(_within(span, left), written)
         for name in results:
             span = _span(program, name)
             if span and span[1] - span[0] == program.bindings[name].spec.nbytes:
                 written = list(_merged([*written, span]))
-    return list(_merged(found))
+    return list(_merged(kept))
 
 
 def _written(item: Item) -> set[str]:
@@ -171,10 +171,10 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     >>> list(_merged([(8, 16), (0, 4), (12, 20), (20, 24)]))
     [(0, 4), (8, 24)]
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(stop, spans[-1][1])
         else:
-            found.append((start, stop))
-    yield from found
+            spans.append((start, stop))
+    yield from spans

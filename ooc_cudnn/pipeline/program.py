@@ -194,11 +194,11 @@ def inside(outer: Region, inner: Region, shape: tuple[int, ...]) -> Region:
     ((0, 2), (5, 7), (0, 1))
     """
     longer = iter(part for part, extent in zip(inner, shape, strict=True) if extent != 1)
-    found = []
+    region = []
     for start, stop in outer:
         first, last = (0, 1) if stop - start == 1 else next(longer)
-        found.append((start + first, start + last))
-    return tuple(found)
+        region.append((start + first, start + last))
+    return tuple(region)
 
 
 def byte_range(binding: Binding, region: Region) -> tuple[int, int]:

@@ -59,14 +59,14 @@ class RepeatedRuns:
 
     def addresses(self, arrays: Mapping[str, Source], base: int) -> Addresses:
         """Return the addresses of all that a run takes."""
-        given = (arrays[name] for name in self._given)
+        sources = (arrays[name] for name in self._given)
         return (
             base,
             *(
                 each.pointer
                 if isinstance(each, DeviceView)
                 else (int(each.__array_interface__["data"][0]), each.strides)
-                for each in given
+                for each in sources
             ),
         )
 
@@ -74,16 +74,16 @@ class RepeatedRuns:
         self, device: Device, addresses: Addresses, issue: Callable[[Run], Any]
     ) -> RecordedRun | None:
         """Return the run recorded for some addresses; record it if a run comes to them again."""
-        found = self._recorded.pop(addresses, None)
-        if found is None and self._seen.get(addresses):
-            found = device.record(issue, overlap=self._overlap)
-            self._seen[addresses] = found is not None
-        if found is None:
+        run = self._recorded.pop(addresses, None)
+        if run is None and self._seen.get(addresses):
+            run = device.record(issue, overlap=self._overlap)
+            self._seen[addresses] = run is not None
+        if run is None:
             return None
-        self._recorded[addresses] = found  # the last used is the last to go
+        self._recorded[addresses] = run  # the last used is the last to go
         if len(self._recorded) > MOST_RECORDED:
             self._recorded.pop(next(iter(self._recorded)))
-        return found
+        return run
 
     def ran(self, addresses: Addresses, *, may_be_recorded: bool) -> None:
         """Note that a run went through some addresses step by step."""

@@ -83,7 +83,7 @@ class ReplayedSchedule:
 
 def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> list[StepCost]:
     """What each step takes: asked once for each region's shape, and for each set of launches."""
-    known, found = dict[Any, StepCost](), []
+    known, costs = dict[Any, StepCost](), []
     others = {
         index: max(_in_flight(item.request, steps, index) - 1, 0)
         for index, item in enumerate(program.items)
@@ -120,8 +120,8 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
                 rows = rows_of(shape, spec.strides, spec.itemsize)
                 moved = math.prod(shape) * spec.itemsize
                 cost.copy(machine, step.copies, spec.placement, moved, rows)
-        found.append(cost)
-    return found
+        costs.append(cost)
+    return costs
 
 
 def _in_flight(request: Request, steps: Sequence[Step], item: int) -> int:

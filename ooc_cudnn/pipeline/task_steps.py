@@ -56,18 +56,18 @@ class TaskSteps:
         """Append every step."""
         call, plan, orders = self.call, self.plan, dict(self.task.request.orders)
         check_order(call, plan.split, plan.order)
-        made: dict[Hashable, tuple[tuple[Launch, ...], Mapping[str, Buffer]]] = {}
+        variants: dict[Hashable, tuple[tuple[Launch, ...], Mapping[str, Buffer]]] = {}
         cut = list[tuple[Piece, tuple[tuple[Launch, ...], Mapping[str, Buffer]]]]()
         for piece, accumulation in pieces(call, plan.split, plan.order):
             key = (call.launch_key(piece), accumulation)
-            if key not in made:
+            if key not in variants:
                 launches, buffers = launches_on(
                     call, piece, layout=plan.layout, orders=orders, accumulation=accumulation
                 )
-                made[key] = launches, self._as_they_lie(buffers)
-            cut.append((piece, made[key]))
+                variants[key] = launches, self._as_they_lie(buffers)
+            cut.append((piece, variants[key]))
         largest: dict[str, int] = {}
-        for _, buffers in made.values():
+        for _, buffers in variants.values():
             for name, buffer in buffers.items():
                 block = buffer.block or name
                 largest[block] = max(largest.get(block, 0), buffer.nbytes)
@@ -184,29 +184,29 @@ class TaskSteps:
         hazards = self.issuer.hazards
         if hazards is None:
             return {}
-        found = hazards.users(self.task.binds[place.operand], place.region, writes=writes)
+        steps = hazards.users(self.task.binds[place.operand], place.region, writes=writes)
         if not writes:
-            latest_steps(found, self._fresh(place.operand, place.slot))
-        return found
+            latest_steps(steps, self._fresh(place.operand, place.slot))
+        return steps
 
     def _before_computing(
         self, places: Iterable[Place], buffers: Iterable[tuple[str, Buffer]]
     ) -> Latest:
         """The steps of earlier items that computing waits for: for each region and buffer once."""
-        hazards, found = self.issuer.hazards, Latest()
+        hazards, steps = self.issuer.hazards, Latest()
         if hazards is None:
-            return found
+            return steps
         for place in places:
             name = place.operand
             if place.slot >= 0:
-                latest_steps(found, self._fresh(name, place.slot))
+                latest_steps(steps, self._fresh(name, place.slot))
             elif (name, place.region) not in self.in_place:
                 bind, writes = self.task.binds[name], name in self.call.results
-                latest_steps(found, hazards.users(bind, place.region, writes=writes))
+                latest_steps(steps, hazards.users(bind, place.region, writes=writes))
         for block in {buffer.block or name for name, buffer in buffers} - set(self.call.operands):
-            latest_steps(found, self._fresh(block))
-        latest_steps(found, self._fresh("workspace"))
-        return found
+            latest_steps(steps, self._fresh(block))
+        latest_steps(steps, self._fresh("workspace"))
+        return steps
 
     def _note(self) -> None:
         """Note what was used on the device, to the end of the task."""

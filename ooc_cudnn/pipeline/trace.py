@@ -72,18 +72,18 @@ def make_trace(
     program: Program, steps: Iterable[Step], intervals: Iterable[tuple[float, float]]
 ) -> Trace:
     """The trace of a program's steps, from when each ran."""
-    found = []
+    traces = []
     for step, (start, stop) in zip(steps, intervals, strict=True):
         item = program.items[step.item]
         operands = ", ".join(place.operand for place in step.places)
         if isinstance(item, Move):
             operands = item.source
-        found.append(
+        traces.append(
             StepTrace(
                 step.stream, step.piece, operands, start, stop, link_bytes(program, step), item.name
             )
         )  # fmt: skip
-    return Trace(tuple(found))
+    return Trace(tuple(traces))
 
 
 def link_bytes(program: Program, step: Step) -> int:
@@ -109,12 +109,12 @@ def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, A
     """
     several = len({step.task for step in trace.steps}) > 1
     named = {"ph": "M", "pid": process}
-    found: list[dict[str, Any]] = [{**named, "name": "process_name", "args": {"name": label}}]
+    events: list[dict[str, Any]] = [{**named, "name": "process_name", "args": {"name": label}}]
     for row, stream in enumerate(STREAMS):
         args = {"name": stream.replace("_", " ")}
-        found.append({**named, "name": "thread_name", "tid": row, "args": args})
+        events.append({**named, "name": "thread_name", "tid": row, "args": args})
     for step in trace.steps:
-        found.append(
+        events.append(
             {
                 "ph": "X",
                 "name": f"{step.task if several else step.operands} piece {step.piece}",
@@ -126,7 +126,7 @@ def chrome_events(trace: Trace, *, process: int, label: str) -> list[dict[str, A
                 "args": {"bytes": step.host_bytes, "task": step.task, "operands": step.operands},
             }
         )
-    return found
+    return events
 
 
 def save_chrome(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:

@@ -50,17 +50,17 @@ class Verification:
 
     def _read(self, name: str, region: Region) -> np.ndarray[Any, Any]:
         """Return a region of an operand as a float64 array."""
-        found = region_of(self.sources[name], region)
-        if not isinstance(found, DeviceView):
-            return found.astype(np.float64)
-        if 0 in found.shape:
-            return np.empty(found.shape)
-        array = np.empty(found.shape, numpy_dtype(found.dtype))
+        source = region_of(self.sources[name], region)
+        if not isinstance(source, DeviceView):
+            return source.astype(np.float64)
+        if 0 in source.shape:
+            return np.empty(source.shape)
+        array = np.empty(source.shape, numpy_dtype(source.dtype))
         with open_run(self.device, overlap=False, staged=True, timed=False) as run:
             run.submit(
                 "copy_out",
                 (),
-                lambda stream: self.device.copy_out(array, found, stream),
+                lambda stream: self.device.copy_out(array, source, stream),
                 signals=True,
             )
             run.finish(wait=True)
@@ -108,16 +108,16 @@ class Verification:
         same |= np.isinf(actual) & (actual == rounded)
         wrong = ~(same | (error <= tolerance))
         if wrong.any():
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            index = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise VerificationError(
                 function=self.function,
                 region=tuple(
-                    (low + i, low + i + 1) for (low, _), i in zip(region, at, strict=True)
+                    (low + i, low + i + 1) for (low, _), i in zip(region, index, strict=True)
                 ),
-                expected=float(expected[at]),
-                actual=float(actual[at]),
-                error=float(error[at]),
-                tolerance=float(tolerance[at]),
+                expected=float(expected[index]),
+                actual=float(actual[index]),
+                error=float(error[index]),
+                tolerance=float(tolerance[index]),
             )
 
     def _tolerance(self) -> float:

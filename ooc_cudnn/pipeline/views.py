@@ -37,14 +37,14 @@ class Views:
 
     def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
         """Return what a step reads and writes by name, but for operands computed on in place."""
-        found = self._of_step.get(index)
-        if found is None:
+        views = self._of_step.get(index)
+        if views is None:
             shared = self._shared.get(id(step.buffers)) if step.buffers else {}
             if shared is None:
                 shared = self._shared[id(step.buffers)] = self._intermediates(step)
             slots = {place.operand: self._slot(place) for place in step.places if place.slot >= 0}
-            found = self._of_step[index] = {**slots, **shared}
-        return found
+            views = self._of_step[index] = {**slots, **shared}
+        return views
 
     def declared(self, step: Step) -> tuple[DeclaredBuffer, ...]:
         """Return the buffers that the launches of a step were built for."""
@@ -69,13 +69,13 @@ class Views:
         return self._alike[key]
 
     def _intermediates(self, step: Step) -> dict[str, DeviceView]:
-        found = {}
+        views = {}
         for name, buffer in step.buffers.items():
             block = buffer.block or name
             if block in self.offsets.buffers:
                 pointer = self.base + self.offsets.buffers[block][0] + buffer.offset_bytes
-                found[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
-        return found
+                views[name] = DeviceView(pointer, buffer.dtype, buffer.shape, buffer.strides)
+        return views
 
 
 def region_of(source: Source, region: Region) -> Source:
