@@ -55,8 +55,8 @@ def open_file(path: str | os.PathLike[str], mode: str = "rb") -> IO[bytes]:
         stream: IO[bytes] = unless_it_is_a_file.enter_context(open(path, mode, opener=at_once))
         kind = os.fstat(stream.fileno()).st_mode
         if not stat.S_ISREG(kind):
-            found = next((name for is_one, name in _KINDS if is_one(kind)), "something else")
-            raise OSError(errno.EINVAL, f"this is {found}, not a file", os.fspath(path))
+            noun = next((name for is_one, name in _KINDS if is_one(kind)), "something else")
+            raise OSError(errno.EINVAL, f"this is {noun}, not a file", os.fspath(path))
         unless_it_is_a_file.pop_all()
     return stream
 

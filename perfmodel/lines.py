@@ -117,9 +117,9 @@ class LineFitter:
         """
         known = self.known.compute.lines
         both = ComputeModel({key: line for key, line in lines.items() if key in known})
-        found = dict(lines)
+        all_lines = dict(lines)
         for key in sorted(known.keys() - lines.keys()):
             near = both.nearest_key(key)
             ratios = samples[near].predicted(lines[near]) / samples[near].predicted(known[near])
-            found[key] = known[key].scaled(float(np.median(ratios)))
-        return found
+            all_lines[key] = known[key].scaled(float(np.median(ratios)))
+        return all_lines

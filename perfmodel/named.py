@@ -62,8 +62,8 @@ def is_file_name(said: str) -> bool:
 
 def load_once(path: Path) -> MachineModel:
     """Load a file, once for each time it is written; raises as `MachineModel.load`."""
-    found = path.stat()
-    which = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    status = path.stat()
+    which = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
     before, model = _loaded.get(str(path), ((), None))
     if model is None or before != which:
         model = MachineModel.load(path)

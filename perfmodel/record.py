@@ -195,6 +195,6 @@ def _built(name: str, kind: Any, data: object) -> Any:
     if isinstance(kind, type) and issubclass(kind, Record):
         return kind.from_json(data)
     if typing.get_origin(kind) is Mapping:
-        each = typing.get_args(kind)[1]
-        return {key: _built(key, each, held) for key, held in mapping(name, data).items()}
+        item_kind = typing.get_args(kind)[1]
+        return {key: _built(key, item_kind, held) for key, held in mapping(name, data).items()}
     return data

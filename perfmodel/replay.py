@@ -102,14 +102,14 @@ def replay(
     while True:
         # Start what can start, and find when the next step can that only its own moment keeps.
         ready = NEVER
-        for at in STREAMS:
-            queue = queues[at]
-            if running[at] != none or not queue:
+        for stream in STREAMS:
+            queue = queues[stream]
+            if running[stream] != none or not queue:
                 continue
             index = queue[-1]
             _, seconds, _, _, moment, latency, _, turn = steps[index]
             if latency:
-                moment += latency if at == 0 else 0.0
+                moment += latency if stream == 0 else 0.0
                 before = takes_over.get(index)
                 if before is not None:
                     lasted = finish[before] - start[before]
@@ -118,12 +118,12 @@ def replay(
             for earlier in waits[index]:
                 if finish[earlier] > now:
                     moment = NEVER
-                elif latency and at == 0:  # it was staged while that was running
+                elif latency and stream == 0:  # it was staged while that was running
                     moment = max(moment, start[earlier] + turn)
             if moment <= now:
                 queue.pop()
-                running[at], start[index] = index, now
-                ends[at] = now + seconds * factors[at]
+                running[stream], start[index] = index, now
+                ends[stream] = now + seconds * factors[stream]
             elif moment < ready:
                 ready = moment
         # What is left of what runs takes as long as copies slow it down now.
@@ -131,15 +131,15 @@ def replay(
             copying = running[0], running[2]
             known, factors = factors, _factors(steps, *copying, slowdown, loss)
             if factors != known:
-                for at in STREAMS:
-                    ends[at] = now + (ends[at] - now) * (factors[at] / known[at])
+                for stream in STREAMS:
+                    ends[stream] = now + (ends[stream] - now) * (factors[stream] / known[stream])
         now = min(ready, *ends)
         if now == NEVER:
             break
-        for at in STREAMS:
-            if ends[at] <= now:
-                finish[running[at]] = now
-                running[at], ends[at] = none, NEVER
+        for stream in STREAMS:
+            if ends[stream] <= now:
+                finish[running[stream]] = now
+                running[stream], ends[stream] = none, NEVER
     _land(steps, finish)
     return Timeline(tuple(start), tuple(finish))
 
@@ -157,8 +157,8 @@ def _queued(
     waits, takes_over = list[tuple[int, ...]](), dict[int, int]()
     numbers: dict[str, int] = {stage: at for at, stage in enumerate(STAGES)}
     for index, step in enumerate(steps):
-        at = numbers.get(step.stream)
-        if at is None:
+        stream = numbers.get(step.stream)
+        if stream is None:
             raise ValueError(f"stream is {step.stream!r}; it must be one of {', '.join(STAGES)}")
         for earlier in step.waits:
             if not 0 <= earlier < index:
@@ -167,12 +167,12 @@ def _queued(
         if len(latest) > len(STAGES):
             latest = tuple({steps[each].stream: each for each in sorted(latest)}.values())
         waits.append(latest)
-        queues[at].append(index)
+        queues[stream].append(index)
         if step.latency:
             at_once = max(SLABS // step.slabs, 1)
-            if len(staged[at]) >= at_once:
-                takes_over[index] = staged[at][-at_once]
-            staged[at].append(index)
+            if len(staged[stream]) >= at_once:
+                takes_over[index] = staged[stream][-at_once]
+            staged[stream].append(index)
     for queue in queues:
         queue.reverse()
     return queues, waits, takes_over

@@ -103,15 +103,15 @@ class TransferModel(Record):
         if rows.width_bytes == math.inf:
             return 0.0
         line = self._line(direction, placement)
-        each = line.terms.get("rows", 0.0)
+        row_seconds = line.terms.get("rows", 0.0)
         if placement != "pinned":
-            return each / rows.width_bytes
+            return row_seconds / rows.width_bytes
         lines: Mapping[str, Line] = getattr(self, direction)
         if is_gathered(rows) and "pageable" in lines:
             staged = lines["pageable"]
             gathered = staged.alpha + staged.terms.get("rows", 0.0) / rows.width_bytes
             return max(GATHERED_ALONE * gathered - line.alpha, 0.0)
-        return each * narrow_rows(rows.width_bytes, rows.pitch_bytes)
+        return row_seconds * narrow_rows(rows.width_bytes, rows.pitch_bytes)
 
     def _line(self, direction: str, placement: str) -> Line:
         lines: Mapping[str, Line] = getattr(self, direction)
@@ -172,9 +172,9 @@ class TransferModel(Record):
         >>> link.slowdown("disk", "pageable")
         Slowdown(copy_in=1.2, copy_out=1.1)
         """
-        found = self.slowdowns.get(f"{in_placement}/{out_placement}")
-        if found is not None:
-            return found
+        slowdown = self.slowdowns.get(f"{in_placement}/{out_placement}")
+        if slowdown is not None:
+            return slowdown
         # the further one from pinned memory first
         pair = in_placement, out_placement
         replaced = next((placement for placement in _STANDS_IN if placement in pair), None)

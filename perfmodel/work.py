@@ -79,15 +79,15 @@ class Work:
         problem: str,
     ) -> Work:
         """Work whose numbers need no checks: they were counted from shapes."""
-        made = object.__new__(cls)
-        made.__dict__.update(
+        work = object.__new__(cls)
+        work.__dict__.update(
             key=key,
             flops=flops,
             device_bytes=device_bytes,
             features=Table(features),
             problem=problem,
         )
-        return made
+        return work
 
     @property
     def amount(self) -> float:
@@ -256,9 +256,9 @@ def convolution_work(
         "columns": float(n * output_sites * window_sites * c_x),
     }
     if direction != "backward_filter":
-        made, summed = (wide_y, narrow_x) if direction == "forward" else (wide_x, c_y // groups)
+        outputs, summed = (wide_y, narrow_x) if direction == "forward" else (wide_x, c_y // groups)
         tile = TILE_CHANNELS**2
-        tiles = groups * (_stepped(n * output_sites, TILE_CHANNELS) * made // tile)
+        tiles = groups * (_stepped(n * output_sites, TILE_CHANNELS) * outputs // tile)
         # 2 * ceil(tiles / 132) * 132 * 128 * 128 * cX / groups * (rW * sW)
         whole = _stepped(tiles, WAVE_TILES) * tile
         features["wave_flops"] = float(2 * whole * summed * window_sites)

@@ -51,11 +51,11 @@ class Axes:
 
     def lengths(self, axis: str, size: int) -> Mapping[int, int]:
         """Count the ranges by length."""
-        found = self.ranges(axis, size)
-        if not found.alike:
-            return Counter(stop - start for start, stop in found)
-        (start, stop), (last_start, last_stop) = found[0], found[-1]
-        lengths = Counter({stop - start: len(found) - 1})
+        ranges = self.ranges(axis, size)
+        if not ranges.alike:
+            return Counter(stop - start for start, stop in ranges)
+        (start, stop), (last_start, last_stop) = ranges[0], ranges[-1]
+        lengths = Counter({stop - start: len(ranges) - 1})
         lengths[last_stop - last_start] += 1
         return lengths
 
@@ -68,17 +68,17 @@ class Axes:
         ranges, call, are_rows = self.ranges(axis, size), self.call, axis == "h_y"
         summed, end = axis in call.reduced, len(ranges) - 1
 
-        def piece(at: int) -> Piece:
-            after = ranges[at - 1] if down and at else None
-            return self._whole._replace(h_y=ranges[at], after=after)
+        def piece(index: int) -> Piece:
+            after = ranges[index - 1] if down and index else None
+            return self._whole._replace(h_y=ranges[index], after=after)
 
-        def key(at: int) -> Hashable:
-            start, stop = ranges[at]
-            rows = call.row_key(piece(at)) if are_rows else None
-            return stop - start, rows, summed and at == 0, summed and at == end
+        def key(index: int) -> Hashable:
+            start, stop = ranges[index]
+            rows = call.row_key(piece(index)) if are_rows else None
+            return stop - start, rows, summed and index == 0, summed and index == end
 
-        def clipped(at: int) -> bool:
-            return are_rows and call.meets_border(piece(at))
+        def clipped(index: int) -> bool:
+            return are_rows and call.meets_border(piece(index))
 
         # Between the first and the last one that no border clips, all are alike. The very last may
         # be smaller, so it is looked at by itself.
@@ -89,11 +89,11 @@ class Axes:
             back -= 1
         alike = max(0, back - front)
         classes: dict[Hashable, RangeClass] = {}
-        for at in (*range(front + 1), *range(front + 1 + alike, end + 1)):
-            first, last = not summed or at == 0, not summed or at == end
-            new = RangeClass(ranges[at], 0, first, last, piece(at).after)
-            known = classes.get(key(at), new)
-            classes[key(at)] = known._replace(times=known.times + 1 + alike * (at == front))
+        for index in (*range(front + 1), *range(front + 1 + alike, end + 1)):
+            first, last = not summed or index == 0, not summed or index == end
+            new = RangeClass(ranges[index], 0, first, last, piece(index).after)
+            known = classes.get(key(index), new)
+            classes[key(index)] = known._replace(times=known.times + 1 + alike * (index == front))
         return list(classes.values())
 
     def along(self, each: Callable[[str, Callable[[int], int]], Any]) -> dict[str, Any]:
@@ -114,20 +114,20 @@ class Axes:
         if "h_y" not in call.operands[name].axes or len(spec.shape) < 3:
             return spec.nbytes
         read = 0
-        for found in rows:
-            piece = self._whole._replace(h_y=found.range, after=found.after)
+        for row_class in rows:
+            piece = self._whole._replace(h_y=row_class.range, after=row_class.after)
             region = call.region(name, piece)
             if region is not None:
-                read += found.times * (region[call.row_axis][1] - region[call.row_axis][0])
+                read += row_class.times * (region[call.row_axis][1] - region[call.row_axis][0])
         return spec.nbytes / spec.shape[call.row_axis] * read
 
     def middle(self, size: int) -> list[RangeClass]:
         """Row classes as if no border clipped any piece but the first: enough to compare splits."""
         ranges = self.ranges("h_y", size)
-        at = len(ranges) // 2
-        if not at:
+        index = len(ranges) // 2
+        if not index:
             return [RangeClass(ranges[0], 1)]
-        inner = RangeClass(ranges[at], len(ranges) - 1, after=ranges[at - 1])
+        inner = RangeClass(ranges[index], len(ranges) - 1, after=ranges[index - 1])
         return [RangeClass(ranges[0], 1), inner]
 
     def cut_once(self, axis: str, size: int) -> Piece:

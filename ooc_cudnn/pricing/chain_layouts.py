@@ -36,11 +36,11 @@ def seconds_by_layout(request: Request) -> ByLayout:
     if 0 in chain.operands["y"].shape:
         return ()
     steps, arrives = steps_of(request), dict(request.orders)["x"]
-    found, path = uniform_seconds(steps, arrives), cheapest(steps, arrives)
+    seconds, path = uniform_seconds(steps, arrives), cheapest(steps, arrives)
     layouts = path.layouts[:-1]
     if len(set(layouts)) > 1:
-        found[SEPARATOR.join(layouts)] = path.seconds
-    return tuple(sorted(found.items(), key=lambda each: each[1]))
+        seconds[SEPARATOR.join(layouts)] = path.seconds
+    return tuple(sorted(seconds.items(), key=lambda each: each[1]))
 
 
 def layouts_to_plan(request: Request, found: ByLayout) -> tuple[str, ...]:
@@ -76,13 +76,13 @@ def steps_of(request: Request) -> list[Step]:
         moved = 0.0 if len(shape) < 3 else compute.seconds(Relayout(shape, chain.dtype).work())
         return Step(name, taking, dict.fromkeys(itertools.permutations(layouts, 2), moved))
 
-    found = []
-    for at, index in enumerate(chain.windows):
+    steps = []
+    for number, index in enumerate(chain.windows):
         operation = chain.operations[index]
-        taking = {layout: seconds[layout][at] for layout in layouts}
-        found.append(step(f"{operation.name} {index}", operation.input_shape, taking))
+        taking = {layout: seconds[layout][number] for layout in layouts}
+        steps.append(step(f"{operation.name} {index}", operation.input_shape, taking))
     shape = chain.operations[-1].output_shape
-    return [*found, step("y", shape, {dict(request.orders)["y"]: 0.0})]
+    return [*steps, step("y", shape, {dict(request.orders)["y"]: 0.0})]
 
 
 def _launches(request: Request, layout: str) -> tuple[Launch, ...]:
@@ -100,16 +100,16 @@ def _by_window(request: Request, layout: str) -> list[float]:
     chain, compute = request.chain, request.machine.compute
     assert isinstance(chain, Chain)
     filters = set(itertools.chain.from_iterable(chain.parameter_names))
-    found, before = list[float](), 0.0
+    totals, before = list[float](), 0.0
     for launch in _launches(request, layout):
         seconds = compute.seconds(launch.operation.work())
         if isinstance(launch.operation, Relayout):
             before += seconds if launch.inputs[0] in filters else 0.0
         elif not isinstance(launch.operation, PerElement | Pointwise):
-            found.append(before + seconds)
+            totals.append(before + seconds)
             before = 0.0
-        elif found:
-            found[-1] += seconds
+        elif totals:
+            totals[-1] += seconds
         else:
             before += seconds
-    return [0.0] * (len(chain.windows) - len(found)) + found
+    return [0.0] * (len(chain.windows) - len(totals)) + totals

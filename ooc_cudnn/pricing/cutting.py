@@ -54,8 +54,8 @@ def part_between(chain: Chain, start: int, stop: int) -> Part:
         beta=chain.beta if last else 0.0,
     )
     names = {"x": f"between {start}" if start else "x", "y": "y" if last else f"between {stop}"}
-    for own, whole in zip(part.parameter_names, chain.parameter_names[start:stop], strict=True):
-        names |= zip(own, whole, strict=True)
+    for local, whole in zip(part.parameter_names, chain.parameter_names[start:stop], strict=True):
+        names |= zip(local, whole, strict=True)
     return Part(part, names)
 
 

@@ -29,11 +29,11 @@ def equal_pieces(axes: Axes, split: Split, down: bool) -> Iterator[EqualPieces]:
     images, channels, inputs = (axes.classes(a, getattr(split, a)) for a in ("n", "c_y", "c_x"))
     rows = axes.classes("h_y", split.h_y, down)
     for sweep in range(axes.call.sweeps):
-        for found in itertools.product(images, channels, rows, inputs):
-            n, c_y, h_y, c_x = found
-            place = Accumulation(all(one.first for one in found), all(one.last for one in found))
+        for group in itertools.product(images, channels, rows, inputs):
+            n, c_y, h_y, c_x = group
+            place = Accumulation(all(one.first for one in group), all(one.last for one in group))
             piece = Piece(n.range, c_y.range, h_y.range, c_x.range, sweep, h_y.after)
-            yield EqualPieces(piece, place, math.prod(one.times for one in found))
+            yield EqualPieces(piece, place, math.prod(one.times for one in group))
 
 
 def count_pieces(axes: Axes, costs: PieceCosts, split: Split, down: bool) -> dict[str, Any]:

@@ -66,10 +66,10 @@ def align_columns(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list
         for at in range(len(columns))
     ]
     widths = []
-    for at, column in enumerate(columns):
+    for index, column in enumerate(columns):
         # what is aligned to the left has its gap behind it, to the right before it
-        gap = GAP if longest[at] else 0
-        widths.append(f"{column[0]}{max(int(column[1:]), longest[at] + gap)}")
+        gap = GAP if longest[index] else 0
+        widths.append(f"{column[0]}{max(int(column[1:]), longest[index] + gap)}")
     return [
         (
             "  " + "".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))

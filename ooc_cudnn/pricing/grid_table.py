@@ -87,9 +87,9 @@ def choose_nodes(axes: Axes, axis: str, sizes: Sequence[int]) -> Nodes:
 
     largest = shares([length(size, 0) for size in sizes])
     every = [(at, *e) for at, size in enumerate(sizes) for e in axes.lengths(axis, size).items()]
-    at, lengths, times = zip(*every, strict=True)
+    indices, lengths, times = zip(*every, strict=True)
     total = np.zeros_like(largest)
-    np.add.at(total, list(at), np.array(times)[:, np.newaxis] * shares(lengths))
+    np.add.at(total, list(indices), np.array(times)[:, np.newaxis] * shares(lengths))
     return Nodes([first[each] for each in known], total, largest)
 
 
@@ -108,14 +108,14 @@ def interpolate_pieces(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
     """
     call, whole = axes.call, axes.call.extents
 
-    def each(axis: str, of: Callable[[int], float]) -> Values:
+    def tabulate(axis: str, of: Callable[[int], float]) -> Values:
         """Return what is known of each size of an axis, along that axis."""
         found = np.array([of(size) for size in sizes[axis]], float)
         return found.reshape([-1 if axis == other else 1 for other in AXES])
 
     def apart(way: Direction, name: str) -> Values:
         """Seconds that a byte takes longer, by the cut axis with the narrowest rows."""
-        found: Values = np.zeros((1,) * len(AXES))
+        penalty: Values = np.zeros((1,) * len(AXES))
         for axis in call.operands[name].axes - {"n"}:
 
             def slower(size: int, axis: str = axis) -> float:
@@ -123,13 +123,13 @@ def interpolate_pieces(axes: Axes, costs: PieceCosts, sizes: Sizes) -> Pieces:
                     return 0.0
                 return axes.apart_seconds_per_byte(way, name, axes.cut_once(axis, size))
 
-            found = np.maximum(found, each(axis, slower))
-        return found
+            penalty = np.maximum(penalty, tabulate(axis, slower))
+        return penalty
 
     def read(name: str) -> Values:
-        return each("h_y", lambda size: axes.read_bytes(name, axes.middle(size)))
+        return tabulate("h_y", lambda size: axes.read_bytes(name, axes.middle(size)))
 
-    known, lengths = axes.along(each), {axis: each(axis, float) for axis in AXES}
+    known, lengths = axes.along(tabulate), {axis: tabulate(axis, float) for axis in AXES}
     taken = _interpolate(axes, costs, sizes)
     for name, more in _accumulation_costs(axes, costs, known["counts"], lengths).items():
         taken[name] = taken.get(name, 0.0) + more
@@ -165,17 +165,17 @@ def _interpolate(axes: Axes, costs: PieceCosts, sizes: Sizes) -> dict[str, Value
     nodes = [choose_nodes(axes, axis, sizes[axis]) for axis in AXES]
     every = itertools.product(*(each.sizes for each in nodes))
     splits = [Split(**dict(zip(AXES, chosen, strict=True))) for chosen in every]
-    found = _sample(axes, costs, splits, ALONE)
-    for name, values in found.items():
+    samples = _sample(axes, costs, splits, ALONE)
+    for name, values in samples.items():
         values = values.reshape([len(each.sizes) for each in nodes])
-        for each in nodes:
+        for grid in nodes:
             if name not in SPENT and (values == values[:1]).all():
                 values = np.moveaxis(values[:1], 0, -1)
             else:
-                weights, others = each.total if name in SPENT else each.largest, values.shape[1:]
+                weights, others = grid.total if name in SPENT else grid.largest, values.shape[1:]
                 values = (values.reshape(len(values), -1).T @ weights.T).reshape(*others, -1)
-        found[name] = values
-    return found
+        samples[name] = values
+    return samples
 
 
 def _accumulation_costs(
@@ -193,7 +193,7 @@ def _accumulation_costs(
     alone, *places = (
         _sample(axes, costs, ends, place) for place in (ALONE, BEGINS, GOES_ON, COMPLETES)
     )
-    found = {}
+    extras = {}
     for name in dict.fromkeys(itertools.chain(*places)):
         beside = [place[name] - alone[name] for place in places]
         if not np.any(beside):
@@ -206,24 +206,24 @@ def _accumulation_costs(
             more = in_one * inner + (first + last - 2 * inner)
         else:
             more = np.maximum.reduce([at + slope * elements for at, slope in lines])
-        found[name] = np.where(in_one > 1, more, 0.0)
-    return found
+        extras[name] = np.where(in_one > 1, more, 0.0)
+    return extras
 
 
 def _sample(
     axes: Axes, costs: PieceCosts, splits: Sequence[Split], place: Accumulation
 ) -> defaultdict[str, Values]:
     """What pieces take, one of each split, in all sweeps."""
-    found: defaultdict[str, Values] = defaultdict(lambda: np.zeros(len(splits)))
-    for at, split in enumerate(splits):
+    values: defaultdict[str, Values] = defaultdict(lambda: np.zeros(len(splits)))
+    for index, split in enumerate(splits):
         if axes.call.is_legal(split):
             n, c_y, rows, c_x = (axes.ranges(axis, getattr(split, axis)) for axis in AXES)
             row = sampled_range(axes, "h_y", split.h_y)
             after = rows[row - 1] if row else None
             for sweep in range(axes.call.sweeps):
                 cost = costs.of(Piece(n[0], c_y[0], rows[row], c_x[0], sweep, after), place)
-                found[SECONDS][at] += cost.even_seconds
-                found[LAUNCHING][at] += cost.launching
+                values[SECONDS][index] += cost.even_seconds
+                values[LAUNCHING][index] += cost.launching
                 for name, count in cost.blocks.items():
-                    found[name][at] = max(found[name][at], count)
-    return found
+                    values[name][index] = max(values[name][index], count)
+    return values

@@ -18,20 +18,20 @@ def legal_orders(call: TiledCall) -> tuple[LoopOrder, ...]:
     for most, come in the call's own order: the other way round moves as many bytes.
     """
     order = call.loop_order
-    at = order.index(SWEEP) if SWEEP in order else 0
-    outside, inside = order[:at], order[at:]
+    index = order.index(SWEEP) if SWEEP in order else 0
+    outside, inside = order[:index], order[index:]
     sweep, inside = inside[: SWEEP in order], inside[SWEEP in order :]
-    found = [
+    orders = [
         (*before, *sweep, *after)
         for before in _nestings(outside, call.reduced)
         for after in _nestings(inside, call.reduced)
     ]
-    own = {axis: at for at, axis in enumerate(order)}
+    positions = {axis: at for at, axis in enumerate(order)}
     for one, other in itertools.combinations(AXES, 2):
         if _alike(call, one, other):
-            first, second = sorted((one, other), key=own.__getitem__)
-            found = [each for each in found if each.index(first) < each.index(second)]
-    return tuple(dict.fromkeys((order, *found)))
+            first, second = sorted((one, other), key=positions.__getitem__)
+            orders = [each for each in orders if each.index(first) < each.index(second)]
+    return tuple(dict.fromkeys((order, *orders)))
 
 
 def _alike(call: TiledCall, one: str, other: str) -> bool:

@@ -119,29 +119,29 @@ class Planner:
     def plan(self, split: Split | None) -> Plan | None:
         """The best plan, or that of a given split; None if nothing fits."""
         limit = self.request.memory_limit
-        found = self._search(limit, split)
-        if found is None and split is None:  # a search may overlook that something fits
-            found = next(self._smallest_plans(limit), None)
-        if found is None or self.ask_workspace is None:
-            return found
-        return self._with_room(found, self.ask_workspace, may_shrink=split is None)
+        plan = self._search(limit, split)
+        if plan is None and split is None:  # a search may overlook that something fits
+            plan = next(self._smallest_plans(limit), None)
+        if plan is None or self.ask_workspace is None:
+            return plan
+        return self._with_room(plan, self.ask_workspace, may_shrink=split is None)
 
     # Without workspace --------------------------------------------------------------------------
 
     def _search(self, limit: int, split: Split | None = None) -> Plan | None:
         """Search each layout and axis for what fits; the plan of the fastest."""
-        best, found = None, list[PricedSplit]()
+        best, candidates = None, list[PricedSplit]()
         for search in self.searches.values():
             beat = math.inf if best is None else self._to_beat(search, best)
-            made = search.best(limit, beat) if split is None else search.prices([split], limit)
-            if made and made[0].seconds < beat * (1 - 1e-9):
-                best = made[0]
-            found += made
+            splits = search.best(limit, beat) if split is None else search.prices([split], limit)
+            if splits and splits[0].seconds < beat * (1 - 1e-9):
+                best = splits[0]
+            candidates += splits
         if best is None:
             return None
         if split is None and not self._link_binds(best):
             best = self.searches[best.request.chain.row_axis, best.layout].finer(best, limit)
-        others = [each for each in found if each.request is best.request and each is not best]
+        others = [each for each in candidates if each.request is best.request and each is not best]
         return self._plan_of(best, sorted(others, key=lambda o: o.seconds)[:ALTERNATIVES])
 
     def _to_beat(self, search: Search, best: PricedSplit) -> float:
@@ -211,7 +211,7 @@ class Planner:
         the rows and not: whatever else the order of the loops is, they take as much. And the whole,
         which is computed on in place where it lies on the device.
         """
-        found = list[Corner]()
+        corners = list[Corner]()
         for search in self.searches.values():
             call, whole = search.call, search.call.extents
             smallest = replace(whole, **{axis: 1 for axis in AXES if call.may_cut(axis)})
@@ -223,10 +223,10 @@ class Planner:
             orders = search.request.loop_orders[::-1]
             for split in filter(call.is_legal, splits):
                 for order in {search.goes_down(split, order): order for order in orders}.values():
-                    pieces, made = search.held(split, order, 1, False)
+                    pieces, rings = search.held(split, order, 1, False)
                     if pieces.legal[0]:
-                        found.append(Corner(search, split, order, int(made.memory_bytes[0])))
-        return sorted(found, key=lambda corner: corner.memory_bytes)
+                        corners.append(Corner(search, split, order, int(rings.memory_bytes[0])))
+        return sorted(corners, key=lambda corner: corner.memory_bytes)
 
     def _with_workspace(self, corner: Corner) -> int:
         """Minimum bytes of a corner split, including device workspace."""

@@ -93,7 +93,7 @@ class Request:
         have the strides of the whole, and launches are built for packed tensors. Rows of a single
         image in channels-last order are packed.
         """
-        call, found = self.chain, dict[str, frozenset[str]]()
+        call, by_name = self.chain, dict[str, frozenset[str]]()
         for name, may_cut_n in self.in_place:
             spec, in_rows = self.specs[name], self._may_cut_rows(name)
             regions = (call.region(name, call.whole_piece(sweep)) for sweep in range(call.sweeps))
@@ -105,8 +105,8 @@ class Request:
             }
             if not partly or (partly == {ROW_AXIS} and in_rows):
                 axes = {"n": may_cut_n, "h_y": in_rows and call.row_axis == ROW_AXIS}
-                found[name] = frozenset(axis for axis, may in axes.items() if may)
-        return found
+                by_name[name] = frozenset(axis for axis, may in axes.items() if may)
+        return by_name
 
     def _may_cut_rows(self, name: str) -> bool:
         """True if rows of a packed tensor are packed, and each begins as aligned as the first."""
@@ -130,7 +130,7 @@ class Request:
 
         Less of its lead, that is, halo included; else pieces have as wide halos, in narrower rows.
         """
-        found, least = list[Request](), math.inf
+        requests, least = list[Request](), math.inf
         for row_axis in self.row_axes or (self.chain.row_axis,):
             turned = self.along(row_axis)
             call = turned.chain
@@ -139,9 +139,9 @@ class Request:
             region = call.region(call.lead, piece)
             needed = math.prod(stop - start for start, stop in region or ())
             if needed < least:
-                found.append(turned)
+                requests.append(turned)
                 least = needed
-        return tuple(found)
+        return tuple(requests)
 
     # The link -----------------------------------------------------------------------------------
 
@@ -163,37 +163,37 @@ class Request:
     @cached_property
     def written_bytes(self) -> dict[str, int]:
         """Bytes of each result that the call makes: of a part of a call, not all."""
-        call, found = self.chain, dict[str, int]()
+        call, nbytes = self.chain, dict[str, int]()
         for name in call.results:
             regions = (call.region(name, call.whole_piece(sweep)) for sweep in range(call.sweeps))
             sizes = (math.prod(stop - start for start, stop in each) for each in regions if each)
-            found[name] = max(sizes, default=0) * self.specs[name].itemsize
-        return found
+            nbytes[name] = max(sizes, default=0) * self.specs[name].itemsize
+        return nbytes
 
     @cached_property
     def copy_lines(self) -> dict[tuple[Direction, str], CopyLine]:
         """The line that the seconds of each operand's copies lie on."""
-        transfer, found = self.machine.transfer, {}
+        transfer, lines = self.machine.transfer, {}
         for way, name in self.ways:
             count, placement = max(self.specs[name].nbytes, 1), self.crosses_as(name)
             one, two = (
                 transfer.copy_seconds(f"copy_{way}", placement, count, copies) for copies in (1, 2)
             )
-            found[way, name] = CopyLine((2 * one - two) / count, two - one)
-        return found
+            lines[way, name] = CopyLine((2 * one - two) / count, two - one)
+        return lines
 
     @cached_property
     def lines_inside(self) -> dict[str, CopyLine]:
         """The same of copies inside the device: of what lies there to slots, and back."""
-        compute, found = self.machine.compute, {}
+        compute, lines = self.machine.compute, {}
         for name, spec in self.operands:
             if spec.placement == "device":
                 none, all_of_it = (
                     compute.seconds(Relayout(shape, spec.dtype).work())
                     for shape in ((0,), spec.shape)
                 )
-                found[name] = CopyLine((all_of_it - none) / max(spec.nbytes, 1), none)
-        return found
+                lines[name] = CopyLine((all_of_it - none) / max(spec.nbytes, 1), none)
+        return lines
 
     @cached_property
     def slowdown(self) -> Slowdown:

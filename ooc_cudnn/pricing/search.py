@@ -127,7 +127,7 @@ class Search:
 
         None of those that would not `beat` a call of so many seconds is looked for.
         """
-        found, ranks, ratio = dict[Split, tuple[Table, int]](), dict[Split, float](), TOO_HIGH
+        rows, ranks, ratio = dict[Split, tuple[Table, int]](), dict[Split, float](), TOO_HIGH
         ranked = self._ranked(limit_bytes, beat)
         while ranked:
             # each time as many as before together, and a few
@@ -137,12 +137,12 @@ class Search:
                 break
             for order in {one.order: None for one in next_ones}:
                 estimates = {one.split: one.seconds for one in next_ones if one.order == order}
-                for split, made in self._exactly(tuple(estimates), (order,), limit_bytes).items():
-                    found[split] = made
-                    ranks[split] = _seconds(made) * float(caution(self.counts(split)))
+                for split, row in self._exactly(tuple(estimates), (order,), limit_bytes).items():
+                    rows[split] = row
+                    ranks[split] = _seconds(row) * float(caution(self.counts(split)))
                     ratio = min(ratio, ranks[split] / estimates[split])
         named = sorted(ranks, key=ranks.__getitem__)[:NAMED]
-        return [self._priced(split, *found[split]) for split in named]
+        return [self._priced(split, *rows[split]) for split in named]
 
     def finer(self, best: PricedSplit, limit_bytes: int) -> PricedSplit:
         """The best of a split of the grid and of those with somewhat larger pieces.
@@ -157,8 +157,8 @@ class Search:
                 counts = range(-(-extent // larger) + 1, -(-extent // size))
                 for count in counts[:: max(1, -(-len(counts) // BETWEEN))]:
                     around.append(replace(best.split, **{axis: -(-extent // count)}))
-        found = self.prices(around, limit_bytes, (best.order,))
-        return min((best, *found), key=lambda each: each.seconds)
+        neighbours = self.prices(around, limit_bytes, (best.order,))
+        return min((best, *neighbours), key=lambda each: each.seconds)
 
     def _ranked(self, limit_bytes: int, beat: float) -> list[Candidate]:
         """The splits that seem best within a limit, best first."""
@@ -197,9 +197,9 @@ class Search:
         """The seconds of each row in the best order with the best rings; and which order it is."""
         seconds: Values = np.full(pieces.seconds.shape, np.inf)
         in_order = np.zeros(seconds.shape, int)
-        for at, order in enumerate(orders):
+        for index, order in enumerate(orders):
             for priced in self._tables(pieces, order, limit_bytes):
-                in_order[priced.seconds < seconds] = at
+                in_order[priced.seconds < seconds] = index
                 np.minimum(seconds, priced.seconds, out=seconds)
         return seconds, in_order
 
@@ -250,21 +250,21 @@ class Search:
             for down in (True, False):
                 group = [split for split in splits if self.goes_down(split, order) is down]
                 if group:
-                    for each in self._tables(self.pieces(group, down), order, limit_bytes):
-                        for at, split in enumerate(group):
+                    for priced in self._tables(self.pieces(group, down), order, limit_bytes):
+                        for row, split in enumerate(group):
                             least = _seconds(best[split]) * (1 - 1e-9) if split in best else np.inf
-                            if each.seconds[at] < least:
-                                best[split] = each, at
+                            if priced.seconds[row] < least:
+                                best[split] = priced, row
         return best
 
     def launches(self, split: Split, order: LoopOrder) -> tuple[LaunchOf, ...]:
         """Every different launch of a split, with its buffers."""
-        found: dict[Launch, Mapping[str, Buffer]] = {}
+        unique: dict[Launch, Mapping[str, Buffer]] = {}
         for piece, place, _ in equal_pieces(self.axes, split, self.goes_down(split, order)):
             launches, buffers = self.costs.launches(piece, place)
             for launch in launches:
-                found.setdefault(launch, buffers)
-        return tuple(found.items())
+                unique.setdefault(launch, buffers)
+        return tuple(unique.items())
 
     def with_rings(self, split: Split, order: LoopOrder, depth: int, whole: bool) -> PricedSplit:
         """A split in one order, with rings of so many slots."""
@@ -276,31 +276,31 @@ class Search:
         pieces = self.pieces([split], self.goes_down(split, order))
         return pieces, fill_rings(pieces, float(depth), whole)
 
-    def _priced(self, split: Split, found: Table, at: int) -> PricedSplit:
+    def _priced(self, split: Split, priced: Table, row: int) -> PricedSplit:
         """One row of a table."""
-        pieces = found.pieces
-        slots = {name: round(number_at(each, at)) for name, each in found.rings.slots.items()}
+        pieces = priced.pieces
+        slots = {name: round(number_at(each, row)) for name, each in priced.rings.slots.items()}
         memory = [
             (
                 f"{name}: {count} slot{'s' * (count > 1)}",
-                count * round(number_at(pieces.slot_bytes[name], at)),
+                count * round(number_at(pieces.slot_bytes[name], row)),
             )
             for name, count in slots.items()
         ]
-        for name, each in pieces.scratch_bytes.items():
-            memory.append((name.replace("_", " "), round(number_at(each, at))))
+        for name, nbytes in pieces.scratch_bytes.items():
+            memory.append((name.replace("_", " "), round(number_at(nbytes, row))))
         return PricedSplit(
             self.request,
             self.layout,
             split,
-            found.order,
+            priced.order,
             tuple(slots.items()),
             tuple((name, count) for name, count in memory if count),
-            found.stages.at(at),
-            number_at(found.seconds, at),
-            round(number_at(found.bytes_in, at)),
-            round(number_at(found.bytes_out, at)),
-            bool(number_at(pieces.legal, at)),
+            priced.stages.at(row),
+            number_at(priced.seconds, row),
+            round(number_at(priced.bytes_in, row)),
+            round(number_at(priced.bytes_out, row)),
+            bool(number_at(pieces.legal, row)),
         )
 
 

@@ -118,23 +118,23 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
 
 def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
     """What crosses the link; nothing of what is computed on where it lies."""
-    found, request, transfer = [], pieces.request, pieces.request.machine.transfer
+    copies, request, transfer = [], pieces.request, pieces.request.machine.transfer
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
         total: Any = request.written_bytes[name] if way == "out" else pieces.read_bytes[name]
         once = CopiesIn(distinct, np.ones(()), NOTHING)
         loaded = once if way == "out" else count_copies_in(pieces, name, slots, order)
         copy_bytes, line = total / distinct, request.copy_lines[way, name]
-        each = copy_bytes * (line.per_byte + pieces.apart[way, name]) + line.per_copy
+        per_copy = copy_bytes * (line.per_byte + pieces.apart[way, name]) + line.per_copy
         number = loaded.number * pieces.moved[name]
         road = f"copy_{way}", request.crosses_as(name)
         staged = transfer.latency_of(*road) is not None
         late = (number > 0) * transfer.latency_seconds(*road, copy_bytes) if staged else NOTHING
-        seconds = number * each
-        found.append(
+        seconds = number * per_copy
+        copies.append(
             Copies(way, name, road[1], slots, number, copy_bytes, seconds, loaded, staged, late)
         )
-    return found
+    return copies
 
 
 def _inside(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
@@ -144,13 +144,13 @@ def _inside(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
     """
     machine = request.machine
     compute = launching = NOTHING
-    for each in copies:
-        if each.name in request.lines_inside:
-            line, spec = request.lines_inside[each.name], request.specs[each.name]
-            compute = compute + each.number * (each.copy_bytes * line.per_byte + line.per_copy)
+    for copy in copies:
+        if copy.name in request.lines_inside:
+            line, spec = request.lines_inside[copy.name], request.specs[copy.name]
+            compute = compute + copy.number * (copy.copy_bytes * line.per_byte + line.per_copy)
             work = Relayout(spec.shape, spec.dtype).work()
             taken = machine.compute.launching_seconds(work, machine.launch_seconds)
-            launching = launching + each.number * taken
+            launching = launching + copy.number * taken
     return compute, launching
 
 
@@ -158,16 +158,16 @@ def _copies_in(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[
     """Seconds of all copies in, and of those before anything can be computed."""
     call, block = pieces.request.chain, block_pieces(pieces, order)
     total = first = latest = late_in_all = NOTHING
-    for each in copies:
-        if each.way == "in":
+    for copy in copies:
+        if copy.way == "in":
             # A first sweep must see all pieces of its block before the second one makes a result.
-            at_once = block if each.name in call.streamed else 1.0
-            total = total + each.seconds
-            share = np.minimum(1.0, at_once / np.maximum(each.number, 1.0))
-            first = first + each.seconds * share
-            if each.is_staged:
-                latest = np.maximum(latest, each.late)
-                late_in_all = np.maximum(late_in_all, each.late + _late_again(pieces, each))
+            at_once = block if copy.name in call.streamed else 1.0
+            total = total + copy.seconds
+            share = np.minimum(1.0, at_once / np.maximum(copy.number, 1.0))
+            first = first + copy.seconds * share
+            if copy.is_staged:
+                latest = np.maximum(latest, copy.late)
+                late_in_all = np.maximum(late_in_all, copy.late + _late_again(pieces, copy))
     return total + late_in_all, first + latest
 
 
@@ -188,17 +188,17 @@ def _copies_out(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple
     """Seconds of all copies out, and of those after everything is computed."""
     call = pieces.request.chain
     block, stays = block_pieces(pieces, order), np.ones((), bool)
-    for each in copies:
-        if each.way == "in" and each.name in call.streamed:
-            stays = stays & (each.number <= pieces.distinct[each.name])
+    for copy in copies:
+        if copy.way == "in" and copy.name in call.streamed:
+            stays = stays & (copy.number <= pieces.distinct[copy.name])
     total = last = latest = NOTHING
-    for each in copies:
-        if each.way == "out":
+    for copy in copies:
+        if copy.way == "out":
             # All results of a block leave at its end, unless it has to be loaded again for them.
-            at_once = np.where(stays, block, 1.0) if each.name in call.streamed else 1.0
-            total = total + each.seconds
-            last = last + each.seconds * np.minimum(1.0, at_once / np.maximum(each.number, 1.0))
-            latest = np.maximum(latest, each.late)
+            at_once = np.where(stays, block, 1.0) if copy.name in call.streamed else 1.0
+            total = total + copy.seconds
+            last = last + copy.seconds * np.minimum(1.0, at_once / np.maximum(copy.number, 1.0))
+            latest = np.maximum(latest, copy.late)
     return total + latest, last + latest
 
 
@@ -209,10 +209,10 @@ def _meeting(copies: list[Copies]) -> tuple[Values, Values]:
     """
     most: dict[str, Values] = {"in": np.ones(()), "out": np.ones(())}
     beyond_first: dict[str, Values] = {"in": NOTHING, "out": NOTHING}
-    for each in copies:
-        number = np.maximum(each.number, 1.0)
-        most[each.way] = np.maximum(most[each.way], number)
-        beyond_first[each.way] = beyond_first[each.way] + each.seconds * (1.0 - 1.0 / number)
+    for copy in copies:
+        number = np.maximum(copy.number, 1.0)
+        most[copy.way] = np.maximum(most[copy.way], number)
+        beyond_first[copy.way] = beyond_first[copy.way] + copy.seconds * (1.0 - 1.0 / number)
     meetings = np.minimum(most["in"], most["out"]) - 1.0
     copy_in, copy_out = (
         beyond_first[way] * meetings / np.maximum(most[way] - 1.0, 1.0) for way in ("in", "out")
@@ -226,10 +226,10 @@ def _waiting(copies: list[Copies], copy_in: Values, compute: Values) -> tuple[Va
     And the share of all passes before that one. Of several rings, those of the one that binds.
     """
     waiting = before = longest = NOTHING
-    for each in copies:
-        if each.way == "in":
-            share = each.loads.waiting * each.seconds / np.maximum(copy_in, 1e-30)
-            passed = 1.0 - 1.0 / each.loads.passes
+    for copy in copies:
+        if copy.way == "in":
+            share = copy.loads.waiting * copy.seconds / np.maximum(copy_in, 1e-30)
+            passed = 1.0 - 1.0 / copy.loads.passes
             seconds = share * copy_in + passed * compute
             waiting = np.where(seconds > longest, share, waiting)
             before = np.where(seconds > longest, passed, before)
@@ -244,8 +244,8 @@ def _staged_steps(request: Request, number: Values, steps: Values, copies: list[
     else:
         of_staged = (each.number for each in copies if each.is_staged)
         staged = np.minimum(STEPS_OF_A_PIECE * sum(of_staged, NOTHING), steps)
-    found: Values = np.where(number > 1, staged, 0.0)
-    return found
+    result: Values = np.where(number > 1, staged, 0.0)
+    return result
 
 
 def _turning(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
@@ -259,17 +259,17 @@ def _turning(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
     staged = [each for each in copies if each.is_staged]
     in_flight = sum((each.slots * (each.number > 1) for each in staged), NOTHING)
     others = np.maximum(in_flight - 1.0, 0.0)
-    for each in staged:
-        direction, placement = f"copy_{each.way}", each.placement
-        slots = staging_slots(direction, each.copy_bytes, np.maximum(each.slots, 1.0))
-        turns = np.ceil(each.number / slots)
-        seconds = turns * transfer.turn_seconds(direction, placement, each.copy_bytes, others)
-        pinned = [o.seconds for o in copies if o.way != each.way and o.placement == "pinned"]
+    for copy in staged:
+        direction, placement = f"copy_{copy.way}", copy.placement
+        slots = staging_slots(direction, copy.copy_bytes, np.maximum(copy.slots, 1.0))
+        turns = np.ceil(copy.number / slots)
+        seconds = turns * transfer.turn_seconds(direction, placement, copy.copy_bytes, others)
+        pinned = [o.seconds for o in copies if o.way != copy.way and o.placement == "pinned"]
         beside = sum(pinned, NOTHING)
-        if each.way == "in":
+        if copy.way == "in":
             seconds, _ = transfer.slowdown(placement, "pinned").together(seconds, beside)
         else:
             _, seconds = transfer.slowdown("pinned", placement).together(beside, seconds)
         kind = "disk" if placement == "disk" else "pageable"
-        spent[kind] = np.maximum(spent[kind], seconds * (each.number > 0))
+        spent[kind] = np.maximum(spent[kind], seconds * (copy.number > 0))
     return spent["pageable"], spent["disk"]
