@@ -66,17 +66,17 @@ class Checks:
             The heuristics chose it, so it runs where nothing was measured: it may be one that
             cannot be checked, and its error may be all that `verify` lets pass.
         """
-        found = self._error(operation, engine)
-        if found is None or found == UNKNOWN:
+        error = self._error(operation, engine)
+        if error is None or error == UNKNOWN:
             return EngineErrors(None, is_right_uneven=False) if chosen else None
         pieces = border_pieces(operation) if borders else []
         even = [piece for piece in pieces if forward_of(piece).is_even]
-        errors = itertools.chain([found], (self._error(piece, engine) for piece in even))
+        errors = itertools.chain([error], (self._error(piece, engine) for piece in even))
         if not all(_admits(each, chosen=chosen) for each in errors):
             return None
         uneven = [piece for piece in pieces if piece not in even]
         is_right = all(_admits(self._error(piece, engine), chosen=False) for piece in uneven)
-        return EngineErrors(found, bool(uneven) and is_right)
+        return EngineErrors(error, bool(uneven) and is_right)
 
     def _error(self, operation: AnyConvolution, engine: Engine) -> Error | None:
         """The error with one kind of padding; None where an engine does not compute that."""
@@ -85,8 +85,8 @@ class Checks:
             with self.engines.forced(small, engine) as built:
                 if built is not None:
                     expected = self._expected(small)
-                    found = compute(self.device, small, expected.inputs, built[0], self.limit_bytes)
-                    return UNKNOWN if found is None else expected.compared(found)
+                    array = compute(self.device, small, expected.inputs, built[0], self.limit_bytes)
+                    return UNKNOWN if array is None else expected.compared(array)
         return None
 
 
@@ -113,11 +113,11 @@ def border_pieces(operation: AnyConvolution) -> list[AnyConvolution]:
     """
     forward = forward_of(operation)
     paddings: dict[tuple[Pair, ...], None] = {}
-    for at, pair in enumerate(forward.padding):
-        has_none = pair == (0, 0) and forward.window[at] > 1
+    for axis, pair in enumerate(forward.padding):
+        has_none = pair == (0, 0) and forward.window[axis] > 1
         before, after = (1, 1) if has_none else pair
         for other in ((before, 0), (0, after), (0, 0)):
-            paddings[replace_padding(forward.padding, other, ROW_AXIS + at)] = None
+            paddings[replace_padding(forward.padding, other, ROW_AXIS + axis)] = None
     return [
         replace_forward(operation, replace(forward, padding=padding))
         for padding in paddings

@@ -56,13 +56,13 @@ def _seconds_of(
     if not isinstance(operation, AnyConvolution):
         return 0.0
     asked = target.ask_workspace is not None
-    own = forward_of(operation).layout
-    for order in (own, *(order for order in ORDERS if order != own)):
-        each = operation if order == own else in_memory_order(operation, order)
-        options = known(each)
+    layout = forward_of(operation).layout
+    for order in (layout, *(order for order in ORDERS if order != layout)):
+        candidate = operation if order == layout else in_memory_order(operation, order)
+        options = known(candidate)
         if options:
-            has = _named if asked and order == own else _fitting
-            seconds = float(target.machine.compute.seconds(each.work()))
+            has = _named if asked and order == layout else _fitting
+            seconds = float(target.machine.compute.seconds(candidate.work()))
             return seconds * has(options, plan).seconds / options[0].seconds
     return 0.0
 

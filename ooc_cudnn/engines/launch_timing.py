@@ -61,12 +61,12 @@ def time_well(
     """
     most, suspicious = launches_of(expected), SUSPICIOUS * expected
     patience = max(suspicious, allowed_seconds / timing_seconds(1.0, expected))
-    found = bench.time_launch(launched, scratch_bytes, most=most, patience=patience)
-    if found is None or found[0].seconds <= suspicious:
-        return found
+    first = bench.time_launch(launched, scratch_bytes, most=most, patience=patience)
+    if first is None or first[0].seconds <= suspicious:
+        return first
     # at the first launch of all the host loads its code, once
-    by_itself = found[0].seconds - (found[1] or 0.0)
+    by_itself = first[0].seconds - (first[1] or 0.0)
     if 2 * timing_seconds(by_itself, expected) > allowed_seconds:
-        return found
+        return first
     again = bench.time_launch(launched, scratch_bytes, most=most, patience=patience)
-    return min(found, again or found, key=lambda each: each[0].seconds)
+    return min(first, again or first, key=lambda each: each[0].seconds)

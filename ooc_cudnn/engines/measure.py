@@ -149,36 +149,36 @@ class EngineTuner:
         def right(option: Option) -> Option | None:
             engine, is_chosen = option.engine, option.engine in ranked
             if engine not in rights:
-                found = self.checked(operation, engine, borders=borders, chosen=is_chosen)
-                error = found and found.error
+                errors = self.checked(operation, engine, borders=borders, chosen=is_chosen)
+                error = errors and errors.error
                 rights[engine] = None
-                if found and error:
+                if errors and error:
                     rights[engine] = replace(
-                        option, error=error.relative, is_right_uneven=found.is_right_uneven
+                        option, error=error.relative, is_right_uneven=errors.is_right_uneven
                     )
-                elif found:
+                elif errors:
                     unchecked.append(replace(option, error=None, is_right_uneven=False))
             return rights[engine]
 
-        found = list[TimedEngine]()
+        engines = list[TimedEngine]()
         for option in sorted(once, key=lambda option: option.seconds):
-            if any(_makes_idle(other.option, option) for other in found):
+            if any(_makes_idle(other.option, option) for other in engines):
                 continue
-            if found and option.seconds > HOPELESS_AT * found[0].option.seconds:
+            if engines and option.seconds > HOPELESS_AT * engines[0].option.seconds:
                 break
-            if (found or unchecked) and not self.deadline.allows(steps=1):
+            if (engines or unchecked) and not self.deadline.allows(steps=1):
                 is_complete = False
                 break
             if (exact := right(option)) is not None:
                 timed = self._timed(launched, exact)
-                found += filter(None, [timed])
+                engines += filter(None, [timed])
                 if timed is None:  # it fails
                     rights[option.engine] = None
-        if not found:  # the last resort, which would run without a table, too
-            found += filter(None, (self._timed(launched, option) for option in unchecked))
-        if found:
-            found += self._sparing(found, once, ranked, right)
-        return _as_measured(operation, found, is_complete=is_complete and every and compiled)
+        if not engines:  # the last resort, which would run without a table, too
+            engines += filter(None, (self._timed(launched, option) for option in unchecked))
+        if engines:
+            engines += self._sparing(engines, once, ranked, right)
+        return _as_measured(operation, engines, is_complete=is_complete and every and compiled)
 
     def measured_again(
         self,
@@ -196,13 +196,13 @@ class EngineTuner:
         `is_complete` says whether every engine was tried then. What launches take is taken from the
         allowance.
         """
-        found, left = list[TimedEngine](), list[Option]()
+        engines, left = list[TimedEngine](), list[Option]()
         allowance = allowance or Allowance(math.inf)
 
         def is_worth_timing(option: Option) -> bool:
-            if not found:
+            if not engines:
                 return True
-            first = found[0]
+            first = engines[0]
             seconds = first.option.seconds / first.expected * option.seconds
             return (
                 option.seconds <= HOPELESS_AT * first.expected
@@ -214,21 +214,21 @@ class EngineTuner:
             if not is_worth_timing(option):
                 left.append(option)
             elif timed := self._timed(launched, option, allowance.left):
-                found.append(timed)
+                engines.append(timed)
                 allowance.take(timed.option.seconds, timed.expected)
             elif (nbytes := self._workspace_of(launched, option)) is not None:
                 left.append(replace(option, workspace_bytes=nbytes))
-        if not found:
+        if not engines:
             return None
         for option in filter(is_worth_timing, further):
             if timed := self._timed(launched, option, allowance.left):
-                found.append(timed)
+                engines.append(timed)
                 allowance.take(timed.option.seconds, timed.expected)
-        ratio = found[0].option.seconds / found[0].expected
+        ratio = engines[0].option.seconds / engines[0].expected
         for option in left:
             seconds = ratio * option.seconds
-            found.append(TimedEngine(replace(option, seconds=seconds), None, seconds))
-        return _as_measured(launched[0].operation, found, is_complete=is_complete)
+            engines.append(TimedEngine(replace(option, seconds=seconds), None, seconds))
+        return _as_measured(launched[0].operation, engines, is_complete=is_complete)
 
     def checked(
         self, operation: AnyConvolution, engine: Engine, *, borders: bool, chosen: bool
@@ -243,28 +243,28 @@ class EngineTuner:
         self, quick: Bench, launched: Launched, chosen: Engine | None
     ) -> tuple[list[Option], list[Engine]]:
         """What runs where nothing was measured, however little room there is; timed once each."""
-        found, ranked = list[Option](), [] if chosen is None else [chosen]
-        self._timed_once(quick, launched, ranked, found)
-        if ranked and not found:
+        options, ranked = list[Option](), [] if chosen is None else [chosen]
+        self._timed_once(quick, launched, ranked, options)
+        if ranked and not options:
             ranked.append(HEURISTICS)
-            self._timed_once(quick, launched, [HEURISTICS], found)
+            self._timed_once(quick, launched, [HEURISTICS], options)
         for share in SPARING_SHARES:
             budget = int(share * self.bench.limit_bytes)
-            if min([option.workspace_bytes for option in found], default=math.inf) <= budget:
+            if min([option.workspace_bytes for option in options], default=math.inf) <= budget:
                 continue
             engine = self.engines.chosen(launched[0].operation, budget)
             if engine is not None and engine not in ranked:
                 ranked.append(engine)
                 self.deadline.allows(steps=1)  # it learns how long a step takes
-                self._timed_once(quick, launched, [engine], found, hurries=False)
-        return found, ranked
+                self._timed_once(quick, launched, [engine], options, hurries=False)
+        return options, ranked
 
     def _timed_once(
         self,
         quick: Bench,
         launched: Launched,
         candidates: Iterable[Engine],
-        found: list[Option],
+        options: list[Option],
         *,
         hurries: bool = True,
     ) -> bool:
@@ -274,18 +274,18 @@ class EngineTuner:
         """
         for engine in candidates:
             # one of them is checked, too
-            if hurries and found and not self.deadline.allows(steps=2):
+            if hurries and options and not self.deadline.allows(steps=2):
                 return False
-            fastest = min([option.seconds for option in found], default=math.inf)
+            fastest = min([option.seconds for option in options], default=math.inf)
             patience = max(HOPELESS_AT * fastest, HOPELESS_SECONDS)
             time_once = partial(quick.time_launch, launched, most=1, patience=patience)
             timed = self._by_engine(launched, Option(0.0, 0, engine), time_once)
-            found += [timed.option] if timed is not None else []
+            options += [timed.option] if timed is not None else []
         return True
 
     def _sparing(
         self,
-        found: Sequence[TimedEngine],
+        table: Sequence[TimedEngine],
         once: Iterable[Option],
         ranked: Collection[Engine],
         right: Callable[[Option], Option | None],
@@ -300,14 +300,14 @@ class EngineTuner:
         def taken(option: Option) -> int:
             return max(option.workspace_bytes, little)
 
-        least, kept = min(taken(timed.option) for timed in found), list[TimedEngine]()
+        least, kept = min(taken(timed.option) for timed in table), list[TimedEngine]()
         for option in sorted(once, key=lambda each: (taken(each), each.seconds)):
             is_least = taken(option) < least and not kept
-            is_idle = any(_makes_idle(timed.option, option) for timed in (*found, *kept))
+            is_idle = any(_makes_idle(timed.option, option) for timed in (*table, *kept))
             if is_least or (option.engine in ranked and not is_idle):
                 exact = right(option)
                 kept += [] if exact is None else [TimedEngine(exact, None, exact.seconds)]
-        return [each for each in kept if all(each.option.engine != f.option.engine for f in found)]
+        return [each for each in kept if all(each.option.engine != f.option.engine for f in table)]
 
     def _timed(
         self, launched: Launched, option: Option, allowed_seconds: float = math.inf
@@ -328,12 +328,12 @@ class EngineTuner:
                 return None
             nbytes, name = built
             try:
-                found = time_it(scratch_bytes=nbytes)
+                timed = time_it(scratch_bytes=nbytes)
             except (EngineFailedError, DeviceOutOfMemoryError):  # others hold memory, too
                 return None
-        if found is None:
+        if timed is None:
             return None
-        timing, launching = found
+        timing, launching = timed
         measured = replace(option, seconds=timing.seconds, workspace_bytes=nbytes, name=name)
         return TimedEngine(measured, launching, option.seconds)
 

@@ -211,9 +211,9 @@ def _takes_wider(
     chain: TiledCall, name: str, layouts: Sequence[str], orders: Mapping[str, str]
 ) -> bool:
     """True if a call can be computed on some channels of a wider tensor where they lie."""
-    made = (
+    launches = (
         launches_on(chain, chain.whole_piece(sweep), layout=layout, orders=orders)
         for layout in layouts
         for sweep in range(chain.sweeps)
     )
-    return all(takes_wider(name, *each) for each in made if name in each[1])
+    return all(takes_wider(name, *each) for each in launches if name in each[1])

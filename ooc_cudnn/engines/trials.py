@@ -214,11 +214,11 @@ class Trial:
             for launched, expected in _worth_trying(part, self.machine, self.known):
                 if not allowance.allows(expected, expected):
                     break
-                found = self._tried(launched, part.plan.workspace_bytes, expected, allowance)
-                if found is not None:
-                    self.known.add(found)
+                measurement = self._tried(launched, part.plan.workspace_bytes, expected, allowance)
+                if measurement is not None:
+                    self.known.add(measurement)
                     learnt = True
-                    tuned |= found.operation is not None
+                    tuned |= measurement.operation is not None
         if self.device.arena.block_bytes > max(part.plan.device_bytes for part in parts):
             self.device.arena.release_block()
         if tuned:
@@ -229,17 +229,17 @@ class Trial:
         self, launched: Launched, scratch_bytes: int, expected: float, allowance: Allowance
     ) -> Measurement | None:
         """Time a launch: by the engines that are known for its kind, or as it is planned."""
-        operation, found = launched[0].operation, None
+        operation, measurement = launched[0].operation, None
         if self.device.engines is not None and isinstance(operation, AnyConvolution):
             known = self.known.nearest(operation)
             if known is not None:
                 tuning = EngineTuner(self.device, self.bench, self.deadline)
                 options, is_complete = self.known.options(operation), known.is_complete
-                found = tuning.measured_again(
+                measurement = tuning.measured_again(
                     launched, options, is_complete=is_complete, allowance=allowance
                 )
-        if found is not None:
-            return found
+        if measurement is not None:
+            return measurement
         timed = time_well(
             self.bench,
             launched,

@@ -138,16 +138,16 @@ def launches_to_measure(
 
     Those in the memory order of the plan first, what takes longest before the rest.
     """
-    found = dict[AnyConvolution, WantedConvolution]()
+    convolutions = dict[AnyConvolution, WantedConvolution]()
     for operation, seconds, times in launched:
         share = effort.launch_seconds / max(seconds, 1e-9)
         small = fit_images(operation, limit_bytes, share)
-        first, cost = found.get(small, WantedConvolution(operation, 0.0))
-        found[small] = WantedConvolution(first, cost + times * seconds)
+        first, cost = convolutions.get(small, WantedConvolution(operation, 0.0))
+        convolutions[small] = WantedConvolution(first, cost + times * seconds)
     kept: dict[AnyConvolution, WantedConvolution] = {}
-    for operation in sorted(found, key=lambda each: found[each].cost, reverse=True):
+    for operation in sorted(convolutions, key=lambda each: convolutions[each].cost, reverse=True):
         if not serves(kept, operation):
-            kept[operation] = found[operation]
+            kept[operation] = convolutions[operation]
     others = {
         in_memory_order(each, layout): WantedConvolution(
             in_memory_order(first, layout), OTHER_ORDERS * cost
@@ -189,8 +189,8 @@ def of_own_size(
         known, further = known_options(tables, operation, nearest)
         return any(PRUNED_AT * option.seconds < known[0].seconds for option in further)
 
-    found = [each for each, cost in costs.items() if cost >= least and may_be_known_better(each)]
-    return sorted(found, key=lambda each: costs[each], reverse=True)
+    sizes = [each for each, cost in costs.items() if cost >= least and may_be_known_better(each)]
+    return sorted(sizes, key=lambda each: costs[each], reverse=True)
 
 
 def known_options(
@@ -209,10 +209,10 @@ def known_options(
     known = [would_take(nearest, option) for option in nearest.options]
     engines = {option.engine for option in known}
     further = dict[Engine, Option]()
-    for each in sorted(tables.sizes(operation), key=lambda each: each.work.distance(work)):
-        fastest = each.options[0]
+    for measurement in sorted(tables.sizes(operation), key=lambda each: each.work.distance(work)):
+        fastest = measurement.options[0]
         if fastest.engine not in engines:
-            further.setdefault(fastest.engine, would_take(each, fastest))
+            further.setdefault(fastest.engine, would_take(measurement, fastest))
     return known, list(further.values())
 
 

@@ -78,29 +78,29 @@ def chain_forward(
         ) from None
     if not applied:
         raise ValueError("operations must hold at least one operation")
-    for at, operation in enumerate(applied):
+    for index, operation in enumerate(applied):
         if not isinstance(operation, Applied):
             raise TypeError(
-                f"operations[{at}] must be one of ooc_cudnn.operations "
+                f"operations[{index}] must be one of ooc_cudnn.operations "
                 f"({', '.join(applicable.__all__)}), not {operation!r:.60}"
             )
     names = number_names([operation.names for operation in applied])
     arrays: dict[str, Any] = {"x": x}
-    for operation, own in zip(applied, names, strict=True):
-        found = [_flat(operation, array, len(shape_of(x))) for array in operation.arrays]
-        arrays |= zip(own, found, strict=True)
+    for operation, keys in zip(applied, names, strict=True):
+        views = [_flat(operation, array, len(shape_of(x))) for array in operation.arrays]
+        arrays |= zip(keys, views, strict=True)
 
     def build(specs: Specs, settings: Settings) -> Chain:
         shape, dtype = specs["x"].shape, specs["x"].dtype
-        made: list[Operation] = []
-        for at, operation in enumerate(applied):
-            given = tuple(specs[name] for name in names[at])
+        steps: list[Operation] = []
+        for index, operation in enumerate(applied):
+            operands = tuple(specs[name] for name in names[index])
             try:
-                made.append(operation.bind(Incoming(shape, dtype, settings), given))
+                steps.append(operation.bind(Incoming(shape, dtype, settings), operands))
             except (ValueError, TypeError) as error:
-                raise type(error)(_where(applied, at, shape) + str(error)) from None
-            shape = made[-1].output_shape
-        return Chain(tuple(made), dtype, alpha=alpha, beta=beta)
+                raise type(error)(_where(applied, index, shape) + str(error)) from None
+            shape = steps[-1].output_shape
+        return Chain(tuple(steps), dtype, alpha=alpha, beta=beta)
 
     parameters = ([operation.arguments for operation in applied], alpha, beta)
     return Description(build, arrays, parameters, out, beta)

@@ -230,11 +230,11 @@ def _forward(
         convolution = make_convolution(specs["x"], specs["w"], geometry, settings)
         shape, dtype = convolution.output_shape, convolution.dtype
         check_vector(specs, "b", shape[1], dtype, "the result")
-        made: list[Operation] = [convolution, AddTensor(shape, dtype)]
-        made.append(Activation(shape, mode, coef, dtype))
+        operations: list[Operation] = [convolution, AddTensor(shape, dtype)]
+        operations.append(Activation(shape, mode, coef, dtype))
         if pooled is not None:
-            made.append(Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled))
-        return Chain(tuple(made), dtype, alpha=alpha, beta=beta)
+            operations.append(Pooling.of(shape, dtype=dtype, prefix="pooling_", **pooled))
+        return Chain(tuple(operations), dtype, alpha=alpha, beta=beta)
 
     arrays = {"x": x, "w": w, "b": channel_vector(b, "b", len(shape_of(x)))}
     return Description(build, arrays, (geometry, mode, coef, pooled, alpha, beta), out, beta)

@@ -108,12 +108,12 @@ def bind(function: str, description: Description, take: Take, device: Device | N
         If one is no array, or not one that is supported; for `out`, as `given_results`.
     """
     operands = {name: take(array, device, name=name) for name, array in description.arrays.items()}
-    given = description.given_results()
+    outs = description.given_results()
     results = {
         name: take(array, device, name=description.said(name), written=True)
-        for name, array in given.items()
+        for name, array in outs.items()
     }
     beside = {name: take(array, device, name=name) for name, array in description.beside.items()}
-    for name, each in (*operands.items(), *beside.items()):
-        dtype_name(each.spec.dtype, name=f"{name}: dtype", integers=name in description.integers)
-    return Bound(function, description, operands, given, results, beside)
+    for name, operand in (*operands.items(), *beside.items()):
+        dtype_name(operand.spec.dtype, name=f"{name}: dtype", integers=name in description.integers)
+    return Bound(function, description, operands, outs, results, beside)

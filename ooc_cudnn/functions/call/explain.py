@@ -117,15 +117,15 @@ def planned_call(
     if memory_limit is not None:
         limit = parse_limit(memory_limit, name="memory_limit")
     bound = _bound(function, arguments)
-    made = bound.build(settings)
+    call = bound.build(settings)
     if machine is not None:
         model = named_machine(machine)
         room = limit_of(model, limit)
-        return bound.plan(made, Target(model, room, room, ORDERS, None, settings.overlap))
+        return bound.plan(call, Target(model, room, room, ORDERS, None, settings.overlap))
     device = get_device(settings.device)
     with device.arena.lock:
-        target = Target.here(device, limit_bytes(device, limit), made.dtype, settings)
-        return bound.plan(made, target)
+        target = Target.here(device, limit_bytes(device, limit), call.dtype, settings)
+        return bound.plan(call, target)
 
 
 def describe_call(function: str, arguments: Mapping[str, Any]) -> Description:
@@ -146,9 +146,9 @@ def describe_call(function: str, arguments: Mapping[str, Any]) -> Description:
         inspect.signature(describe).bind(**arguments)
     except TypeError as error:
         raise TypeError(f"{function}: {error}") from None
-    given = dict(arguments)
-    check_scaling(given)
-    return describe(**given)
+    values = dict(arguments)
+    check_scaling(values)
+    return describe(**values)
 
 
 def _bound(function: str, arguments: Mapping[str, Any]) -> Bound:

@@ -127,16 +127,16 @@ def place_results(
     lead = {**operands, **outs}[chain.lead]
     placed = {}
     for name in chain.results:
-        made = chain.operands[name]
-        _check_size(name, made)
+        operand = chain.operands[name]
+        _check_size(name, operand)
         if name in outs:
-            _check_result("out" if len(chain.results) == 1 else name, outs[name], made)
+            _check_result("out" if len(chain.results) == 1 else name, outs[name], operand)
             placed[name] = outs[name]
             continue
         order = lead.order or "channels_first"
-        strides = packed_strides(made.shape, order)
+        strides = packed_strides(operand.shape, order)
         placement = "pageable" if lead.placement in ("pageable", "disk") else "pinned"
-        spec = TensorSpec(made.shape, made.dtype, placement, strides)
+        spec = TensorSpec(operand.shape, operand.dtype, placement, strides)
         if lead.placement == "device" and on_device and spec.nbytes <= room_bytes:
             spec = replace(spec, placement="device")
             room_bytes -= spec.nbytes
@@ -144,10 +144,10 @@ def place_results(
     return placed, room_bytes
 
 
-def _check_size(name: str, made: Operand) -> None:
-    nbytes = math.prod(made.shape) * ITEM_BYTES[made.dtype]
+def _check_size(name: str, operand: Operand) -> None:
+    nbytes = math.prod(operand.shape) * ITEM_BYTES[operand.dtype]
     if nbytes > MOST_BYTES:
-        shape = " x ".join(map(str, made.shape))
+        shape = " x ".join(map(str, operand.shape))
         raise ValueError(
             f"{name} would be {shape}, {format_bytes(nbytes)}: more than any process can hold; "
             "check the shapes, padding, stride and dilation"

@@ -45,14 +45,14 @@ def plan_segments(
     """
     key = request, target.ask_workspace, available, tuple(aligned.items())
     with _lock:
-        found = _remembered.pop(key, None)
-    if found is None:
-        found = _planned(request, target, available, aligned)
+        call = _remembered.pop(key, None)
+    if call is None:
+        call = _planned(request, target, available, aligned)
     with _lock:
-        _remembered[key] = found
+        _remembered[key] = call
         while len(_remembered) > REMEMBERED_PLANS:
             _remembered.popitem(last=False)
-    return found
+    return call
 
 
 def forget_plans() -> None:
@@ -173,9 +173,9 @@ def _plan_in_parts(
         """The chain cut there, unless that takes `most` seconds or more."""
         ends = list(pairwise((0, *cuts, len(chain.operations))))
         seconds = [large_piece(part(*each)[0]).seconds for each in ends]
-        for at, each in enumerate(ends):
+        for index, span in enumerate(ends):
             if sum(seconds) < most:
-                seconds[at] = plan_of(*each).seconds
+                seconds[index] = plan_of(*span).seconds
         if sum(seconds) >= most:
             return None
         plans = tuple(plan_of(*each) for each in ends)
@@ -192,9 +192,9 @@ def _plan_in_parts(
     everywhere = chain.seams
     shares = (SHARE_OF_SMALLEST, 1.0) if len(everywhere) > 1 else ()
     candidates = [choose_cuts(chain, partial(fits, share)) for share in shares]
-    found: list[PlannedCall] = []
+    calls: list[PlannedCall] = []
     for cuts in dict.fromkeys((*candidates, everywhere)):
-        if cuts and not (cuts == everywhere and found):
+        if cuts and not (cuts == everywhere and calls):
             with suppress(PlanInfeasibleError):
-                found += filter(None, [in_parts(cuts)])
-    return min(found, key=lambda planned: planned.plan.seconds, default=None)
+                calls += filter(None, [in_parts(cuts)])
+    return min(calls, key=lambda planned: planned.plan.seconds, default=None)

@@ -40,8 +40,8 @@ def run(prepared: PreparedCall, bound: Bound, device: Device, settings: Settings
     known = {**bound.operands, **bound.results}
     for name in chain.results:
         if name not in known:
-            made = _allocate(dict(plan.operands)[name], device, limit)
-            known[name] = bound.results[name] = made
+            result = _allocate(dict(plan.operands)[name], device, limit)
+            known[name] = bound.results[name] = result
     if not plain:
         sources = {name: _source(known[name]) for name in chain.operands}
         with _vectors_kept(bound):

@@ -76,12 +76,12 @@ class Description(NamedTuple):
             raise TypeError(
                 f"out must be a tuple ({', '.join(names)}), with None where none is given"
             )
-        given = {name: array for name, array in zip(names, outs, strict=True) if array is not None}
+        arrays = {name: array for name, array in zip(names, outs, strict=True) if array is not None}
         scaled = self.scaled or names
-        if self.beta and not all(name in given for name in scaled):
+        if self.beta and not all(name in arrays for name in scaled):
             missing = "out" if len(names) == 1 else f"out for {' and '.join(scaled)}"
             raise ValueError(f"beta={self.beta} needs {missing}, whose content it scales")
-        return {**given, **self.updated}
+        return {**arrays, **self.updated}
 
     def said(self, result: str) -> str:
         """The user's name of a result: `out`, or its own where it changes in place."""

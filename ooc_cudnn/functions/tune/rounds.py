@@ -76,7 +76,7 @@ def measure_what_is_launched(
         If the tables cannot be stored.
     """
     check_engines(device)
-    found: dict[AnyConvolution, Measurement] = {}
+    measurements: dict[AnyConvolution, Measurement] = {}
     known_before = tables_of(device, tells_of_others=False)  # what it tells is: tune
     before = [] if effort.again else list(known_before)
     tried, scouted = list[AnyConvolution](), set[Hashable]()
@@ -105,23 +105,23 @@ def measure_what_is_launched(
             if not effort.own_size:
                 break
             sizes = of_own_size(
-                tables_of(device), launched, planned.limit_bytes, has_learnt=bool(found)
+                tables_of(device), launched, planned.limit_bytes, has_learnt=bool(measurements)
             )
             sizes = [each for each in sizes if each not in timed]
             if not sizes:
                 break
             timed.update(sizes)
-            found |= measure_sizes(device, sizes, planned.limit_bytes, left, tell)
+            measurements |= measure_sizes(device, sizes, planned.limit_bytes, left, tell)
             keep(device)
             continue
         if not missing:  # of the first quick look; now it is planned as it will run
             continue
         asked = effort._replace(seconds=left)
-        made, ended = measure(device, missing, scouts, planned.limit_bytes, asked, tell)
-        found |= made
+        batch, ended = measure(device, missing, scouts, planned.limit_bytes, asked, tell)
+        measurements |= batch
         tried += list(missing)[:ended]
         scouted |= {family_of(each) for each in scouts.intersection(tried)}
-        if not found and len(missing) == len(wanted):
+        if not measurements and len(missing) == len(wanted):
             raise NothingToTuneError(
                 f"no engine of {planned.name} could be measured on {device.name}: raise "
                 "memory_limit, or install nvidia-cudnn-frontend 1.28"
@@ -132,7 +132,7 @@ def measure_what_is_launched(
             f"{len(missing)} convolutions of {planned.name} were not measured in the time there "
             "was, so cuDNN's heuristics choose their engines"
         )
-    return list(found.values())
+    return list(measurements.values())
 
 
 def check_engines(device: Device) -> None:
@@ -162,7 +162,7 @@ def measure(
 
     There may be no room for some. Each is stored at once. Of `scouts` every engine is tried.
     """
-    found: dict[AnyConvolution, Measurement] = {}
+    measurements: dict[AnyConvolution, Measurement] = {}
     best: dict[Hashable, tuple[Engine, ...]] = {}
     costs = [said.cost for said in operations.values()]
     least = LEAST_SHARE * sum(costs) / max(len(costs), 1)
@@ -190,12 +190,12 @@ def measure(
                 device.engines.forget_built()
             ended += 1
             if measured is not None:
-                found[operation] = measured
+                measurements[operation] = measured
                 _take(device, measured, tell)
                 if operation in scouts:
                     best[family_of(operation)] = tuple(each.engine for each in measured.options)
         device.arena.release_block()
-    return found, ended
+    return measurements, ended
 
 
 def measure_sizes(
@@ -209,7 +209,7 @@ def measure_sizes(
 
     There may be no room for some.
     """
-    found: dict[AnyConvolution, Measurement] = {}
+    measurements: dict[AnyConvolution, Measurement] = {}
     tables, deadline = tables_of(device), Deadline(seconds)
     assert device.engines is not None
     with device.arena.lock:
@@ -231,10 +231,10 @@ def measure_sizes(
             finally:
                 device.engines.forget_built()
             if measured is not None:
-                found[operation] = measured
+                measurements[operation] = measured
                 _take(device, measured, tell)
         device.arena.release_block()
-    return found
+    return measurements
 
 
 def _take(device: Device, measured: Measurement, tell: Tell | None) -> None:

@@ -77,7 +77,7 @@ def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measureme
         operation: WantedConvolution(operation, 1.0) for operation in begun if operation is not None
     }
     limit = limit_bytes(device, current().memory_limit)
-    found, _ = measure(device, operations, (), limit, Effort(), tell)
-    if found:
+    measurements, _ = measure(device, operations, (), limit, Effort(), tell)
+    if measurements:
         keep(device)
-    return list(found.values())
+    return list(measurements.values())
