@@ -107,8 +107,8 @@ class Attempt:
     def to_json(self, operations: float, ratio: Mapping[str, float] | None) -> dict[str, Any]:
         """Return what is known of it."""
         if self.reason is not None or self.timing is None:
-            found: dict[str, Any] = {"status": "unavailable", "reason": self.reason}
-            return found | {"about": self.about, "ours": self.ours}
+            record: dict[str, Any] = {"status": "unavailable", "reason": self.reason}
+            return record | {"about": self.about, "ours": self.ours}
         return {
             "status": "measured",
             "about": self.about,

@@ -67,8 +67,8 @@ class Clock:
             self.batch(runs, len(runs))  # plans, compiles, allocates
             spent = max(self.batch(runs, self.fewest), 1e-7)
             counts[name] = min(max(round(BATCH_SECONDS / spent), self.fewest), MOST)
-        found: dict[str, list[float]] = {name: [] for name in ways}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(self.batches):
             for name, runs in ways.items():
-                found[name].append(self.batch(runs, counts[name]))
-        return {name: Timing(tuple(samples)) for name, samples in found.items()}
+                seconds[name].append(self.batch(runs, counts[name]))
+        return {name: Timing(tuple(samples)) for name, samples in seconds.items()}

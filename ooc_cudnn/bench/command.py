@@ -31,14 +31,14 @@ def select(patterns: Sequence[str], cases: Mapping[str, Case]) -> list[Case]:
     """
     chosen: set[str] = set()
     for pattern in patterns:
-        found = fnmatch.filter(cases, pattern.lower())
-        if not found:
+        matches = fnmatch.filter(cases, pattern.lower())
+        if not matches:
             near = difflib.get_close_matches(pattern.lower(), cases, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
                 f"no case is named {pattern!r}; {hint}`ooc-cudnn bench --list` has all"
             )
-        chosen.update(found)
+        chosen.update(matches)
     return [case for name, case in cases.items() if not patterns or name in chosen]
 
 
@@ -115,8 +115,8 @@ def report(records: Sequence[dict[str, Any]]) -> str:
         name = record["case"]["name"]
         if not record["contenders"]:
             rows.append((name, OURS, "", "", "", "", f"not run: {record['reason']}"))
-        for contender, found in record["contenders"].items():
-            rows.append((name, contender, *_cells(found)))
+        for contender, result in record["contenders"].items():
+            rows.append((name, contender, *_cells(result)))
         for note in record["notes"]:
             noted.setdefault(note, []).append(name)
     parts = [table(HEAD, rows)]
@@ -140,14 +140,14 @@ def status_of(records: Sequence[dict[str, Any]], complain: Callable[[str], None]
     return int(bool(wrong) or bool(disturbed) or not measured)
 
 
-def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
-    if found["status"] != "measured":
-        return "", "", "", "", f"not run: {found['reason']}"
-    seconds, ratio, check = found["seconds"], found["ratio"], found["check"]
+def _cells(result: Mapping[str, Any]) -> tuple[str, ...]:
+    if result["status"] != "measured":
+        return "", "", "", "", f"not run: {result['reason']}"
+    seconds, ratio, check = result["seconds"], result["ratio"], result["check"]
     spread = f"{format_seconds(seconds['min'])} to {format_seconds(seconds['max'])}"
     times = "" if ratio is None else f"{ratio['of_medians']:.3g} x"
     contents = "a bound" if check is None else "verified" if check["ok"] else "WRONG"
-    return format_seconds(seconds["median"]), spread, times, f"{found['GFLOPS']:.4g}", contents
+    return format_seconds(seconds["median"]), spread, times, f"{result['GFLOPS']:.4g}", contents
 
 
 def _resolved(device: str) -> str:

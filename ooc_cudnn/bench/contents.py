@@ -138,11 +138,11 @@ def points(
     rng = np.random.default_rng(2)
     images, rows = {0, count - 1}, {0, height - 1}
     if split is not None:
-        for size, extent, found in ((split.n, count, images), (split.h_y, height, rows)):
+        for size, extent, positions in ((split.n, count, images), (split.h_y, height, rows)):
             borders = list(range(size, extent, size))
             keep = {0, len(borders) // 2, len(borders) - 1} if borders else set()
-            for at in keep:
-                found |= {borders[at] - 1, borders[at]}
+            for index in keep:
+                positions |= {borders[index] - 1, borders[index]}
     sites = {
         (image, row, column)
         for image in images
@@ -208,16 +208,16 @@ def verify(
     got = np.array(actual, np.float64)
     each_tolerance, norm_tolerance = TOLERANCES[tf32]
     norm_tolerance = max(norm_tolerance, 2.0 * rounding_of_sums(w[0].size))
-    each = float(np.max(np.abs(got - want) / scale)) if np.isfinite(got).all() else math.inf
+    error = float(np.max(np.abs(got - want) / scale)) if np.isfinite(got).all() else math.inf
     norm = float(np.linalg.norm(got - want) / np.linalg.norm(want))
     missing = unwritten(output)
     return {
-        "ok": bool(each <= each_tolerance and norm <= norm_tolerance and not missing),
+        "ok": bool(error <= each_tolerance and norm <= norm_tolerance and not missing),
         "sites": len(sites),
         "values": int(want.size),
         "norm_error": norm,
         "norm_tolerance": norm_tolerance,
-        "largest_error_over_sum_of_products": each,
+        "largest_error_over_sum_of_products": error,
         "tolerance_of_each": each_tolerance,
         "planes_with_unwritten_elements": missing,
         "highest_element": int(highest),

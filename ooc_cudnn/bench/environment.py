@@ -77,8 +77,8 @@ def _commit() -> str:
         return os.environ[COMMIT_VARIABLE]
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return found.stdout.strip()
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return process.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -121,7 +121,7 @@ def _gpu() -> dict[str, str]:
     cudnn = import_frontend()
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(runtime.getDevice())
-    found = {
+    facts = {
         "name": properties["name"].decode(),
         "memory_bytes": str(properties["totalGlobalMem"]),
         "cuda_driver": str(runtime.driverGetVersion()),
@@ -134,7 +134,7 @@ def _gpu() -> dict[str, str]:
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
         first = said.stdout.splitlines()[0].split(", ")
-        found.update(zip(keys, first, strict=True))
+        facts.update(zip(keys, first, strict=True))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
-        found["nvidia-smi"] = f"failed: {error}"
-    return found
+        facts["nvidia-smi"] = f"failed: {error}"
+    return facts

@@ -54,11 +54,11 @@ class Link:
 
     def _copy(self, inward: Sequence[HostArray], outward: Sequence[HostArray]) -> None:
         if not self._cuda:
-            back = threading.Thread(target=self._poison, args=(outward,))
-            back.start()
+            thread = threading.Thread(target=self._poison, args=(outward,))
+            thread.start()
             for piece in inward:
                 np.copyto(self._host_into[: len(piece)], piece)
-            back.join()
+            thread.join()
             return
         copy, (to_device, to_host) = self._runtime.memcpyAsync, self._streams
         for index, (piece, result) in enumerate(itertools.zip_longest(inward, outward)):

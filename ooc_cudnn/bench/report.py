@@ -123,11 +123,11 @@ class Report:
         """
         with record_calls() as calls:
             call()
-        found = diagnosis(calls[0])
-        self.measure(f"{name}: call", found, spoken=format_diagnosis(found))
+        record = diagnosis(calls[0])
+        self.measure(f"{name}: call", record, spoken=format_diagnosis(record))
         if limit is not None:
-            self.check(f"{name}: memory limit", limit_kept(found, limit))
-        return found, calls[0]
+            self.check(f"{name}: memory limit", limit_kept(record, limit))
+        return record, calls[0]
 
     def profile_and_verify(
         self,

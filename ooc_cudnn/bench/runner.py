@@ -163,9 +163,9 @@ def _one_by_one(
             attempt.release()
         return tuple(samples)
 
-    found = []
+    runs = []
     for attempt in attempts:
-        found.append(measure(attempt, check=True))
+        runs.append(measure(attempt, check=True))
         _tell(attempt, say)
     ours = attempts[0]
     if ours.reason is not None or len(attempts) == 1:
@@ -173,8 +173,8 @@ def _one_by_one(
     last = measure(ours, check=False)
     if ours.reason is not None:
         return None
-    ours.timing = Timing((*found[0], *last))
-    return Timing(last).median / Timing(found[0]).median
+    ours.timing = Timing((*runs[0], *last))
+    return Timing(last).median / Timing(runs[0]).median
 
 
 def _record(
@@ -214,8 +214,8 @@ def _ratio(attempt: Attempt, ours: Attempt, *, in_turns: bool) -> dict[str, floa
         return None
     theirs, mine = attempt.timing, ours.timing
     if in_turns and len(theirs.samples) == len(mine.samples):
-        found = paired_ratio(theirs, mine)
-        return {"of_medians": found["of_medians"], "low": found["min"], "high": found["max"]}
+        ratio = paired_ratio(theirs, mine)
+        return {"of_medians": ratio["of_medians"], "low": ratio["min"], "high": ratio["max"]}
     return {
         "of_medians": theirs.median / mine.median,
         "low": min(theirs.samples) / max(mine.samples),

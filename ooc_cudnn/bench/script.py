@@ -80,8 +80,8 @@ def run(
 
     `first` are arguments of its own, ahead of those that are given.
     """
-    given = [*first, *(sys.argv[1:] if argv is None else argv)]
-    arguments = parse(description, given, needs_card=needs_card, more=more)
+    words = [*first, *(sys.argv[1:] if argv is None else argv)]
+    arguments = parse(description, words, needs_card=needs_card, more=more)
     report = Report(name, arguments)
     with ooc_cudnn.settings(
         device=arguments.device,

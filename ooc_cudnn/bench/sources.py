@@ -60,9 +60,9 @@ def _digest(root: Path, path: Path) -> str | None:
         return None
     digest = hashlib.sha256()
     every = [path] if path.is_file() else sorted(path.rglob("*"))
-    for each in every:
-        if each.is_file() and (path.is_file() or each.suffix in _SUFFIXES):
-            digest.update(each.relative_to(root).as_posix().encode() + b"\0" + _code(each))
+    for file in every:
+        if file.is_file() and (path.is_file() or file.suffix in _SUFFIXES):
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + _code(file))
     return digest.hexdigest()[:_DIGITS]
 
 

@@ -40,7 +40,7 @@ def disagreements(strict: Record, tf32: Record) -> list[str]:
     """Say which calls of a case the link bounds in both precisions, and take longer in one."""
     if strict["quick"] or tf32["quick"]:
         return []
-    found = []
+    messages = []
     for name, contender in _measured(strict):
         other = tf32["contenders"].get(name, {})
         others = other.get("details", {}).get("calls", ())
@@ -49,11 +49,11 @@ def disagreements(strict: Record, tf32: Record) -> list[str]:
                 continue
             seconds = [each["seconds_while_profiled"] for each in (call, same)]
             if max(seconds) > LINK_AGREES_WITHIN * min(seconds):
-                found.append(
+                messages.append(
                     f"{name}: {call['function']} takes {_ms(seconds[0])} in strict float32 and "
                     f"{_ms(seconds[1])} in TF32, though the link bounds both"
                 )
-    return found
+    return messages
 
 
 def _neighbours(record: Record) -> Iterator[str]:
@@ -71,9 +71,9 @@ def _rounds(record: Record) -> Iterator[str]:
 
 
 def _equal_bytes(record: Record) -> Iterator[str]:
-    for name, found in _measured(record):
+    for name, contender in _measured(record):
         groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
-        for call in found["details"].get("calls", ()):
+        for call in contender["details"].get("calls", ()):
             if _is_of_the_link(call):
                 groups.setdefault((call["bytes_in"], call["bytes_out"]), []).append(call)
         for calls in groups.values():

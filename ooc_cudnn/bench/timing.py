@@ -121,10 +121,10 @@ def time_in_a_row(
             _kept = calls[name]()
 
     rows = {name: partial(several, name) for name in calls}
-    found = interleave(rows, synchronize, repeats=repeats)
+    timings = interleave(rows, synchronize, repeats=repeats)
     return {
         name: Timing(tuple(seconds / counts[name] for seconds in timing.samples))
-        for name, timing in found.items()
+        for name, timing in timings.items()
     }
 
 
@@ -152,10 +152,10 @@ def host_seconds_per_call(
 
 def paired_ratio(numerator: Timing, denominator: Timing) -> dict[str, float]:
     """Ratio of two timings that took turns: of the medians, and the spread repeat by repeat."""
-    each = [a / b for a, b in zip(numerator.samples, denominator.samples, strict=True)]
+    ratios = [a / b for a, b in zip(numerator.samples, denominator.samples, strict=True)]
     return {
         "of_medians": numerator.median / denominator.median,
-        "median": statistics.median(each),
-        "min": min(each),
-        "max": max(each),
+        "median": statistics.median(ratios),
+        "min": min(ratios),
+        "max": max(ratios),
     }

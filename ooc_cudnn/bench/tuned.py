@@ -20,7 +20,7 @@ def tune_call(function: str, **arguments: Any) -> dict[str, Any]:
     begin = time.perf_counter()
     effort = Effort(seconds=TUNE_SECONDS, again=False, compiled=False)
     try:
-        found = tune(function, effort=effort, **arguments)
+        measurements = tune(function, effort=effort, **arguments)
     except NothingToTuneError as error:
         return {"reason": str(error)}
-    return {"seconds": time.perf_counter() - begin, "convolutions": len(found)}
+    return {"seconds": time.perf_counter() - begin, "convolutions": len(measurements)}

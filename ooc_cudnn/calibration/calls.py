@@ -67,8 +67,8 @@ def host_seconds(session: Session) -> None:
         few, many = whole
         remaining("call_seconds", few.seconds - 3 * step - launch.seconds, few)
         if not session.on_host:  # there, steps do not follow each other
-            each = (many.seconds - few.seconds) / MORE_OPERANDS - step
-            remaining("operand_seconds", each, many)
+            operand_seconds = (many.seconds - few.seconds) / MORE_OPERANDS - step
+            remaining("operand_seconds", operand_seconds, many)
 
 
 def _many_pieces(bench: Bench, x: TensorSpec) -> tuple[Timing, Timing]:
@@ -113,13 +113,13 @@ def others(session: Session) -> Timing:
     large = staged_bytes(session)
     pieces = min(MOST_TURNS, session.hosts["pageable"]["copy_in"].array.nbytes // large)
     timing, slots = staged_call(session, large, pieces)
-    found = []
+    delays = []
     for way in DIRECTIONS:
         alone = latency_line(session.measured[f"latency/{way}/pageable"].by_work())
         turning = timing.seconds / pieces * float(staging_slots(way, large, slots))
-        found.append(turning - alone.seconds(large) - copy_seconds(session, way, large))
+        delays.append(turning - alone.seconds(large) - copy_seconds(session, way, large))
     # both rings of that call are as deep
-    return timing._replace(seconds=max(min(found), 0.0) / (2 * slots - 1))
+    return timing._replace(seconds=max(min(delays), 0.0) / (2 * slots - 1))
 
 
 def staged_call(session: Session, nbytes: int, pieces: int) -> tuple[Timing, int]:

@@ -73,7 +73,7 @@ class TimedLaunches:
 
     def groups(self) -> list[Group]:
         """The measurements, in parts."""
-        found: list[Group] = [self.build] if self.device.kind == "cuda" else []
+        groups: list[Group] = [self.build] if self.device.kind == "cuda" else []
         for dtype, tf32 in self.kinds:
             forward_alone = self.quick and (dtype, tf32) != self.kinds[0]
             layouts = () if dtype in stand_ins(self.device) else self.device.layouts(dtype)
@@ -84,8 +84,8 @@ class TimedLaunches:
             ]
             if dtype in self.pass_types and (tf32 or self.session.on_host):
                 drawn.append(partial(self.passes, dtype))
-            found += [partial(self.measure, launches) for launches in drawn]
-        return found
+            groups += [partial(self.measure, launches) for launches in drawn]
+        return groups
 
     def build(self) -> None:
         """Let threads compile the kernels of all passes, by running each of them once."""
@@ -93,7 +93,7 @@ class TimedLaunches:
         # the largest first: what is reserved for it does for all others, and stays where it is
         asked.sort(key=lambda launched: -offsets_of(launched[1])[1])
         # what does not fit is compiled when it is timed
-        placed = [each for launched in asked if (each := self.bench.placed(launched))]
+        placed = [launch for launched in asked if (launch := self.bench.placed(launched))]
         actions = [each.run for each in placed if each.base == placed[-1].base]
 
         def run_all(handle: Any) -> None:
@@ -192,12 +192,12 @@ def stand_ins(device: Device) -> Mapping[str, str]:
 
 def add_stand_ins(device: Device, lines: Mapping[str, Held]) -> dict[str, Held]:
     """Add the lines that others stand in for, or what else is known by their keys."""
-    found = dict(lines)
+    all_lines = dict(lines)
     for arithmetic, stands_in in stand_ins(device).items():
         start = f"convolution/{stands_in}/"
         for key in filter(lambda key: key.startswith(start), lines):
-            found[key.replace(stands_in, arithmetic, 1)] = lines[key]
-    return found
+            all_lines[key.replace(stands_in, arithmetic, 1)] = lines[key]
+    return all_lines
 
 
 def launches_of(function: str, arguments: Mapping[str, Any], layout: str) -> Iterator[Launched]:

@@ -108,9 +108,9 @@ def _measure(
     """Copies of so many bytes, of memory of some placement in each direction."""
     copies = (_copies(session, size, of) for size, of in wanted)
     timed = session.bench.steady(copies, staged=staged, most=MOST_COPIES)
-    for (size, of), found in zip(wanted, timed, strict=True):
+    for (size, of), timings in zip(wanted, timed, strict=True):
         pair = "/".join(of.values())
-        for way, timing in found.items():
+        for way, timing in timings.items():
             key = f"duplex/{pair}/{way}" if len(of) == 2 else f"{way}/{pair}"
             session.record(key, timing, size)
 
@@ -129,8 +129,8 @@ def rows_apart(session: Session) -> None:
     if not bench.fits(2 * size):
         return
     for way, memory in session.hosts["pageable"].items():
-        each = [{way: partial(_narrow, memory, size)}, {way: partial(memory.next, size)}]
-        _row(session, f"rows/{way}/pageable", each, size, size // (4 * NARROW[2]))
+        plain_regions = [{way: partial(_narrow, memory, size)}, {way: partial(memory.next, size)}]
+        _row(session, f"rows/{way}/pageable", plain_regions, size, size // (4 * NARROW[2]))
     width, pitch, start = PINNED_ROWS
     count = PINNED_BYTES[session.little] // (4 * pitch)
     slot_bytes = 4 * count * width
@@ -158,10 +158,10 @@ def _row(
     base = bench.reserve(len(regions[0]) * slot_bytes)
     copies = [bench.copies(base, slot_bytes, lying) for lying in regions]
     wanted = [(of, number) for of in copies for number in (MANY, 3 * MANY)]
-    found = bench.at_rest(wanted, staged=key.endswith("/pageable"))
-    few, many, whole_few, whole_many = (timing.seconds for timing in found)
+    timings = bench.at_rest(wanted, staged=key.endswith("/pageable"))
+    few, many, whole_few, whole_many = (timing.seconds for timing in timings)
     extra = (many - few - (whole_many - whole_few)) / (2 * MANY)
-    session.record(key, Timing(max(extra / rows, 0.0), found[1].spread))
+    session.record(key, Timing(max(extra / rows, 0.0), timings[1].spread))
 
 
 def _narrow(memory: HostMemory, size: int) -> HostArray:
@@ -185,7 +185,7 @@ def latency(session: Session) -> None:
         for size in sizes:
             copies = bench.copies(base, 0, {way: partial(memory.next, size)})
             wanted += [(copies, 1), (copies, MANY)]
-        found = iter(bench.at_rest(wanted, staged=True))
-        for size, few, many in zip(sizes, found, found, strict=True):
+        timings = iter(bench.at_rest(wanted, staged=True))
+        for size, few, many in zip(sizes, timings, timings, strict=True):
             late = few.seconds - (many.seconds - few.seconds) / (MANY - 1)
             session.record(f"latency/{way}/pageable", Timing(max(late, 0.0), few.spread), size)

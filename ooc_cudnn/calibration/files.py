@@ -61,10 +61,10 @@ def file_copies(session: Session) -> None:
         base = bench.reserve(max((size for _, size in wanted), default=MIB))
         one = partial(_of_file, bench, base, count)
         measures = [partial(one, way, paths[way], size) for way, size in wanted]
-        for (way, size), found in zip(wanted, bench.in_turns(measures, fewest=turns), strict=True):
-            if found[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
-                session.record(f"{way}/disk", found[way], size)
-                session.record(f"alone/{way}/disk", found["alone"], size)
+        for (way, size), times in zip(wanted, bench.in_turns(measures, fewest=turns), strict=True):
+            if times[way].seconds > 0:  # no time at all is the disturbance of a run, not a file's
+                session.record(f"{way}/disk", times[way], size)
+                session.record(f"alone/{way}/disk", times["alone"], size)
 
 
 def _of_file(
@@ -88,9 +88,9 @@ def _of_file(
     most = max(min(MOST_PARTS, file_bytes // size), 2)
     counts = (1, min(SLABS, most // 2), most)
     alone = statistics.median(seconds([1] * (SINGLES if size <= SLAB_BYTES else 1)))
-    found = [alone, *(seconds([count])[0] for count in counts[1:])]
-    each = max(float(np.polyfit(counts, found, 1)[0]), found[-1] / most / 2)
-    return {way: each, "alone": alone}
+    totals = [alone, *(seconds([count])[0] for count in counts[1:])]
+    per_copy = max(float(np.polyfit(counts, totals, 1)[0]), totals[-1] / most / 2)
+    return {way: per_copy, "alone": alone}
 
 
 @contextmanager
@@ -100,13 +100,13 @@ def _scratch_directory() -> Iterator[Path]:
     There it removes those of calibrations that were killed: each has a file that is locked as long
     as its process lives.
     """
-    made, cache = None, cache_directory()
+    directory, cache = None, cache_directory()
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(cache)
-        made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=cache)
-    made = made or tempfile.TemporaryDirectory(prefix=f"ooc_cudnn-{PREFIX}")
-    with made as folder, open(Path(folder, LOCK), "xb") as held:
+        directory = tempfile.TemporaryDirectory(prefix=PREFIX, dir=cache)
+    directory = directory or tempfile.TemporaryDirectory(prefix=f"ooc_cudnn-{PREFIX}")
+    with directory as folder, open(Path(folder, LOCK), "xb") as held:
         try_lock(held)
         yield Path(folder)
 

@@ -55,8 +55,8 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
         line = lines.pop(key)
         if KEPT not in fitter.quality[key]:
             rows = "pinned" if placement == "pinned" else f"{way}/pageable"
-            each = rounded(_figure(found, f"rows/{rows}"))
-            line = replace(line, terms={"rows": each} if each else {})
+            row_seconds = rounded(_figure(found, f"rows/{rows}"))
+            line = replace(line, terms={"rows": row_seconds} if row_seconds else {})
         copies[way][placement] = line
     identity = dict(device.identity())
     identity.setdefault("device_bytes", str(device.free_bytes() + device.arena.held_bytes))
@@ -94,14 +94,14 @@ def _figure(found: Found, key: str) -> float:
     return statistics.median(found[key].seconds) if key in found else 0.0
 
 
-def _slowdowns(found: Found, large: Collection[float]) -> dict[str, Slowdown]:
+def _slowdowns(measurements: Found, large: Collection[float]) -> dict[str, Slowdown]:
     """How much slower large copies of each pair are at once than alone."""
     slowdowns = {}
     for pair in PAIRS:
         factors = {}
         for way, placement in zip(DIRECTIONS, pair.split("/"), strict=True):
-            alone = found[f"{way}/{placement}"].by_work()
-            both = found[f"duplex/{pair}/{way}"].by_work()
+            alone = measurements[f"{way}/{placement}"].by_work()
+            both = measurements[f"duplex/{pair}/{way}"].by_work()
             ratios = [both[size] / alone[size] for size in both if size in large]
             factors[way] = rounded(max(1.0, statistics.median(ratios)))
         slowdowns[pair] = Slowdown(**factors)
@@ -131,17 +131,17 @@ def latencies(found: Found, copies: Mapping[str, Mapping[str, Line]]) -> dict[st
     return lines
 
 
-def _quality(found: Found) -> dict[str, dict[str, float]]:
+def _quality(measurements: Found) -> dict[str, dict[str, float]]:
     """How far apart the timings lie of what is no line."""
     quality = {}
     for pair in PAIRS:
-        both = [found[f"duplex/{pair}/{way}"] for way in DIRECTIONS]
+        both = [measurements[f"duplex/{pair}/{way}"] for way in DIRECTIONS]
         spread = Measurement([*both[0], *both[1]]).spread
         quality[f"duplex/{pair}"] = {"spread": spread, "samples": float(len(both[0]))}
-    for key in found:
+    for key in measurements:
         if key in SECONDS or key.startswith("losses/"):
-            seconds = found[key].seconds
-            middle = _of_host(found[key])
+            seconds = measurements[key].seconds
+            middle = _of_host(measurements[key])
             apart = (max(seconds) - min(seconds)) / 2 / middle if middle else 0.0
-            quality[key] = {"spread": max(found[key].spread, apart)}
+            quality[key] = {"spread": max(measurements[key].spread, apart)}
     return quality

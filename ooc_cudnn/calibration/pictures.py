@@ -48,8 +48,8 @@ def calibration_figure(model: MachineModel) -> Any:
         [key for key in model.lines if key in model.samples and key.startswith(start)]
         for start in ("copy_", "convolution", "pointwise")
     )
-    for own, axes in enumerate(top):
-        _draw_copies(axes, model, own)
+    for direction, axes in enumerate(top):
+        _draw_copies(axes, model, direction)
     _draw_computing(middle[0], model, convolutions, part=1, title="convolutions")
     _draw_computing(middle[1], model, passes, part=2, title="passes over device memory")
     _draw_residuals(bottom[0], model, copies)
@@ -57,9 +57,9 @@ def calibration_figure(model: MachineModel) -> Any:
     return figure
 
 
-def _draw_copies(axes: Any, model: MachineModel, own: int) -> None:
+def _draw_copies(axes: Any, model: MachineModel, direction: int) -> None:
     """Rate over size by placement, in (0) or out (1)."""
-    way, samples = ("copy_in", "copy_out")[own], model.samples
+    way, samples = ("copy_in", "copy_out")[direction], model.samples
 
     def measured(key: str, **style: Any) -> None:
         rates = np.array(samples[key].work) / samples[key].seconds / 1e9
@@ -73,9 +73,9 @@ def _draw_copies(axes: Any, model: MachineModel, own: int) -> None:
         axes.plot(sizes, rates, color=colour, label=placement)
         for pair, slowdown in model.transfer.slowdowns.items():
             of = pair.split("/")
-            if of[own] == placement and (busy := f"duplex/{pair}/{way}") in samples:
+            if of[direction] == placement and (busy := f"duplex/{pair}/{way}") in samples:
                 style = {"color": colour, "label": f"in from {of[0]}, out to {of[1]}"}
-                measured(busy, marker=BOTH_WAYS[of[1 - own]], **HOLLOW, **style)
+                measured(busy, marker=BOTH_WAYS[of[1 - direction]], **HOLLOW, **style)
                 axes.plot(sizes, rates / getattr(slowdown, way), color=colour, **DASHED)
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend

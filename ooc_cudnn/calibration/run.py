@@ -89,8 +89,8 @@ def calibrate(
         session = Session(device, limit, quick=quick)
         device.release_caches()
         try:
-            found = measure(session, settings.progress)
-            model = fit_model(session, found, load_calibrated(device))
+            measurements = measure(session, settings.progress)
+            model = fit_model(session, measurements, load_calibrated(device))
         finally:
             session.hosts.clear()
             device.arena.release()
@@ -109,20 +109,20 @@ def measure(session: Session, progress: Progress) -> dict[str, Measurement]:
     groups = all_groups(session, computing)
     seconds = QUICK_SECONDS if session.quick else FULL_SECONDS
     began = time.perf_counter()
-    found: list[dict[str, Measurement]] = []
+    results: list[dict[str, Measurement]] = []
     with reporter(progress, total=100, label="calibrate", predicted_seconds=seconds) as report:
         copies.host_memory(session)
         first = _warmed_up(session, computing)
         for group in groups:
-            found.append(session.taken_by(group))
-            report.update(100 * len(found) // len(groups))
-        for group, parts in zip(groups, found, strict=True):
+            results.append(session.taken_by(group))
+            report.update(100 * len(results) // len(groups))
+        for group, parts in zip(groups, results, strict=True):
             _measure_disturbed_again(session, group, parts)
         for name, after in _references(session, computing).items():
             session.facts[f"drift_of_{name}_share"] = after / first[name] - 1.0
     session.facts["calibration_seconds"] = round(time.perf_counter() - began, 1)
     joined: defaultdict[str, Measurement] = defaultdict(Measurement)
-    for parts in found:
+    for parts in results:
         for key, part in parts.items():
             joined[key] += part
     return joined
@@ -145,12 +145,12 @@ def all_groups(session: Session, computing: TimedLaunches) -> list[Group]:
 
 def _warmed_up(session: Session, computing: TimedLaunches) -> dict[str, float]:
     """What the references take once two rounds are alike: idle clocks take seconds to come up."""
-    found = _references(session, computing)
+    seconds = _references(session, computing)
     for _ in range(MOST_WARM_UPS):
-        before, found = found, _references(session, computing)
-        if all(abs(found[name] / before[name] - 1.0) < DRIFTED for name in found):
+        before, seconds = seconds, _references(session, computing)
+        if all(abs(seconds[name] / before[name] - 1.0) < DRIFTED for name in seconds):
             break
-    return found
+    return seconds
 
 
 def _references(session: Session, computing: TimedLaunches) -> dict[str, float]:

@@ -52,11 +52,11 @@ def convolutions(
     slow = dtype == "float64" or (dtype == "float32" and not allow_tf32)
     most_flops = pool.most_flops * (SLOW_SHARE[dtype] if slow else 1.0)
     for part in range(count):
-        found = None
-        while found is None or found.work().flops > most_flops:
+        candidate = None
+        while candidate is None or candidate.work().flops > most_flops:
             most_bytes = 2 ** _between(draw, pool.convolution_bytes, part, count)
-            found = _convolution(draw, pool, dtype, most_bytes, allow_tf32=allow_tf32)
-        yield found
+            candidate = _convolution(draw, pool, dtype, most_bytes, allow_tf32=allow_tf32)
+        yield candidate
 
 
 def _between(draw: random.Random, bounds: tuple[float, float], part: int, parts: int) -> float:

@@ -106,13 +106,13 @@ def reference(problem: Problem, x: Array, rows: slice, columns: slice) -> Array:
         around = [(0, 0)] * 3
         around[axis] = (max(-first, 0), max(last - extent, 0))
         window = np.pad(np.asarray(window[tuple(inside)], dtype=np.float64), around)
-    found = []
+    responses = []
     for weights, bias in zip(problem.w, problem.b, strict=True):
         spread = np.zeros((weights.shape[0], reach, reach))
         spread[:, :: problem.dilation, :: problem.dilation] = weights
         response = correlate(window, spread, mode="valid", method="fft")[0, ::STRIDE, ::STRIDE]
-        found.append(np.maximum(response + float(bias), 0.0))
-    return np.array(found)
+        responses.append(np.maximum(response + float(bias), 0.0))
+    return np.array(responses)
 
 
 def _patches(extents: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

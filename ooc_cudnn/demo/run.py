@@ -119,10 +119,10 @@ def run_demo(
         say("")
         say("2. The plan")
         operands: dict[str, Any] = {"x": x, "w": problem.w, "b": problem.b}
-        found = plan(FUNCTION, **operands, out=y, **problem.options)
-        for line in found.explain().splitlines():
+        call_plan = plan(FUNCTION, **operands, out=y, **problem.options)
+        for line in call_plan.explain().splitlines():
             say(f"   {line}".rstrip())
-        _explain_turns(found, say)
+        _explain_turns(call_plan, say)
         say("")
         say(f"3. The run: {problem.y_shape[1]} oriented filters, bias and ReLU")
         convolution_add_activation_forward(**operands, out=y, **problem.options)
@@ -193,14 +193,14 @@ def _progress(say: Say) -> Progress:
     return quarters
 
 
-def _explain_turns(found: Plan, say: Say) -> None:
+def _explain_turns(call_plan: Plan, say: Say) -> None:
     """Say why the timeline shows one bar after the other, where it does."""
-    if not found.takes_turns:
+    if not call_plan.takes_turns:
         return
     stages = {
-        "copying in": found.copy_in_seconds,
-        "computing": found.compute_seconds,
-        "copying out": found.copy_out_seconds,
+        "copying in": call_plan.copy_in_seconds,
+        "computing": call_plan.compute_seconds,
+        "copying out": call_plan.copy_out_seconds,
     }
     longest = max(stages, key=lambda stage: stages[stage])
     share = stages[longest] / sum(stages.values())

@@ -203,12 +203,12 @@ def _check_machine(rows: Sequence[SettingRow]) -> None:
 
 def installed_packages() -> dict[str, str]:
     """Name and version of every installed package that matters here, in lower case."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if PACKAGES.fullmatch(name):
-            found.setdefault(name, distribution.version)
-    return dict(sorted(found.items()))
+            versions.setdefault(name, distribution.version)
+    return dict(sorted(versions.items()))
 
 
 def run_probe(
@@ -228,8 +228,8 @@ def run_probe(
     started = ""
     for line in output.splitlines():
         try:
-            found = json.loads(line)
-            fact, value = found["fact"], found["value"]
+            record = json.loads(line)
+            fact, value = record["fact"], record["value"]
         except (ValueError, KeyError, TypeError):
             continue  # what an imported module printed
         if fact == "started":

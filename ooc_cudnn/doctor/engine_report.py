@@ -36,14 +36,14 @@ def search_and_report(tell: Callable[[str], object]) -> int:
         known = sum(verdict.is_right is False for _, verdict in verdicts_of(device).items())
         version = cudnn_version(int(identity["cudnn"]))
         tell(f"cuDNN {version} on {identity.get('gpu', device.name)}: {known} barred before")
-    found = search_engines(device, limit, tell=lambda barred: tell(_line(barred)))
-    for line in _table(found):
+    tally = search_engines(device, limit, tell=lambda barred: tell(_line(barred)))
+    for line in _table(tally):
         tell(line)
-    if found.left:
-        tell(f"{found.left} kinds were not reached in {found.seconds:.0f} s: run it again to go on")
+    if tally.left:
+        tell(f"{tally.left} kinds were not reached in {tally.seconds:.0f} s: run it again to go on")
     else:
-        tell(f"searched in {found.seconds:.0f} s; stored in {verdicts_path(device)}")
-    return int(found.left > 0)
+        tell(f"searched in {tally.seconds:.0f} s; stored in {verdicts_path(device)}")
+    return int(tally.left > 0)
 
 
 def _line(barred: BarredEngine) -> str:
@@ -51,18 +51,18 @@ def _line(barred: BarredEngine) -> str:
     return f"barred: {unchecked.engine}, {describe_verdict(verdict)}: {unchecked.kind}"
 
 
-def _table(found: Search) -> Iterator[str]:
+def _table(tally: Search) -> Iterator[str]:
     """What was checked, by function and arithmetic."""
     head = "function", "arithmetic", "kinds", "checks", "barred", "ms each"
     total = Row(
         "all",
         "",
-        sum(row.kinds for row in found.rows),
-        sum(row.checks for row in found.rows),
-        sum(row.barred for row in found.rows),
-        sum(row.seconds for row in found.rows),
+        sum(row.kinds for row in tally.rows),
+        sum(row.checks for row in tally.rows),
+        sum(row.barred for row in tally.rows),
+        sum(row.seconds for row in tally.rows),
     )
-    yield from align_columns([head, *map(_cells, sorted(found.rows)), _cells(total)], COLUMNS)
+    yield from align_columns([head, *map(_cells, sorted(tally.rows)), _cells(total)], COLUMNS)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

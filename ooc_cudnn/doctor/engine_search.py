@@ -66,10 +66,10 @@ SUMMED = ("float16", "float32"), ("bfloat16", "float32")
 def searched_kinds() -> Iterator[CheckedKind]:
     """Yield the kinds that are searched, those that matter most first."""
     gradients = ConvolutionBackwardData.name, ConvolutionBackwardFilter.name
-    made = [*product((Convolution.name, *gradients), ARITHMETIC), *product(gradients, SUMMED)]
+    pairs = [*product((Convolution.name, *gradients), ARITHMETIC), *product(gradients, SUMMED)]
     # the other fused one has the same engines
     fused = [(EPILOGUES["relu"], each) for each in ARITHMETIC if each[0] in PRECISIONS]
-    asked = {ORDERS[0]: made, ORDERS[1]: [*made, *fused]}
+    asked = {ORDERS[0]: pairs, ORDERS[1]: [*pairs, *fused]}
     for geometry, layout in product(GEOMETRIES, asked):
         for function, (precision, result) in asked[layout]:
             kind = CheckedKind(function, precision, result, layout, *geometry)
@@ -155,16 +155,16 @@ def search_engines(
         for kind in todo:
             if clock() - began > seconds:
                 break
-            found, taken = _checked(device, engines, kind, limit_bytes, clock)
-            wrong = [BarredEngine(*each) for each in found if each[1].is_right is False]
-            for each in wrong:
-                tell(each)
+            checks, taken = _checked(device, engines, kind, limit_bytes, clock)
+            wrong = [BarredEngine(*each) for each in checks if each[1].is_right is False]
+            for engine in wrong:
+                tell(engine)
             barred += wrong
             key = kind.function, f"{kind.precision} to {kind.result}"
             row = rows.get(key, Row(*key))
             rows[key] = row._replace(
                 kinds=row.kinds + 1,
-                checks=row.checks + len(found),
+                checks=row.checks + len(checks),
                 barred=row.barred + len(wrong),
                 seconds=row.seconds + taken,
             )
@@ -189,7 +189,7 @@ def _checked(
     clock: Callable[[], float],
 ) -> tuple[list[tuple[UncheckedEngine, Verdict]], float]:
     """Check the engines of a kind that have no verdict yet; and the seconds that took."""
-    verdicts, began, found = verdicts_of(device), clock(), []
+    verdicts, began, checks = verdicts_of(device), clock(), []
     try:
         for unchecked in engines.every(kind, problems(kind)[0]):
             if verdicts.of(kind, unchecked.engine) is None:
@@ -203,7 +203,7 @@ def _checked(
                     raise
                 if verdict is not None and verdict.is_right is not None:
                     verdicts.add(kind, unchecked.engine, verdict)
-                    found.append((unchecked, verdict))
+                    checks.append((unchecked, verdict))
     finally:
         engines.forget_built()
-    return found, clock() - began
+    return checks, clock() - began

@@ -71,18 +71,18 @@ def libraries() -> list[dict[str, Any]]:
         text = MAPS.read_text()
     except OSError:  # not Linux
         return []
-    found: dict[str, bool] = {}
+    paths: dict[str, bool] = {}
     for line in text.splitlines():
         match = _LIBRARY.search(line)
         if match:
-            found[match[1]] = found.get(match[1], False) or bool(match[2])
+            paths[match[1]] = paths.get(match[1], False) or bool(match[2])
     return [
         {
             "path": path,
             "version": None if deleted else _library_version(path),
             "deleted": deleted,
         }
-        for path, deleted in sorted(found.items())
+        for path, deleted in sorted(paths.items())
     ]
 
 

@@ -50,9 +50,9 @@ def _lines(facts: Diagnosis) -> Iterator[str]:
     if facts.cuda_check is not None:
         yield row("", f"cuda: {_outcome(facts.cuda_check)}")
     yield row("cache", facts.cache + ("" if facts.cache_writable else " (not writable)"))
-    for found in facts.calibrations:
-        state = f"of {found.date}, {found.path}" if found.date else found.failure or "none yet"
-        yield row("calibration", f"{found.device}: {state}")
+    for fit in facts.calibrations:
+        state = f"of {fit.date}, {fit.path}" if fit.date else fit.failure or "none yet"
+        yield row("calibration", f"{fit.device}: {state}")
     yield ""
     yield "settings"
     for setting in facts.settings:

@@ -24,23 +24,23 @@ _MISMATCH = 803  # cuInit: the driver was updated, its kernel module was not
 
 def judge(facts: Diagnosis) -> tuple[Finding, ...]:
     """Return everything that is not as it should be, what is broken first."""
-    found = [*_driver(facts)]
+    issues = [*_driver(facts)]
     if facts.gpus and _cuda_major(facts) >= OLDEST_DRIVER_CUDA:
-        found += [*_packages(facts), *_cuda_works(facts)]
+        issues += [*_packages(facts), *_cuda_works(facts)]
     elif facts.probe_failure:
-        found += [
+        issues += [
             _broken(
                 f"looking at CUDA ended with {facts.probe_failure}",
                 "python -m ooc_cudnn.doctor.probe  # shows where",
             )
         ]
     for libraries in {facts.libraries, facts.libraries_here}:
-        found += _libraries(facts, libraries)
-    found += _extras(facts)
+        issues += _libraries(facts, libraries)
+    issues += _extras(facts)
     # A card that nobody asked for need not work.
     if facts.device_setting == "host":
-        found = [replace(finding, level="note") for finding in found]
-    return tuple(sorted([*_basics(facts), *found], key=lambda finding: finding.level != "broken"))
+        issues = [replace(finding, level="note") for finding in issues]
+    return tuple(sorted([*_basics(facts), *issues], key=lambda finding: finding.level != "broken"))
 
 
 def is_broken(facts: Diagnosis) -> bool:
