@@ -73,9 +73,9 @@ def explain_keyword(function: Callable[..., Any], given: Mapping[str, Any]) -> s
     if wrong is None:
         return ""
     said = f"{function.__name__}() has no argument {wrong!r}"
-    found = meant(wrong, parameters.keys() - given.keys() - {"self"})
-    if found:
-        return f"{said}: it is called {found!r} here"
+    match = meant(wrong, parameters.keys() - given.keys() - {"self"})
+    if match:
+        return f"{said}: it is called {match!r} here"
     more = f": {ELSEWHERE[wrong]}" if wrong in ELSEWHERE and "w" in parameters else ""
     return f"{said}{more}"
 

@@ -56,11 +56,11 @@ def panels(
     """Return a figure and its axes, rows by columns; inches."""
     figure = blank_figure(width, height, dpi=dpi)
     axes = figure.subplots(rows, columns, squeeze=False)
-    for each in axes.flat:
-        each.grid(color="#dddddd", linewidth=0.6)
-        each.set_axisbelow(True)
+    for panel in axes.flat:
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.set_axisbelow(True)
         for side in ("top", "right"):
-            each.spines[side].set_visible(False)
+            panel.spines[side].set_visible(False)
     return figure, axes
 
 

@@ -350,10 +350,10 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Say what looks like a setting and is none."""
     known = {setting.environment_variable for setting in SETTINGS}
-    own = [name.removeprefix(PREFIX) for name in known]  # what all share makes nothing alike
+    suffixes = [name.removeprefix(PREFIX) for name in known]  # what all share makes nothing alike
     for name in sorted(environment):
         if name.upper().startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name.upper().removeprefix(PREFIX), own, n=1)
+            near = difflib.get_close_matches(name.upper().removeprefix(PREFIX), suffixes, n=1)
             hint = f" (did you mean {PREFIX}{near[0]}?)" if near else ""
             listed = ", ".join(sorted(known))
             ignored = f"environment variable {name} is no setting, and is ignored{hint}"

@@ -93,13 +93,13 @@ def dtype_name(dtype: Any, *, name: str = "dtype", integers: bool = False) -> st
     if isinstance(dtype, str) and dtype in allowed:
         return dtype
     try:
-        found = np.dtype(dtype).name
+        type_name = np.dtype(dtype).name
     except TypeError:
-        found = str(dtype)
-    if found not in allowed:
+        type_name = str(dtype)
+    if type_name not in allowed:
         further = f", or of images and labels {', '.join(INTEGERS)}" if integers else ""
-        raise TypeError(f"{name} must be one of {', '.join(DTYPES)}{further}, not {found}")
-    return found
+        raise TypeError(f"{name} must be one of {', '.join(DTYPES)}{further}, not {type_name}")
+    return type_name
 
 
 @lru_cache(maxsize=4096)

@@ -37,10 +37,10 @@ def lock(holder: object, array: np.ndarray[Any, Any], pointer: int, device: Devi
     """Page-lock an array for as long as an object lives, or until `unlock`."""
     with interrupts.defer_signals():
         device.pin(pointer, array.nbytes)
-        found = PageLock(holder, _dropped.append)
-        found.array, found.device, found.pointer = array, device, pointer
-        _locks[id(found)] = found
-    return found
+        page_lock = PageLock(holder, _dropped.append)
+        page_lock.array, page_lock.device, page_lock.pointer = array, device, pointer
+        _locks[id(page_lock)] = page_lock
+    return page_lock
 
 
 def unlock(found: PageLock) -> None:

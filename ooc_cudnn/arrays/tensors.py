@@ -65,19 +65,19 @@ def memory_of(tensor: Any, *, name: str, written: bool) -> Any:
 
 def _resolved(torch: Any, tensor: Any) -> Any:
     """A copy that holds the numbers that a lazy view stands for."""
-    made = tensor.resolve_conj().resolve_neg()
-    if made.is_cuda:
+    copy = tensor.resolve_conj().resolve_neg()
+    if copy.is_cuda:
         # The call may return before the card has read the copy; PyTorch must not lend its memory
         # to others before that.
         import cupy
 
         pointer = cupy.cuda.get_current_stream().ptr
-        made.record_stream(
-            torch.cuda.ExternalStream(pointer, device=made.device)
+        copy.record_stream(
+            torch.cuda.ExternalStream(pointer, device=copy.device)
             if pointer
-            else torch.cuda.default_stream(made.device)
+            else torch.cuda.default_stream(copy.device)
         )
-    return made
+    return copy
 
 
 @lru_cache
@@ -110,9 +110,9 @@ def array_over(tensor: Any, *, name: str) -> Any:
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name} is on PyTorch's device {tensor.device}; CPU or CUDA is needed")
     if tensor.is_cuda:
-        made = _on_card(tensor)
-        if made is not None:
-            return made
+        array = _on_card(tensor)
+        if array is not None:
+            return array
         import cupy as module
     else:
         module = np
@@ -147,8 +147,8 @@ def to_tensor(array: Any) -> Any:
     plain = array.view(np.int16) if is_brain else array
     if not isinstance(plain, np.ndarray) and on_one_stream(plain.device.id):
         plain = plain.__dlpack__(stream=-1)  # nobody has to wait
-    made = torch.utils.dlpack.from_dlpack(plain)
-    return made.view(torch.bfloat16) if is_brain else made
+    tensor = torch.utils.dlpack.from_dlpack(plain)
+    return tensor.view(torch.bfloat16) if is_brain else tensor
 
 
 @lru_cache

@@ -82,7 +82,7 @@ def meanings(function: Callable[..., Any], functions: Mapping[str, Any]) -> dict
 
     Where that is "As for `other`.", it is what the other one says.
     """
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     text = (inspect.getdoc(function) or "").replace("``", "")
     section = re.search(r"Parameters\n-+\n(.*?)(\n\n\w+\n-+\n|\Z)", text, re.DOTALL)
     for entry in re.split(r"\n(?=\S)", section[1]) if section else []:
@@ -93,8 +93,8 @@ def meanings(function: Callable[..., Any], functions: Mapping[str, Any]) -> dict
         others = meanings(functions[other[1]], functions) if other else {}
         extent = kind.partition("array, ")[2]
         for name in names.split(", "):
-            found[name] = extent or others.get(name) or said or kind
-    return found
+            descriptions[name] = extent or others.get(name) or said or kind
+    return descriptions
 
 
 def parameters_of(signature_of: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -108,8 +108,8 @@ def operand(text: str) -> ArrayArgument:
     >>> operand("8x3x32x32@disk")
     ArrayArgument(shape=(8, 3, 32, 32), placement='disk')
     """
-    extents, at, placement = text.partition("@")
-    if at and placement not in PLACEMENTS:
+    extents, separator, placement = text.partition("@")
+    if separator and placement not in PLACEMENTS:
         raise argparse.ArgumentTypeError(
             f"{placement!r} is not a placement{nearest(placement, PLACEMENTS)}; "
             f"give one of {', '.join(PLACEMENTS)}"
@@ -133,18 +133,18 @@ def sizes(text: str) -> Any:
     >>> sizes("3"), sizes("3x5"), sizes("(0,1),2")
     (3, (3, 5), ((0, 1), 2))
     """
-    each = r"-?[0-9]+|\(-?[0-9]+,-?[0-9]+\)"
+    pattern = r"-?[0-9]+|\(-?[0-9]+,-?[0-9]+\)"
     plain = text.replace(" ", "").replace("x", ",")
-    if not re.fullmatch(rf"({each})(,({each}))*", plain):
+    if not re.fullmatch(rf"({pattern})(,({pattern}))*", plain):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size; give 1, or one for each spatial axis as in 1,2 (for padding "
             "also before and after, as in (0,1),2)"
         )
-    found = tuple(
+    values = tuple(
         tuple(map(int, part.strip("()").split(","))) if "(" in part else int(part)
-        for part in re.findall(each, plain)
+        for part in re.findall(pattern, plain)
     )
-    return found[0] if len(found) == 1 and "(" not in plain else found
+    return values[0] if len(values) == 1 and "(" not in plain else values
 
 
 def whole(text: str) -> int:
@@ -196,12 +196,12 @@ def one_of(word: str, known: Sequence[str], what: str) -> str:
         With the nearest, and all of them.
     """
     plain = word.replace("-", "_")
-    found = [plain] if plain in known else [each for each in known if each.startswith(plain)]
-    if len(found) != 1 or not plain:
+    matches = [plain] if plain in known else [each for each in known if each.startswith(plain)]
+    if len(matches) != 1 or not plain:
         raise argparse.ArgumentTypeError(
             f"{word!r} is not {what}{nearest(plain, known)}; give one of {', '.join(known)}"
         )
-    return found[0]
+    return matches[0]
 
 
 def complain(text: str) -> None:

@@ -66,7 +66,7 @@ def read_chain(text: str, x: TensorSpec, defaults: Defaults) -> tuple[Applied, .
     >>> up.w.shape, resized.align_corners
     ((3, 8, 2, 2), True)
     """
-    found: list[Applied] = []
+    chain: list[Applied] = []
     shape = x.shape
     for place, part in enumerate(text.split(";"), 1):
         try:
@@ -77,8 +77,8 @@ def read_chain(text: str, x: TensorSpec, defaults: Defaults) -> tuple[Applied, .
             raise ValueError(
                 f"operations: number {place}, {part.strip()!r}, {on}: {error}"
             ) from None
-        found.append(applied)
-    return tuple(found)
+        chain.append(applied)
+    return tuple(chain)
 
 
 def _operation(
@@ -88,10 +88,10 @@ def _operation(
     if not words:
         raise ValueError(f"nothing is written there; give one of {', '.join(OPERATIONS)}")
     first = one_of(words[0], (*OPERATIONS, *SHORT), "an operation")
-    name, *given = [*SHORT.get(first, [first]), *words[1:]]
+    name, *tokens = [*SHORT.get(first, [first]), *words[1:]]
     parameters = parameters_of(OPERATIONS[name])
     kinds = {argument: kind_of(each.annotation) for argument, each in parameters.items()}
-    texts, placement = _texts(name, given, parameters, kinds)
+    texts, placement = _texts(name, tokens, parameters, kinds)
     if placement is not None:
         defaults = defaults._replace(placement=placement)
     values: dict[str, Any] = {}
@@ -158,8 +158,8 @@ def _filters(
     """The filters, by their number and window, or by their shape."""
     if text is None:
         raise ValueError(f"the number of filters is missing; write {name} 64 window 3")
-    given = operand(text)
-    if len(given.shape) > 1:
+    filters = operand(text)
+    if len(filters.shape) > 1:
         if window is not None:
             raise ValueError(f"{text} says how large the window is; leave out window {window}")
     elif window is None:
@@ -167,12 +167,12 @@ def _filters(
     else:
         axes = max(len(shape) - 2, 0)
         spatial = per_axis(sizes(window), axes, name="window", least=1)
-        (count,), groups = given.shape, max(groups, 1)
+        (count,), groups = filters.shape, max(groups, 1)
         channels = (count, max(shape[1] // groups, 1))
         if is_transposed:
             channels = (shape[1], max(count // groups, 1))
-        given = given._replace(shape=(*channels, *spatial))
-    return defaults.spec(given, Kind(None))
+        filters = filters._replace(shape=(*channels, *spatial))
+    return defaults.spec(filters, Kind(None))
 
 
 def _read(argument: str, kind: Kind, text: str) -> Any:

@@ -62,8 +62,8 @@ def plan_model(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--input: all are in one place, not {' and '.join(sorted(placements))}")
     model = build_model(*arguments.torch)
     with on_device(arguments.device):
-        found = _planned(model, arguments, *placements)
-    print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
+        plan = _planned(model, arguments, *placements)
+    print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
     return 0
 
 
@@ -101,7 +101,7 @@ def build_model(module: str, name: str) -> Any:
     here = os.getcwd()
     sys.path.insert(0, here)  # the user's own files, as `python -m` finds them
     try:
-        found = importlib.import_module(module)
+        namespace = importlib.import_module(module)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # it may do anything, and be built for another torch
@@ -111,9 +111,9 @@ def build_model(module: str, name: str) -> Any:
         ) from error
     finally:
         sys.path.remove(here)
-    if not hasattr(found, name):
-        raise ValueError(f"--torch: {module} has no {name!r}{nearest(name, dir(found))}")
-    model = getattr(found, name)
+    if not hasattr(namespace, name):
+        raise ValueError(f"--torch: {module} has no {name!r}{nearest(name, dir(namespace))}")
+    model = getattr(namespace, name)
     if not isinstance(model, torch.nn.Module) and callable(model):
         model = model()
     if not isinstance(model, torch.nn.Module):

@@ -106,12 +106,12 @@ def _network(text: str) -> str:
 def _made(arguments: argparse.Namespace) -> tuple[Network, Tensor]:
     """The network that is asked for, and its loss."""
     names = ("batch", "image", "classes", "width")
-    given = {name: getattr(arguments, name) for name in names}
-    asked = {name: value for name, value in given.items() if value is not None}
-    made: tuple[Network, Tensor] = getattr(networks, arguments.network)(
+    options = {name: getattr(arguments, name) for name in names}
+    asked = {name: value for name, value in options.items() if value is not None}
+    result: tuple[Network, Tensor] = getattr(networks, arguments.network)(
         dtype=arguments.dtype, **asked
     )
-    return made
+    return result
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -191,13 +191,13 @@ def _train(net: Network, loss: Tensor, plan: Any, steps: int, out: TextIO) -> No
 def drawn_inputs(net: Network) -> dict[str, Any]:
     """Normal numbers for images; labels that are one of the classes, of which there are two."""
     random = np.random.default_rng(0)
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name, tensor in net.graph.tensors.items():
         if tensor.kind != "input":
             continue
         if tensor.is_floating:
             drawn = random.standard_normal(tensor.shape, np.float32)
-            found[name] = drawn.astype(numpy_dtype(tensor.dtype))
+            inputs[name] = drawn.astype(numpy_dtype(tensor.dtype))
         else:
-            found[name] = random.integers(0, 2, tensor.shape).astype(tensor.dtype)
-    return found
+            inputs[name] = random.integers(0, 2, tensor.shape).astype(tensor.dtype)
+    return inputs

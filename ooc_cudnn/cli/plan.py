@@ -91,16 +91,16 @@ def function_parser(name: str, command: str = "plan") -> argparse.ArgumentParser
         epilog=f"example:\n  {example(name, command)}",
     )
     said = meanings(public, FUNCTIONS)
-    own = parser.add_argument_group("the function's arguments")
+    group = parser.add_argument_group("the function's arguments")
     for argument, parameter in _parameters(name).items():
         kind = kind_of(parameter.annotation)
         meaning = said.get(argument, "").replace("%", "%%")
         if kind.read is None:
-            own.add_argument(argument, metavar="OPERATIONS", help=WRITTEN)
+            group.add_argument(argument, metavar="OPERATIONS", help=WRITTEN)
             continue
         needed = parameter.default is inspect.Parameter.empty
         told = isinstance(kind.mark, PerChannel)  # by how many channels there are
-        own.add_argument(
+        group.add_argument(
             f"--{argument.replace('_', '-')}",
             type=kind.read,
             metavar=kind.metavar,
@@ -137,10 +137,10 @@ def _function(text: str) -> str:
     """Read the name of a function; "pooling" is "pooling_forward", and so on."""
     plain = text.replace("-", "_")
     short = {name.removesuffix("_forward"): name for name in FUNCTIONS}
-    found = one_of(
+    function = one_of(
         plain, (*FUNCTIONS, *(each for each in short if each not in FUNCTIONS)), "a function"
     )
-    return short.get(found, found)
+    return short.get(function, function)
 
 
 def _add_common(group: Any, *, plans: bool) -> None:
@@ -177,8 +177,8 @@ def _run(before: argparse.Namespace) -> int:
         return plan_model(before)
     arguments = function_parser(name).parse_args(before.arguments)
     with on_device(arguments.device):
-        found = plan(name, **request_of(name, arguments), machine=arguments.machine)
-    print(json.dumps(found.to_json(), indent=2) if arguments.json else found.explain())
+        call_plan = plan(name, **request_of(name, arguments), machine=arguments.machine)
+    print(json.dumps(call_plan.to_json(), indent=2) if arguments.json else call_plan.explain())
     return 0
 
 
@@ -215,16 +215,16 @@ def _channels(name: str, values: Mapping[str, Any]) -> int:
     return spec.shape[1]
 
 
-def _out(name: str, given: Mapping[str, Any], defaults: Defaults, placement: str | None) -> Any:
+def _out(name: str, arguments: Mapping[str, Any], defaults: Defaults, placement: str | None) -> Any:
     """Where the results go; None where one changes in place and nothing else was asked for."""
-    shaping = {argument: value for argument, value in given.items() if argument != "beta"}
+    shaping = {argument: value for argument, value in arguments.items() if argument != "beta"}
     description = describe_call(name, shaping)
-    made = tiled_call_of(name, **shaping)
+    call = tiled_call_of(name, **shaping)
     if placement is None and set(description.results) <= set(description.updated):
         return None
     place = partial(TensorSpec, placement=placement or defaults.placement)
     outs = tuple(
-        place(made.operands[result].shape, made.operands[result].dtype)
+        place(call.operands[result].shape, call.operands[result].dtype)
         for result in description.results
     )
     return outs if len(outs) > 1 else outs[0]

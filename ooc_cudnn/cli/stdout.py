@@ -19,7 +19,7 @@ def keep_stdout_clean() -> Iterator[None]:
     """
     sys.stdout.flush()
     try:
-        own = os.dup(STDOUT)
+        original = os.dup(STDOUT)
     except OSError:  # it is closed: nothing can be written there
         yield
         return
@@ -28,5 +28,5 @@ def keep_stdout_clean() -> Iterator[None]:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(own, STDOUT)
-        os.close(own)
+        os.dup2(original, STDOUT)
+        os.close(original)

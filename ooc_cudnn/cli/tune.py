@@ -36,13 +36,13 @@ def _run(before: argparse.Namespace) -> int:
     name = before.function
     if name is None:
         device = get_device(current().device)
-        found = finish_tuning(device, tell=_tell)
+        measurements = finish_tuning(device, tell=_tell)
     else:
         arguments = function_parser(name, "tune").parse_args(before.arguments)
         with on_device(arguments.device):
             device = get_device(current().device)
-            found = tune(name, tell=_tell, **request_of(name, arguments))
-    print(f"saved in {engines_path(device)}" if found else "nothing is left to measure")
+            measurements = tune(name, tell=_tell, **request_of(name, arguments))
+    print(f"saved in {engines_path(device)}" if measurements else "nothing is left to measure")
     return 0
 
 

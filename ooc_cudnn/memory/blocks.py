@@ -56,12 +56,12 @@ def blocks(shape: Shape, destination: Shape, source: Shape) -> tuple[Block, ...]
     rows, source_pitch, destination_pitch = outer.pop() if outer else (1, width, width)
     if math.prod(extent for extent, _, _ in outer) > MOST_BLOCKS:
         return None
-    found = []
-    for at in itertools.product(*(range(extent) for extent, _, _ in outer)):
-        to = sum(i * d for i, (_, _, d) in zip(at, outer, strict=True))
-        from_ = sum(i * s for i, (_, s, _) in zip(at, outer, strict=True))
-        found.append(Block(to, from_, width, rows, destination_pitch, source_pitch))
-    return tuple(found)
+    copies = []
+    for index in itertools.product(*(range(extent) for extent, _, _ in outer)):
+        to = sum(i * d for i, (_, _, d) in zip(index, outer, strict=True))
+        from_ = sum(i * s for i, (_, s, _) in zip(index, outer, strict=True))
+        copies.append(Block(to, from_, width, rows, destination_pitch, source_pitch))
+    return tuple(copies)
 
 
 def rows_of(shape: Shape, strides: Shape, itemsize: int) -> Rows:

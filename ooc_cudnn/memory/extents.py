@@ -69,19 +69,19 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> ExtentP
     ]
     orders = [sorted(range(len(extents)), key=each.__getitem__) for each in keys]
     fit = _FirstFit(extents)
-    found = fit.placed(orders[0])
+    placement = fit.placed(orders[0])
     for order in orders[1:]:
-        found = fit.placed_below(found.peak_bytes, order) or found
-    if enough_bytes is None or not enough_bytes < found.peak_bytes <= NEAR * enough_bytes:
-        return found
+        placement = fit.placed_below(placement.peak_bytes, order) or placement
+    if enough_bytes is None or not enough_bytes < placement.peak_bytes <= NEAR * enough_bytes:
+        return placement
     steps = max(extent.last for extent in extents) + 1
     is_roomy = held_bytes(extents, steps).max() < ROOMY * enough_bytes
     for order in orders[:3]:
         moved_up = _moved_up(fit, extents, order, enough_bytes, LONGER if is_roomy else 1)
-        found = fit.placed_below(found.peak_bytes, moved_up) or found
-        if found.peak_bytes <= enough_bytes:
+        placement = fit.placed_below(placement.peak_bytes, moved_up) or placement
+        if placement.peak_bytes <= enough_bytes:
             break
-    return found
+    return placement
 
 
 def _moved_up(

@@ -32,12 +32,12 @@ def file_range(array: Any) -> tuple[str, int, int] | None:
     opened = [b for b in bases(array) if isinstance(b, np.memmap) and b.filename is not None]
     if not opened:
         return None
-    found = opened[-1]  # the outermost memmap is the one that was opened
+    memmap = opened[-1]  # the outermost memmap is the one that was opened
     # Address of the file's first byte: the mapping's address less the offset of its data.
-    start = found.offset
-    root = found.__array_interface__["data"][0]
+    start = memmap.offset
+    root = memmap.__array_interface__["data"][0]
     low, high = array_span(array)
-    return str(found.filename), start + low - root, start + high - root
+    return str(memmap.filename), start + low - root, start + high - root
 
 
 def share_bytes(one: Any, other: Any) -> bool:
@@ -62,10 +62,10 @@ def reserve_file(array: Any, *, name: str = "out") -> None:
     OSError
         If the disk is full, saying how many bytes were asked for.
     """
-    found = file_range(array)
-    if found is None or getattr(array, "mode", None) == "c":  # copy on write: no file is written
+    span = file_range(array)
+    if span is None or getattr(array, "mode", None) == "c":  # copy on write: no file is written
         return
-    path, low, high = found
+    path, low, high = span
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:

@@ -17,11 +17,11 @@ def limit_bytes(device: Source, setting: float | int | None) -> int:
     if isinstance(setting, int):
         return min(setting, MOST_BYTES)
     key = (device.name, setting)
-    found = _resolved.get(key)
-    if found is None:  # two threads are given the same, and none what another forgets meanwhile
+    limit = _resolved.get(key)
+    if limit is None:  # two threads are given the same, and none what another forgets meanwhile
         measured = resolve_limit(setting, device.free_bytes() + device.arena.held_bytes)
-        found = _resolved.setdefault(key, measured)
-    return found
+        limit = _resolved.setdefault(key, measured)
+    return limit
 
 
 def forget_limits() -> None:

@@ -29,12 +29,12 @@ def alexnet(
         (384, 3, {"padding": 1, "groups": 2}),
         (256, 3, {"padding": 1, "groups": 2}),
     )
-    for at, (channels, window, geometry) in enumerate(layers, 1):
-        x = convolution_relu(net, x, wide(channels, width), window, name=f"conv{at}", **geometry)
-        if at <= 2:  # the paper's alpha is that of each channel
-            x = net.local_response_normalization(x, 5, alpha=5e-4, k=2.0, name=f"norm{at}")
-        if at in (1, 2, 5):
-            x = net.pooling(x, window=3, stride=2, name=f"pool{at}")
+    for layer, (channels, window, geometry) in enumerate(layers, 1):
+        x = convolution_relu(net, x, wide(channels, width), window, name=f"conv{layer}", **geometry)
+        if layer <= 2:  # the paper's alpha is that of each channel
+            x = net.local_response_normalization(x, 5, alpha=5e-4, k=2.0, name=f"norm{layer}")
+        if layer in (1, 2, 5):
+            x = net.pooling(x, window=3, stride=2, name=f"pool{layer}")
     for name in ("fc6", "fc7"):
         x = linear_relu(net, x, wide(4096, width), name=name, dropout=dropout)
     return net, classify(net, x, classes)
@@ -59,10 +59,10 @@ def overfeat(
         (1024, 3, {"padding": 1}),
         (1024, 3, {"padding": 1}),
     )
-    for at, (channels, window, geometry) in enumerate(layers, 1):
-        x = convolution_relu(net, x, wide(channels, width), window, name=f"conv{at}", **geometry)
-        if at in (1, 2, 5):
-            x = net.pooling(x, window=2, name=f"pool{at}")
+    for layer, (channels, window, geometry) in enumerate(layers, 1):
+        x = convolution_relu(net, x, wide(channels, width), window, name=f"conv{layer}", **geometry)
+        if layer in (1, 2, 5):
+            x = net.pooling(x, window=2, name=f"pool{layer}")
     for name, features in (("fc6", 3072), ("fc7", 4096)):
         x = linear_relu(net, x, wide(features, width), name=name, dropout=dropout)
     return net, classify(net, x, classes)

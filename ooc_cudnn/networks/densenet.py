@@ -31,8 +31,8 @@ def densenet121(
     x = _rectified(net, x, "features.norm0")
     x = net.pooling(x, window=3, stride=2, padding=1, name="features.pool0")
     for block, count in enumerate(BLOCKS, 1):
-        for at in range(1, count + 1):
-            name = f"features.denseblock{block}.denselayer{at}"
+        for layer in range(1, count + 1):
+            name = f"features.denseblock{block}.denselayer{layer}"
             y = _rectified(net, x, f"{name}.norm1")
             y = net.convolution(y, 4 * growth, window=1, bias=False, name=f"{name}.conv1")
             y = _rectified(net, y, f"{name}.norm2")

@@ -23,10 +23,10 @@ def _resnet(
     x = net.activation(x, name="relu")
     x = net.pooling(x, window=3, stride=2, padding=1, name="maxpool")
     for group, count in enumerate(blocks):
-        for at in range(count):
-            stride = 2 if group and not at else 1
-            name = f"layer{group + 1}.{at}"
-            x = _block(net, x, wide(64 * 2**group, width), stride, name, projects=not at)
+        for block in range(count):
+            stride = 2 if group and not block else 1
+            name = f"layer{group + 1}.{block}"
+            x = _block(net, x, wide(64 * 2**group, width), stride, name, projects=not block)
     x = net.global_average(x, name="avgpool")
     return net, classify(net, x, classes)
 

@@ -106,10 +106,10 @@ def unet_3d(
 
 def _stage(net: Network, x: Tensor, channels: int, name: str, *, stride: int = 1) -> Tensor:
     """Twice: a convolution, instance norm, leaky ReLU; the first convolution strides."""
-    for at in (1, 2):
-        part = f"{name}.{at}"
+    for half in (1, 2):
+        part = f"{name}.{half}"
         x = net.convolution(
-            x, channels, window=3, padding=1, stride=stride if at == 1 else 1, name=f"{part}.conv"
+            x, channels, window=3, padding=1, stride=stride if half == 1 else 1, name=f"{part}.conv"
         )
         x = net.instance_normalization(x, name=f"{part}.norm")
         x = net.activation(x, "leaky_relu", name=f"{part}.relu")

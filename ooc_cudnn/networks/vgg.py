@@ -25,8 +25,8 @@ def _vgg(
 ) -> tuple[Network, Tensor]:
     net, x = start(batch, image, dtype, 3, seed)
     for group, (count, channels) in enumerate(zip(groups, CHANNELS, strict=True), 1):
-        for at in range(1, count + 1):
-            name = f"conv{group}_{at}"
+        for layer in range(1, count + 1):
+            name = f"conv{group}_{layer}"
             x = convolution_relu(net, x, wide(channels, width), 3, padding=1, name=name)
         x = net.pooling(x, window=2, name=f"pool{group}")
     for name in ("fc6", "fc7"):
