@@ -72,7 +72,7 @@ class CallableReporter(Reporter):
 
 
 class _QuietStderr:
-    """What stderr is now, without its errors: a closed pipe must not end a long run."""
+    """The current stderr, without its errors: a closed pipe must not end a long run."""
 
     def write(self, text: str) -> None:
         if sys.stderr is not None:  # None under pythonw

@@ -80,7 +80,7 @@ class _Layer:
 
 @dataclass(frozen=True, eq=False)
 class _Process:
-    """What is set for the process. Replaced as a whole, so readers need no lock."""
+    """Settings of the process. Replaced as a whole, so readers need no lock."""
 
     layers: tuple[_Layer, ...] = ()
     # The layers that `snapshot` was built from. A block's layer comes and goes without a reader

@@ -133,7 +133,7 @@ class ComputeModel(Record):
 
     @cached_property
     def _nearest(self) -> dict[str, str]:
-        """What stands in for the keys that were asked for."""
+        """Keys that stand in for those that were asked for."""
         return {}
 
     def _nearest_to(self, key: str) -> str:
@@ -185,7 +185,7 @@ class ComputeModel(Record):
         return self.lines[self.nearest_key(work.key)].seconds(work.amount, work.features)
 
     def _factor(self, work: Work) -> float:
-        """What the line's seconds are multiplied by."""
+        """Factor of the line's seconds."""
         kind = work.kind
         sizes = self.tried.get(kind, ())
         if len(sizes) > 1:

@@ -25,7 +25,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 ABANDONED_SECONDS = 60.0
-"""What is younger may be about to be locked by who made it, or about to be put in its place."""
+"""Younger files may be about to be locked by who made them, or about to be put in their place."""
 
 _LONGEST_NAME = 200
 """Bytes of a name that has room for more behind it: file systems have names of 255."""
@@ -145,7 +145,7 @@ def remove_abandoned(folder: Path, name: str | None = None) -> None:
 
 
 def _kept_name(name: str) -> str:
-    """What tells of a file's name in that of an unfinished one: itself where that has room."""
+    """Part for a file's name in that of an unfinished one: itself where that has room."""
     raw = os.fsencode(name)
     return name if len(raw) <= _LONGEST_NAME else hashlib.sha256(raw).hexdigest()
 

@@ -41,14 +41,14 @@ LARGEST_BYTES = 2**26
 
 _UNKNOWN_IN_SOME = ("staged_step_seconds", "operand_seconds")
 SECONDS = ("call_seconds", "launch_seconds", "step_seconds", *_UNKNOWN_IN_SOME)
-"""What the host takes for the parts of a call, while the device works on what is issued."""
+"""Seconds of the host for the parts of a call, while the device works on what is issued."""
 
 FEWEST_OPERANDS = 2
-"""Of the call that `call_seconds` is measured on: what it reads and what it writes."""
+"""Operands of the call that `call_seconds` is measured on: one it reads and one it writes."""
 
 BEFORE_SHARE = 0.5
-"""Of `call_seconds`, what passes before the device has anything to do: the rest passes while it
-works."""
+"""Share of `call_seconds` that passes before the device has anything to do: the rest passes while
+it works."""
 
 STEPS_OF_A_PIECE = 3
 """It is copied in, computed and copied out: what is slower where threads stage one of its copies,
@@ -56,14 +56,14 @@ though they do not issue steps (on an H200, pieces of which small results went t
 0.5 ms, three times `staged_step_seconds`)."""
 
 REPEATED_SHARE = 0.3
-"""Of `call_seconds`, what a call takes that copies nothing and is not cut: it is repeated as it was
+"""Share of `call_seconds` of a call that copies nothing and is not cut: it is repeated as it was
 (on an H200, such calls took 40 to 50 us longer than their kernels, and others 120 to 160)."""
 
 LOSSES = ("copies", "steps")
-"""What computing may lose seconds to."""
+"""Causes for which computing may lose seconds."""
 
 REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
-"""What every message of a machine file that cannot be used ends with."""
+"""End of every message of a machine file that cannot be used."""
 
 
 class MachineFileError(ValueError):

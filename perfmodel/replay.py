@@ -185,7 +185,7 @@ def _factors(
     slowdown: Callable[[str, str], Slowdown],
     loss: float,
 ) -> tuple[float, float, float]:
-    """How many times longer each stream takes while these copies run; -1 is none."""
+    """Factors by which each stream takes longer while these copies run; -1 is none."""
     copying = (copy_in >= 0) + (copy_out >= 0)
     compute = 1.0 / (1.0 - min(loss * copying, 0.5))
     if copying < 2:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 STAGED_BYTES = 2**22
-"""What one thread stages of a copy before it starts, at most: several stage the rest beside it.
+"""Bytes of a copy that one thread stages before it starts, at most: several stage the rest beside.
 (Of twelve pieces and ways on an H200, parts twice as large were faster in one, of large pieces both
 ways, and half as large ones in two, of small pieces: docs/closed-studies.md.)"""
 
 AT_ONCE_BYTES = 2**16
-"""What is smaller is staged on the caller's time: it is copied before another thread is awake."""
+"""Smaller copies are staged on the caller's time: before another thread is awake they are done."""
 
 SLAB_BYTES, SLABS = 2**24, 8
 """Staged copies go through so many pieces of pinned memory each way, of so many bytes."""

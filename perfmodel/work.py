@@ -28,10 +28,10 @@ WAVE_TILES = 132
 """Tiles that are computed at once, one on each multiprocessor: those of an H200."""
 
 SITES_COUNT = 2.0
-"""How often the sites of an image count in `Work.distance`, beside the amount."""
+"""Weight of the sites of an image in `Work.distance`, beside the amount."""
 
 CACHE_BYTES = 48 * 2**20
-"""What a pass reads and writes beyond this goes through device memory; the rest is found in the
+"""Bytes of a pass beyond these are read and written in device memory; the rest is found in the
 cache, where earlier work left it. (An H200's has 50 MB.)"""
 
 

@@ -201,7 +201,7 @@ def placement(array: Array) -> str:
 
 
 def _host_placement(array: np.ndarray[Any, Any], pointer: int, device: Device) -> str:
-    """Where a NumPy array lives: "device" (the host device's), "disk", "pinned" or "pageable"."""
+    """Placement of a NumPy array: "device" (the host device's), "disk", "pinned" or "pageable"."""
     for base in bases(array):
         if isinstance(base, HostDeviceArray) and device.kind == "host":
             return "device"

@@ -53,7 +53,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _tuned_launches(device: str) -> int:
-    """Of how many launches engines were measured: a record with any is not one without."""
+    """Number of launches with measured engines: a record with any is not one without."""
     return sum(each.operation is not None for each in tables_of(get_device(device)))
 
 
@@ -113,7 +113,7 @@ def _processor() -> str:
 
 
 def _gpu() -> dict[str, str]:
-    """What the runtime, cuDNN and nvidia-smi say."""
+    """Facts that the runtime, cuDNN and nvidia-smi tell."""
     import cupy
 
     from ooc_cudnn.devices.cuda.frontend import import_frontend

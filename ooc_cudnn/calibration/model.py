@@ -81,7 +81,7 @@ def fit_model(session: Session, found: Found, earlier: MachineModel | None) -> M
 
 
 def _under(start: str, found: Found) -> list[tuple[str, Measurement]]:
-    """What was measured under keys that start so, and the rest of the key."""
+    """Measurements under keys that start so, each after the rest of its key."""
     return [(key.removeprefix(start), found[key]) for key in found if key.startswith(start)]
 
 
@@ -95,7 +95,7 @@ def _figure(found: Found, key: str) -> float:
 
 
 def _slowdowns(measurements: Found, large: Collection[float]) -> dict[str, Slowdown]:
-    """How much slower large copies of each pair are at once than alone."""
+    """Factors by which large copies of each pair are slower at once than alone."""
     slowdowns = {}
     for pair in PAIRS:
         factors = {}
@@ -132,7 +132,7 @@ def latencies(found: Found, copies: Mapping[str, Mapping[str, Line]]) -> dict[st
 
 
 def _quality(measurements: Found) -> dict[str, dict[str, float]]:
-    """How far apart the timings lie of what is no line."""
+    """Spread of the timings of what is no line."""
     quality = {}
     for pair in PAIRS:
         both = [measurements[f"duplex/{pair}/{way}"] for way in DIRECTIONS]

@@ -116,7 +116,7 @@ def _table(model: MachineModel, usual: Usual) -> list[str]:
 
 
 def _kind(key: str) -> str:
-    """What a line is compared with: copies of a direction, computing of a type."""
+    """Group of lines that a line is compared with: copies of a direction, computing of a type."""
     return "/".join(key.split("/")[: 1 if key.startswith("copy_") else 2])
 
 
@@ -154,7 +154,7 @@ def _error(quality: Mapping[str, float]) -> float:
 
 
 def _both_ways(model: MachineModel, usual: Usual) -> Iterator[str]:
-    """What is left of the rate of each direction, of each pair."""
+    """Rates that are left of each direction, for each pair."""
     for pair, slower in model.transfer.slowdowns.items():
         source, target = pair.split("/")
         said = []
@@ -169,7 +169,7 @@ def _both_ways(model: MachineModel, usual: Usual) -> Iterator[str]:
 
 
 def _drifts(model: MachineModel) -> list[tuple[str, float]]:
-    """How much longer the same copy and the same launch took at the end."""
+    """Shares by which the same copy and the same launch took longer at the end."""
     return [
         (name.removeprefix("drift_of_").removesuffix("_share").replace("_", " "), share)
         for name, share in model.facts.items()

@@ -144,7 +144,7 @@ def all_groups(session: Session, computing: TimedLaunches) -> list[Group]:
 
 
 def _warmed_up(session: Session, computing: TimedLaunches) -> dict[str, float]:
-    """What the references take once two rounds are alike: idle clocks take seconds to come up."""
+    """Seconds of the references once two rounds are alike: idle clocks take seconds to come up."""
     seconds = _references(session, computing)
     for _ in range(MOST_WARM_UPS):
         before, seconds = seconds, _references(session, computing)

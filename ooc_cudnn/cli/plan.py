@@ -216,7 +216,7 @@ def _channels(name: str, values: Mapping[str, Any]) -> int:
 
 
 def _out(name: str, arguments: Mapping[str, Any], defaults: Defaults, placement: str | None) -> Any:
-    """Where the results go; None where one changes in place and nothing else was asked for."""
+    """Specs of the results; None where one changes in place and nothing else was asked for."""
     shaping = {argument: value for argument, value in arguments.items() if argument != "beta"}
     description = describe_call(name, shaping)
     call = tiled_call_of(name, **shaping)

@@ -135,7 +135,7 @@ def _holds_for(device: Device) -> dict[str, str]:
 
 
 def _stored(device: Device, tells_of_others: bool) -> Iterable[Measurement]:
-    """What a file holds of a device; nothing, and a warning, where it cannot be used."""
+    """Measurements that a file holds of a device; none, and a warning, where it cannot be used."""
     if device.engines is None:
         return ()
     path = engines_path(device)

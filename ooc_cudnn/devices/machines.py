@@ -126,7 +126,7 @@ def shipped_for(device: Device) -> str:
 
 
 def _fitted_here(device: Device) -> MachineModel:
-    """What `calibrate` fitted on this machine; MachineFileError if that cannot be used."""
+    """Model that `calibrate` fitted on this machine; MachineFileError if that cannot be used."""
     path = machine_path(device.identity())
     try:
         model = load_once(path)
@@ -140,7 +140,7 @@ def _fitted_here(device: Device) -> MachineModel:
 
 
 def _differences(model: MachineModel, identity: Mapping[str, str]) -> str:
-    """How the machine that a model was fitted on differs from this one; empty if it does not."""
+    """Differences of the machine that a model was fitted on from this one; empty if it has none."""
     return "; ".join(
         f"{name} is {model.identity[name]!r} there, {value!r} here"
         if name in model.identity

@@ -96,7 +96,7 @@ def _fresh(device: Device, **found: Any) -> Verdicts:
 
 
 def _read_or_none(device: Device) -> Verdicts | None:
-    """What a file holds of a device; None, and a warning, where it cannot be used."""
+    """Verdicts that a file holds of a device; None, and a warning, where it cannot be used."""
     path = verdicts_path(device)
     try:
         return _fresh(device, **_read(read_file(path, LARGEST_BYTES), _holds_for(device)))

@@ -52,7 +52,7 @@ def _line(barred: BarredEngine) -> str:
 
 
 def _table(tally: Search) -> Iterator[str]:
-    """What was checked, by function and arithmetic."""
+    """Table of what was checked, by function and arithmetic."""
     head = "function", "arithmetic", "kinds", "checks", "barred", "ms each"
     total = Row(
         "all",

@@ -87,7 +87,7 @@ def libraries() -> list[dict[str, Any]]:
 
 
 def _library_version(path: str) -> int | None:
-    """What cudnnGetVersion says; the parts of cuDNN other than libcudnn.so itself do not."""
+    """Version that cudnnGetVersion returns; None for the parts of cuDNN beside libcudnn.so."""
     if not os.path.basename(path).startswith("libcudnn.so"):
         return None
     try:
@@ -144,7 +144,7 @@ def _import(name: str) -> dict[str, Any]:
 
 
 def _attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a function returns, or what it raised, as one line."""
+    """Result of a function, or what it raised, as one line."""
     try:
         return function()
     except Exception as error:

@@ -242,7 +242,7 @@ class EngineTuner:
     def _by_heuristics(
         self, quick: Bench, launched: Launched, chosen: Engine | None
     ) -> tuple[list[Option], list[Engine]]:
-        """What runs where nothing was measured, however little room there is; timed once each."""
+        """Engines that run where nothing was measured, in however little room; timed once each."""
         options, ranked = list[Option](), [] if chosen is None else [chosen]
         self._timed_once(quick, launched, ranked, options)
         if ranked and not options:
@@ -290,7 +290,7 @@ class EngineTuner:
         ranked: Collection[Engine],
         right: Callable[[Option], Option | None],
     ) -> list[TimedEngine]:
-        """What is kept besides, by its first short timing, however slow: it takes less workspace.
+        """Engines kept besides, by a first short timing, however slow: they take less workspace.
 
         Of what takes next to none the fastest, or else the one that takes least; and what the
         heuristics choose. So a plan has a measured engine, however little room there is for it.
@@ -338,7 +338,7 @@ class EngineTuner:
         return TimedEngine(measured, launching, option.seconds)
 
     def _workspace_of(self, launched: Launched, option: Option) -> int | None:
-        """What an engine takes for a launch; None if it cannot run it."""
+        """Workspace that an engine takes for a launch; None if it cannot run it."""
         with self.engines.forced(launched[0].operation, option.engine) as built:
             return None if built is None else built[0]
 

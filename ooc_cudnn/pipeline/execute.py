@@ -248,7 +248,7 @@ class Executor:
         self._checked_by = device.engines.known_by
 
     def _convolutions(self) -> Iterator[tuple[AnyConvolution, int]]:
-        """What engines run, with the bytes of workspace."""
+        """Convolutions that engines run, with the bytes of workspace."""
         for step in self.schedule.steps:
             if step.launches and step.item not in self._on_host:
                 _, nbytes = self.offsets[step.item].workspace
@@ -274,7 +274,7 @@ class Executor:
     def _bound_to(
         self, device: Device, arrays: Mapping[str, Source], base: int
     ) -> Iterator[BoundSteps]:
-        """What steps are bound to while they are issued: arrays, and the address of the block."""
+        """Bind steps while they are issued: to arrays, and to the address of the block."""
         bound = self._bound_steps
         if bound is None:
             bound = self._bound_steps = BoundSteps(self.program, self.schedule.steps)
@@ -308,7 +308,7 @@ class Executor:
     def _action(
         self, device: Device, index: int, step: Step, sources: Mapping[str, Source]
     ) -> Callable[[Any], None]:
-        """What the step does, bound to addresses; it runs when its stream comes to it."""
+        """The step's action, bound to addresses; it runs when its stream comes to it."""
         item = self.program.items[step.item]
         if isinstance(item, Move):
             (place,) = step.places
@@ -359,7 +359,7 @@ def _copy(device: Device, way: str, slot: Source, outside: Source) -> Callable[[
 
 
 def _on_host(step: Step, arrays: Mapping[str, Source]) -> Callable[[Any], None]:
-    """What the host computes, on its arrays: operations of theirs are run by themselves."""
+    """The action of a step of the host, on its arrays: their operations are run by themselves."""
 
     def run(_: Any) -> None:
         for launch in step.launches:

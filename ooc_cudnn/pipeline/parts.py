@@ -128,7 +128,7 @@ def _span(program: Program, name: str) -> tuple[int, int] | None:
 
 
 def _within(span: tuple[int, int], ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of a range is in some of others.
+    """Intersections of a range with others.
 
     >>> _within((2, 9), [(0, 4), (6, 8), (9, 12)])
     [(2, 4), (6, 8)]
@@ -140,7 +140,7 @@ def _within(span: tuple[int, int], ranges: Iterable[tuple[int, int]]) -> list[tu
 def _outside(
     spans: Iterable[tuple[int, int]], ranges: Iterable[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """What of ranges is in none of others.
+    """Ranges without what is in any of others.
 
     >>> _outside([(2, 9), (12, 16)], [(4, 6), (8, 14)])
     [(2, 4), (6, 8), (14, 16)]

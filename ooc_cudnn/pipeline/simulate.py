@@ -82,7 +82,7 @@ class ReplayedSchedule:
 
 
 def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> list[StepCost]:
-    """What each step takes: asked once for each region's shape, and for each set of launches."""
+    """Cost of each step: asked once for each region's shape, and for each set of launches."""
     known, costs = dict[Any, StepCost](), []
     others = {
         index: max(_in_flight(item.request, steps, index) - 1, 0)

@@ -36,7 +36,7 @@ class Verification:
         self.old = [self._old(piece) for piece in self.pieces]
 
     def _old(self, piece: Piece) -> dict[str, np.ndarray[Any, Any]]:
-        """What the results that are read hold before the run."""
+        """Contents, before the run, of the results that are read."""
         return {
             name: self._read(name, region)
             for name in self.call.results

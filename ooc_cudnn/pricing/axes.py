@@ -46,7 +46,7 @@ class Axes:
         return len(self.ranges(axis, size))
 
     def _seen(self, name: str, axis: str, size: int) -> int:
-        """How many regions of an operand the ranges of an axis make."""
+        """Number of regions of an operand that the ranges of an axis make."""
         return self.call.distinct(name, axis, self.ranges(axis, size))
 
     def lengths(self, axis: str, size: int) -> Mapping[int, int]:
@@ -135,7 +135,7 @@ class Axes:
         return Piece(**self._whole._asdict() | {"n": (0, 1), axis: self.ranges(axis, size)[0]})
 
     def _apart_seconds_per_byte(self, way: Direction, name: str, piece: Piece) -> float:
-        """What a byte of an operand takes longer since pieces like this one lie in rows apart."""
+        """Seconds that a byte of an operand takes longer as such pieces lie in rows apart."""
         request, placement = self.request, self.request.crosses_as(name)
         region = self.call.region(name, piece)
         if placement == "device" or region is None:

@@ -86,7 +86,7 @@ def steps_of(request: Request) -> list[Step]:
 
 
 def _launches(request: Request, layout: str) -> tuple[Launch, ...]:
-    """What a chain launches uncut."""
+    """Launches of a chain that is not cut."""
     chain, orders = request.chain, dict(request.orders)
     return chain.launches(chain.whole_piece(0), layout=layout, orders=orders)[0]
 

@@ -130,7 +130,7 @@ def _alternatives(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _together(plan: Plan) -> str:
-    """How the stages of a call go together."""
+    """Describe how the stages of a call go together."""
     if plan.in_core:
         return "nothing to copy"
     if plan.pieces == 1:

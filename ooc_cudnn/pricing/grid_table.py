@@ -181,7 +181,7 @@ def _interpolate(axes: Axes, costs: PieceCosts, sizes: Sizes) -> dict[str, Value
 def _accumulation_costs(
     axes: Axes, costs: PieceCosts, counts: Mapping[str, Values], lengths: Mapping[str, Values]
 ) -> dict[str, Values]:
-    """What pieces take beside since they are summed: a line in the elements of the result."""
+    """Costs that sums add to pieces: a line in the elements of the result."""
     kept = [axis for axis in AXES if axis not in axes.call.reduced]
     parts, elements = (product(of[axis] for axis in kept) for of in (counts, lengths))
     in_one = product(counts[axis] for axis in axes.call.reduced)
@@ -213,7 +213,7 @@ def _accumulation_costs(
 def _sample(
     axes: Axes, costs: PieceCosts, splits: Sequence[Split], place: Accumulation
 ) -> defaultdict[str, Values]:
-    """What pieces take, one of each split, in all sweeps."""
+    """Costs of pieces, one of each split, in all sweeps."""
     values: defaultdict[str, Values] = defaultdict(lambda: np.zeros(len(splits)))
     for index, split in enumerate(splits):
         if axes.call.is_legal(split):

@@ -244,7 +244,7 @@ class Search:
     def _exactly(
         self, splits: Sequence[Split], orders: Iterable[LoopOrder], limit_bytes: int
     ) -> dict[Split, tuple[Table, int]]:
-        """Of each legal split that fits, the table and the row that are best."""
+        """Find the best table and row of each legal split that fits."""
         best: dict[Split, tuple[Table, int]] = {}
         for order in orders:
             for down in (True, False):

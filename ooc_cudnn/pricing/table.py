@@ -117,7 +117,7 @@ def table(pieces: Pieces, order: LoopOrder, rings: Rings) -> Table:
 
 
 def _copies(pieces: Pieces, order: LoopOrder, rings: Rings) -> list[Copies]:
-    """What crosses the link; nothing of what is computed on where it lies."""
+    """Copies that cross the link; none of what is computed on where it lies."""
     copies, request, transfer = [], pieces.request, pieces.request.machine.transfer
     for way, name in request.ways:
         distinct, slots = pieces.distinct[name], rings.slots[name]
@@ -172,7 +172,7 @@ def _copies_in(pieces: Pieces, order: LoopOrder, copies: list[Copies]) -> tuple[
 
 
 def _late_again(pieces: Pieces, copies: Copies) -> Values:
-    """What copies after the first one are late by, in a ring of one slot.
+    """Seconds that copies after the first one are late by, in a ring of one slot.
 
     While a region stays in its only slot, for several pieces, no other one is staged; where each
     piece has a region of its own, the next one is staged as soon as the piece begins.
@@ -249,7 +249,7 @@ def _staged_steps(request: Request, number: Values, steps: Values, copies: list[
 
 
 def _turning(request: Request, copies: list[Copies]) -> tuple[Values, Values]:
-    """What the slots of the slowest ring that is staged take, of plain memory and of files.
+    """Seconds of the slots of the slowest ring that is staged, of plain memory and of files.
 
     They go round together: threads fill all of them side by side, and again once they are free;
     and they are slower while the other direction copies pinned memory. What is in flight of all

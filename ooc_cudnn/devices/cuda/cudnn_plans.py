@@ -173,7 +173,7 @@ class Plans:
             forget_frames(graph)
 
     def _at_once(self, form: Form, number: int) -> list[int]:
-        """Of so many engines, those that compute a form and are not compiled at run time."""
+        """Those of so many engines that compute a form and are not compiled at run time."""
         graph = describe(self._cudnn, self._handle, form.operation)
         engines = list[int]()
         try:

@@ -77,7 +77,7 @@ class _Events:
 
 
 class _Leaving:
-    """What leaves the device in a run, and is written to the host by other threads.
+    """Copies that leave the device in a run, and are written to the host by other threads.
 
     On its stream such a copy has ended long before it is written. That is no matter but to a copy
     in of the same bytes, as one task of a program reads what an earlier one left on the host, and

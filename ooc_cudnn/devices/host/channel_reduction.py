@@ -141,7 +141,7 @@ def gradient_sums(operation: GradientSums, inputs: Inputs, output: Array, worksp
 
 
 def _on_states(merge: Callable[[Array, Array], Array]) -> Runner:
-    """What runs an operation on (state, part): their two states together."""
+    """Runner of an operation on (state, part): their two states together."""
 
     def run(operation: object, inputs: Inputs, output: Array, workspace: Array) -> None:
         output[...] = merge(*inputs)

@@ -91,7 +91,7 @@ def _scatter_means(
 
 
 def _first(forward: Pooling, axis: int, windows: Box, start: int) -> int:
-    """Where the first of the windows begins along an axis, counted from `start`."""
+    """Begin of the first of the windows along an axis, counted from `start`."""
     return windows[2 + axis].start * forward.stride[axis] - forward.padding[axis][0] - start
 
 
@@ -178,7 +178,7 @@ def _search_windows(operation: PoolingBackward, y: Array, dy: Array, x: Array, d
 
 
 def _first_equal(forward: Pooling, x: Array, largest: Array, site: tuple[int, ...]) -> Array:
-    """Where in x (channels, spatial...) the window at `site` first equals its maximum, or -1."""
+    """Place in x (channels, spatial...) where the window at `site` first is `largest`, or -1."""
     box = [seen_range(forward, axis, (at, at + 1)) for axis, at in enumerate(site)]
     indices = np.full(len(x), -1)
     largest = largest.reshape(-1, *[1] * len(box))

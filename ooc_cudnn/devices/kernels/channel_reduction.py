@@ -199,7 +199,7 @@ def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
 
 
 def _kept(operation: BroadcastSum) -> tuple[bool, bool]:
-    """Whether images have sums of their own, and channels; what has an extent of 1 has not."""
+    """Return whether images have sums of their own, and channels; an extent of 1 has not."""
     kept = cut_axes(operation.b_shape)
     return "n" in kept, "c_y" in kept
 

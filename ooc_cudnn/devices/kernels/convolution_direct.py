@@ -104,7 +104,7 @@ def _check(
 def _fields(
     forward: Convolution, x: DeviceView, w: DeviceView, y: DeviceView
 ) -> dict[str, int | tuple[int, ...]]:
-    """What the kernels read of a convolution; unused axes come first, of size 1."""
+    """Fields of a convolution that the kernels read; unused axes come first, of size 1."""
     fields: dict[str, int | tuple[int, ...]] = {
         "groups": forward.groups,
         "channels_in": forward.w_shape[1],

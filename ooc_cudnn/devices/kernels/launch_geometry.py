@@ -217,7 +217,7 @@ def may_be_whole(extent: int, item_bytes: int) -> bool:
 
 
 def _piece(extent: int, longest: int, burst: int, line: int = 1) -> int:
-    """How to cut an extent into pieces: of whole bursts, long, and with little left in the last.
+    """Size of the pieces of an extent: of whole bursts, long, and with little left in the last.
 
     Of whole lines, too, if that leaves little.
 

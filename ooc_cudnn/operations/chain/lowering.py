@@ -175,7 +175,7 @@ class ChainBuilder(Builder):
     def _window(
         self, fusion: Fusion, following: Fusion | None, epilogue: Fusion | None = None
     ) -> None:
-        """What reads other elements than those it writes, in its layout."""
+        """Launch what reads other elements than those it writes, in its layout."""
         index, layout = fusion.first, self.layouts[fusion.first]
         operation = self.chain.on_piece(index, self.piece, layout)
         self._keep(index)

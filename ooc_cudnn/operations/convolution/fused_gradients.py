@@ -100,7 +100,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
         window = forward.window_rows(self.row_axis)
 
         def boundary(row: int) -> int:
-            """Where the rows of dx start that belong to dy's from `row` on."""
+            """First of the rows of dx that belong to dy's from `row` on."""
             if row == 0:
                 return 0
             if row == count:
@@ -235,7 +235,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
         return results
 
     def _sums(self, piece: Piece, read: Read) -> tuple[Array, Array, Array, Array]:
-        """What one image adds to dw and db, and the sizes of the sums."""
+        """Terms that one image adds to dw and db, and the sizes of the sums."""
         dz, x = self._dz(piece, read), read("x", self.region("x", piece))
         part = self.of_filter.on_piece(piece, layout="channels_first", result_dtype="float64")
         bias = BroadcastSum(dz.shape, dz.shape[1:2], self.dtype, "float64")

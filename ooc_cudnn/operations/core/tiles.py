@@ -77,7 +77,7 @@ def _whole(shape: Shape) -> Region:
 
 
 def _regions(call: TiledCall, tile: Tile) -> dict[str, Region]:
-    """What a tile touches of each operand: along each axis what a piece of these rows does."""
+    """Region of each operand that a tile touches: along each axis that of a piece of these rows."""
     piece = call.whole_piece(call.sweeps - 1)._replace(n=tile.images)
     if call.keeps_channels:
         piece = piece._replace(c_y=tile.channels)

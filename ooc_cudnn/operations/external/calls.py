@@ -262,7 +262,7 @@ class AnyExternalCall(BuiltCall):
         return replace(self, on_host=True)
 
     def _launched(self, images: int, shape: Shape, first: int) -> ExternalLaunch:
-        """What is launched on a piece."""
+        """Operation that is launched on a piece."""
         at = first if self.draws else None
         told = (self.at_once, self.wanted, shape, self.dtype, at, self.on_host and self.beta != 0)
         return ExternalLaunch(self.computation, images, *told)
@@ -391,6 +391,6 @@ def _read(call: AnyExternalCall, name: str, piece: Piece, read: Read) -> Array:
 
 
 def _size(found: Array, inputs: Sequence[Array]) -> Array:
-    """How large the terms of sums may be: as the largest of what is read and made."""
+    """Bound of the terms of sums: the largest of what is read and made."""
     largest = max(float(np.abs(each).max(initial=0.0)) for each in (found, *inputs))
     return np.abs(found) + largest

@@ -63,7 +63,7 @@ class _OfRows(OneShapeCall):
 
     @abstractmethod
     def on_piece(self, shape: Shape, dtype: str) -> Any:
-        """What is launched on a piece of the data of that shape and type."""
+        """Operation that is launched on a piece of the data of that shape and type."""
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
@@ -128,7 +128,7 @@ class _OfRows(OneShapeCall):
         return {self.results[0]: (value, np.abs(value) + self.size(operation, inputs))}
 
     def size(self, operation: Any, inputs: list[Any]) -> Array:
-        """What the sums would be without cancellation."""
+        """Sums as they would be without cancellation."""
         return np.zeros(())
 
     def rounding(self) -> Rounding:

@@ -201,7 +201,7 @@ class _ElementLoss(OneShape):
         return self.passes("/losses", count, exponentials=exponentials, problem=self.name)
 
     def positives(self, t: Array, positive: Array | None) -> Array:
-        """What log(1 + exp(-x)) counts: 1, or 1 + (p - 1) * t."""
+        """Factor of log(1 + exp(-x)): 1, or 1 + (p - 1) * t."""
         return np.ones(()) if positive is None else 1 + (positive.astype(np.float64) - 1) * t
 
 

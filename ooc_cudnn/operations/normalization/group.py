@@ -90,7 +90,7 @@ class _OfGroups(OfStatistics):
         return read(name, tensor_region(self.shape, piece.n, piece.c_y, rows, self.row_axis))
 
     def within(self, array: Array, piece: Piece) -> Array:
-        """Of all rows of a group those of the patch."""
+        """Rows of the patch, of all those of a group."""
         if array.ndim <= self.row_axis:
             return array
         return array.take(range(*piece.h_y), axis=self.row_axis)

@@ -40,7 +40,7 @@ class _OfSites(OfStatistics):
 
     @property
     def statistics_shape(self) -> Shape:
-        """Of mean and inverse deviation: one of each site."""
+        """Shape of mean and inverse deviation: one of each site."""
         return statistics_shape(self.shape, by_site=True)
 
     def may_cut(self, axis: str) -> bool:

@@ -127,7 +127,7 @@ class PoolingGradientCall(ForwardTypedCall, SingleOpCall):
 
     @property
     def compared(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Where maxima are, without an index: where x is y."""
+        """Operands that tell, without an index, where maxima are: where x is y."""
         return tuple(name for name in ("x", "y") if name in self.takes)
 
     @cached_property

@@ -51,7 +51,7 @@ class _TwoSweeps(PointwiseCall):
         return super().region(name, piece)
 
     def first(self, shape: Shape) -> tuple[Launchable, Launchable]:
-        """What sums up a piece, and what merges two sums."""
+        """Operations that sum up a piece, and that merge two sums."""
         raise NotImplementedError
 
     def whole(self) -> Launchable:
