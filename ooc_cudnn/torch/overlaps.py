@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class WrittenMemory:
         }
         self._given = graph.given
         self._is_written = np.array([value in written for value in graph.given], bool)
-        self._held = [at for at, value in enumerate(graph.given) if value.is_held]
+        self._is_held = [value.is_held for value in graph.given]
         self._brought = [at for at, value in enumerate(graph.given) if not value.is_held]
         #: Where what the model holds was when it was looked at, and all spans then.
         self._seen: tuple[list[int] | None, np.ndarray] = None, np.empty((0, 2), np.int64)
@@ -107,7 +108,7 @@ class WrittenMemory:
             return None
         if any(isinstance(each, FakeTensor) for each in tensors[:1]):
             return None
-        pointers = [tensors[at].data_ptr() for at in self._held]
+        pointers = list(map(torch.Tensor.data_ptr, compress(tensors, self._is_held)))
         known, spans = self._seen
         if pointers != known:
             places = list(map(_span, tensors))

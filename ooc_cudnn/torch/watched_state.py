@@ -14,6 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ class Names:
         *,
         with_dictionaries: bool = False,
     ) -> None:
-        self._counts: dict[int, tuple[Callable[[], Any], int, int]] = {}
+        counts: dict[int, tuple[Callable[[], Any], int, int]] = {}
         self._files: list[tuple[types.ModuleType, int]] = []
         tuples = (each for each in constants if type(each) is tuple and not _is_fixed(each))
         self._tuples = [(each, copy.deepcopy(each)) for each in tuples]
@@ -146,19 +147,33 @@ class Names:
                     self._files.append((owner, _names_of_file(owner)))
                     continue
                 more = len(set(stored).difference(names)) if owner is value else 0
-                self._counts[id(owner)] = (_weak(owner), len(names), len(names) + more)
+                counts[id(owner)] = (_weak(owner), len(names), len(names) + more)
+        self._owners = [get for get, *_ in counts.values()]
+        self._allowed = [allowed for _, *allowed in counts.values()]
+        self._now: list[int] = []
 
     def are_as_they_were(self) -> bool:
         """True if no name has come or gone, but for those that forward leaves."""
         return (
-            all(
-                (owner := get()) is None or len(owner.__dict__) in (before, after)
-                for get, before, after in self._counts.values()
-            )
+            self._have_as_many()
             and all(len(each) == count for each, count in self._dictionaries)
             and all(_names_of_file(each) == count for each, count in self._files)
             and all(each == before for each, before in self._tuples)
         )
+
+    def _have_as_many(self) -> bool:
+        """True if all that is counted has as many names as before, or as forward leaves it with."""
+        try:
+            now = list(map(len, map(vars, map(operator.call, self._owners))))
+        except TypeError:  # one of them is gone
+            now = [-1 if (owner := get()) is None else len(vars(owner)) for get in self._owners]
+        if now == self._now:
+            return True
+        pairs = zip(now, self._allowed, strict=True)
+        are_right = all(number in allowed or number == -1 for number, allowed in pairs)
+        if are_right:
+            self._now = now
+        return are_right
 
 
 def _is_fixed(value: tuple[Any, ...]) -> bool:
@@ -258,8 +273,8 @@ class WatchedState:
     ) -> None:
         self._names = names
         pairs = zip(graph.given, tensors, strict=True)
-        self._places = [at for at, (value, _) in enumerate(pairs) if value.is_held]
-        read = [tensors[at] for at in self._places]
+        self._is_read = [value.is_held for value, _ in pairs]
+        read = list(compress(tensors, self._is_read))
         self._read = _guards(read)
         among = set(map(id, read))
         parts = list(model.modules())
@@ -274,7 +289,7 @@ class WatchedState:
     def are_as_they_were(self, tensors: Sequence[Any]) -> bool:
         """True if all is as it was, of what a call is given; what was replaced, guards compare."""
         return (
-            bool(self._read.check(*[tensors[at] for at in self._places]))
+            bool(self._read.check(*compress(tensors, self._is_read)))
             and all((e := each()) is None or guards.check(e) for each, guards in self._others)
             and self._have_their_classes()
             and self._names.are_as_they_were()

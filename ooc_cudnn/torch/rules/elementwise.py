@@ -156,23 +156,23 @@ def _cast(to: GraphLowering, x: LoweredValue, dtype: str) -> LoweredValue:
 @rule("add")
 def add(to: GraphLowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     _check_alpha(alpha, self, other)
-    if alpha != 1:
-        other = _times(to, other, alpha)
-    return _combined(to, "add", self, other)
+    if alpha == 1:
+        return _combined(to, "add", self, other)
+    return _with_factor(to, self, other, alpha)
 
 
 @rule("sub")
 def subtract(to: GraphLowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     _check_alpha(alpha, self, other)
     _no_booleans(self, other)
-    return _combined(to, "add", self, _times(to, other, -alpha))
+    return _with_factor(to, self, other, -alpha)
 
 
 @rule("rsub")
 def subtract_from(to: GraphLowering, self: Any, other: Any, alpha: float = 1) -> LoweredValue:
     _check_alpha(alpha, self, other)
     _no_booleans(self, other)
-    return _combined(to, "add", _times(to, self, -alpha), other)
+    return _with_factor(to, other, self, -alpha)
 
 
 @rule("mul")
@@ -215,6 +215,18 @@ def _check_alpha(alpha: Any, *operands: Any) -> None:
 def _no_booleans(*numbers: Any) -> None:
     if any(isinstance(each, bool) for each in numbers):
         raise Unlike("a boolean, which PyTorch does not subtract")
+
+
+def _with_factor(to: GraphLowering, one: Any, other: Any, factor: float) -> LoweredValue:
+    """one + factor * other; of half types rounded once, so in float32."""
+    maps = [each for each in (one, other) if isinstance(each, LoweredValue)]
+    if abs(factor) == 1 or any(DTYPES.get(each.tensor.dtype) != 2 for each in maps):
+        return _combined(to, "add", one, _times(to, other, factor))
+    if len(maps) < 2:
+        raise Unlike(f"{factor} times what is no map of a half type")
+    dtype = maps[0].tensor.dtype if len({each.tensor.dtype for each in maps}) == 1 else "float32"
+    one, other = (_cast(to, each, "float32") for each in maps)
+    return _cast(to, _combined(to, "add", one, _times(to, other, factor)), dtype)
 
 
 def _times(to: GraphLowering, x: Any, factor: float) -> Any:
