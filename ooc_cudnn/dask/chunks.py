@@ -84,7 +84,7 @@ def starts(chunks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Part(NamedTuple):
-    """Of a chunk of one axis, by number, what a range meets; all of it where `cut` is None."""
+    """The part of a chunk of one axis, by number, that a range meets; all where `cut` is None."""
 
     chunk: int
     cut: slice | None

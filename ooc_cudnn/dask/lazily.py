@@ -64,7 +64,7 @@ def describe_operands(function: str, description: Description) -> tuple[Arrays, 
 
 
 def _floating(arrays: Arrays) -> str:
-    """What integers are widened to: the type of the other operands, float32 where there is none."""
+    """The type that integers are widened to: the other operands', float32 where there is none."""
     found = [str(array.dtype) for array in arrays.values() if str(array.dtype) not in INTEGERS]
     return max(
         (name for name in found if name in DTYPES), key=DTYPES.__getitem__, default="float32"
@@ -150,7 +150,7 @@ def total(parts: list[Any]) -> Any:
 
 
 def _cuts(function: str, call: TiledCall, arrays: Arrays) -> tuple[tuple[int, ...], ...]:
-    """Where blocks begin on each axis, and at last its extent: over the chunks of an operand."""
+    """The starts of blocks on each axis, and at last its extent: over the chunks of an operand."""
     shape = call.tile_shape
     if not may_be_tiled(call):
         return tuple((0, extent) for extent in shape)

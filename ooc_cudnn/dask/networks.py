@@ -160,7 +160,7 @@ def lazily_forward(
 def _behind(
     step: Step, barrier: Barrier, arrays: Mapping[str, da.Array], lasting: Mapping[str, Any]
 ) -> da.Array:
-    """What comes behind a phase that reads whole images, from its map and its results."""
+    """The output behind a phase that reads whole images, from its map and its results."""
     step, barrier = isolate_map(step, barrier)
     base, phase = barrier.base, barrier.phase
     known = dict(arrays)
@@ -189,7 +189,7 @@ def _guide(output: Tensor, arrays: Mapping[str, da.Array]) -> da.Array:
 
 
 def _cuts(output: Tensor, guide: da.Array) -> tuple[tuple[int, ...], ...]:
-    """Where blocks of the output begin: over the chunks of an input, as far along each axis."""
+    """The starts of blocks of the output: over the chunks of an input, as far along each axis."""
     if len(output.shape) < 2 or output.shape[0] != guide.shape[0]:
         raise ValueError(
             f"{output.name} of shape {output.shape} is no map of {guide.shape[0]} images, of which "
@@ -246,7 +246,7 @@ class WantedBlock:
 
 
 class _Ready:
-    """What makes blocks of one kind: a step, planned once, that runs one block at a time."""
+    """A maker of blocks of one kind: a step, planned once, that runs one block at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

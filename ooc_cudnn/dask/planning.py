@@ -290,7 +290,7 @@ def _read_bytes(work: Work | NetworkWork) -> int:
 
 @dataclass(frozen=True)
 class _Price:
-    """Of a block: seconds on each worker, bytes that are gathered and made."""
+    """The price of a block: seconds on each worker, bytes that are gathered and made."""
 
     seconds: tuple[float, ...]
     bytes_in: int

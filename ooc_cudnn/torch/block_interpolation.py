@@ -125,7 +125,7 @@ def interpolated(operation: Operation, wanted: Wanted) -> MadePart:
 
 
 def _axes(operation: Operation, axes: int) -> tuple[Scaled, ...]:
-    """What is done along each axis."""
+    """The scaling along each axis."""
     told, x = operation.arguments, lead_of(operation).shape
     (result,) = operation.results
     assert result is not None
@@ -243,7 +243,7 @@ class Interpolated:
     def _weights(
         self, x: torch.Tensor, dim: int, along: AxisRows
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each value the weights of rows, by their rest, and the first row that it is made of.
+        """The weights of rows for each value, by their rest, and the first row that it is made of.
 
         Rows of one rest are channels: what comes of a channel is the weight of its one row nearby.
         A place that is about that of a row may lie before it or behind, as it was rounded.

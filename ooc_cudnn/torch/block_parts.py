@@ -53,7 +53,7 @@ def part_in_block(
 
 
 class _Block:
-    """What is needed of each value, from the result back; then the operations on that."""
+    """The part that is needed of each value, from the result back; then the operations on that."""
 
     def __init__(self, part: Part, result: Spans, lasting: Collection[int]) -> None:
         self._whole, self._lasting = part, lasting

@@ -162,7 +162,7 @@ def along(operation: Operation, wanted: Wanted) -> MadePart:
     gone = dims_of(operation, len(shape))
 
     def kept(value: Value) -> list[int]:
-        """Of each axis of a result that of what is read."""
+        """The axis of what is read for each axis of a result."""
         stays = len(value.shape) == len(shape)
         return [axis for axis in range(len(shape)) if stays or axis not in gone]
 

@@ -22,7 +22,7 @@ def per_axis(value: Any, axes: int) -> tuple[int, ...]:
 
 
 def _axes(operation: Operation) -> int:
-    """Of "max_pool2d" 2."""
+    """The number of axes that a name says: 2 of "max_pool2d"."""
     return next(int(letter) for letter in operation.name if letter.isdigit())
 
 

@@ -128,7 +128,7 @@ class ReadyModel:
         self._in_blocks: tuple[Hashable, TiledInference | None] | None = None
 
     def _pausing(self, seeded: frozenset[int]) -> TwoPartStep:
-        """What runs steps in which these outputs have gradients; later calls take it, too."""
+        """The step in which these outputs have gradients; later calls take it, too."""
         step = self._steps.get(seeded)
         if step is None:
             step = self.lowered.network.pausing_step(
@@ -273,7 +273,7 @@ class ReadyModel:
     def _arrays(
         self, found: Mapping[Value, Any], wanted: Mapping[str, GivenInputs]
     ) -> dict[str, Any]:
-        """What is given, in the shapes and dtypes in which the network takes it."""
+        """The inputs, in the shapes and dtypes in which the network takes them."""
         arrays = {name: _as_given(found, given) for name, given in wanted.items()}
         for name, dtype in self._held_as.items():
             if name in arrays:
@@ -330,7 +330,7 @@ class ReadyModel:
     def _blocks(
         self, step: Step, refs: Mapping[str, ArrayRef], out: ArrayRef
     ) -> TiledInference | None:
-        """What runs the step in blocks; None where it is to run as a whole."""
+        """The step planned in blocks; None where it is to run as a whole."""
         resident = [e.spec.nbytes for e in (*refs.values(), out) if e.spec.placement == "device"]
         under = TilingConstraints(self._memory_limit, refs, None, -sum(resident))
         lying = tuple((name, each.spec) for name, each in refs.items()), out.spec
@@ -343,7 +343,7 @@ class ReadyModel:
         return self._in_blocks[1]
 
     def _known(self, tensors: Sequence[Any]) -> dict[Value, Any]:
-        """What a call brings."""
+        """The tensors of a call, each by the value that it is given for."""
         return dict(zip(self.graph.given, tensors, strict=True))
 
     def _run(
@@ -413,7 +413,7 @@ class ReadyModel:
     def _result(
         self, held: Any, of: Any, values: Mapping[Value, Any], outputs: Mapping[str, Any]
     ) -> Any:
-        """What the model returns, made of the network's outputs, which gradients go through."""
+        """A result of the model, made of the network's outputs, which gradients go through."""
         if isinstance(of, Value) and of in values:
             # what shows it is to show this very tensor, and its hooks come before a user's
             is_handed = of in self.lowered.handed or of in self._hooked

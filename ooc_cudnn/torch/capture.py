@@ -83,7 +83,7 @@ class _Captured(Exception):
 
 
 class _Found(Exception):
-    """What would run a call, and what it would be given."""
+    """The ready model that would run a call, and the tensors that it would be given."""
 
     def __init__(self, ready: Any, tensors: Sequence[Any]) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ class Captures:
 
 
 def _why_not_captured() -> str:
-    """What keeps TorchDynamo from tracing in this thread."""
+    """The reason why TorchDynamo does not trace in this thread."""
     modes = _get_current_dispatch_mode_stack()
     if modes:
         return (

@@ -67,7 +67,7 @@ def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
 
 
 def _line_of(model: torch.nn.Module) -> str:
-    """Where a model's forward begins: Dynamo does not always name a line."""
+    """The line at which a model's forward begins: Dynamo does not always name one."""
     code = getattr(type(model).forward, "__code__", None)
     if code is None:
         return ""
@@ -146,7 +146,7 @@ def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | N
 
 
 def _not_taken(model: torch.nn.Module, error: Exception, arguments: Any) -> Exception:
-    """What to say of arguments that the model itself does not take."""
+    """The error to raise for arguments that the model itself does not take."""
     tensors = [each for each in pytree.tree_leaves(arguments) if isinstance(each, torch.Tensor)]
     said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
     why = _first_line(error)

@@ -220,7 +220,7 @@ class Fallbacks:
         self._makers.pop(value, None)
 
     def _computed(self, value: Value) -> Iterator[Value]:
-        """What a value shows that was moved alone: where it was computed, if it was."""
+        """The computed value that one shows that was only moved since, if it was computed."""
         while value in self._makers:
             operation = self._makers[value]
             if operation.name not in MOVES:
@@ -229,7 +229,7 @@ class Fallbacks:
             value = operation.reads[0]
 
     def _axes(self, operations: list[Operation], inputs: list[Value]) -> ImageAxes | None:
-        """Where images lie; None of one image, or where some operation takes them together."""
+        """The axes of images; None of one image, or where some operation takes them together."""
         held = {value: self._held[value] for value in inputs if value in self._held}
         if any(0 not in each.axes for each in held.values()):
             return None  # one number of all images
@@ -294,7 +294,7 @@ class Fallbacks:
         return LoweredValue(tensor, tuple(part.order.index(axis) for axis in range(len(shape))))
 
     def _tensor(self, value: Value) -> Tensor:
-        """What a node reads: held, or given, in a form that tensors have."""
+        """The tensor that a node reads: held, or given, in a form that tensors have."""
         if value in self._held:
             return self._held[value].tensor
         if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
@@ -322,7 +322,7 @@ class Fallbacks:
 
 
 def _differentiable(part: Part) -> set[Value]:
-    """What the result of a part depends on by what has derivatives."""
+    """The values that the result of a part depends on by operations with derivatives."""
     found = {part.result} if part.result.requires_grad or not part.operations else set[Value]()
     for operation in reversed(part.operations):
         if any(value in found for value in operation.results):
@@ -346,7 +346,7 @@ def draws(operation: Operation) -> bool:
 
 
 def _read_by(operations: list[Operation]) -> list[Value]:
-    """What operations read, and none of them makes."""
+    """The values that operations read, and none of them makes."""
     made = {value for operation in operations for value in operation.results}
     reads = (value for operation in operations for value in operation.reads)
     return list(dict.fromkeys(value for value in reads if value not in made))

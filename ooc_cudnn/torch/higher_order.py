@@ -206,7 +206,7 @@ class HigherOrder:
         return tensor
 
     def _below_hooks(self, value: Value) -> Value:
-        """What a tensor was before it had hooks."""
+        """The value of a tensor before it had hooks."""
         recorder = self._recorder
         hooks = {
             each.results[0]: each.args[0]
@@ -279,7 +279,7 @@ def _without_gradients(args: Sequence[Any]) -> frozenset[int]:
 
 
 def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Of results that are inputs, changed in place (`ctx.mark_dirty`), which input each is."""
+    """The input of each result that is one, changed in place (`ctx.mark_dirty`), by its number."""
     if not places:
         return {}
     forward, _, *operands = args

@@ -54,7 +54,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _channels(model: torch.nn.Module) -> tuple[int, int] | tuple[()]:
-    """Of the first convolution the channels that it takes, and its spatial axes."""
+    """The channels that the first convolution takes, and the number of its spatial axes."""
     for each in model.modules():
         if re.fullmatch(r"(Lazy)?Conv[123]d", type(each).__name__):
             found: Any = each

@@ -156,7 +156,7 @@ class ImageAxes:
             raise TogetherError(value.name)
 
     def _expanded(self, operation: Operation) -> None:
-        """What is shared, expanded: along one of its new axes it may be of the images."""
+        """Note a shared value, expanded: along one of its new axes it may be of the images."""
         source, (result,) = operation.args[0], operation.results
         if not isinstance(source, Value) or result is None:
             return
@@ -214,7 +214,7 @@ class ImageAxes:
 
     @staticmethod
     def _only(operation: Operation, reads: Sequence[Value]) -> Value:
-        """What an operation reads first: the rest, weights and numbers, is of no images."""
+        """The value that is read first: the rest, weights and numbers, is of no images."""
         if list(reads) != [operation.reads[0]]:
             raise TogetherError(f"{operation.name} by what is of images")
         return reads[0]

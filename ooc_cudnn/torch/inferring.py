@@ -224,7 +224,7 @@ def plan_infer(
 
 
 def _as_target(out: Any) -> Any:
-    """What `infer` was given to write to: an array, a `Store`, or a path of a NumPy file."""
+    """The target that `infer` writes to: an array, a `Store`, or a path of a NumPy file."""
     if isinstance(out, str | os.PathLike):
         if not os.fspath(out).endswith(".npy"):
             raise ValueError(

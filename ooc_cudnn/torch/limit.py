@@ -177,7 +177,7 @@ class Limited:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What `inspect.signature` says of the model's forward: trainers look what it takes."""
+        """The signature of the model's forward: trainers look what it takes."""
         return inspect.signature(self.own)
 
     @property
@@ -256,7 +256,7 @@ _HOOKS_OF_ALL = tuple(
 
 
 def _seen(stand_in: torch.Tensor, given: Any) -> Hashable:
-    """What a plan depends on of an argument."""
+    """The properties of an argument that a plan depends on."""
     return (
         tuple(stand_in.shape), stand_in.dtype, stand_in.device, stand_in.requires_grad,
         stand_in is given, torch_dtype(given),

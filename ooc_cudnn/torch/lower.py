@@ -63,7 +63,7 @@ def one_rank(path: str) -> Ranks | None:
 
 
 def _without_blanks(name: str) -> str:
-    """Of a name that holds keys of dictionaries: with a blank the network names its own."""
+    """The name without the blanks of dictionaries' keys: with a blank the network names its own."""
     return re.sub(r"\s", "_", name)
 
 
@@ -418,7 +418,7 @@ class GraphLowering:
         return True
 
     def _laid(self, operation: Operation) -> dict[Value, LoweredValue]:
-        """What a layer reads that lies in another order than it takes, in that order."""
+        """The input of a layer that lies in another order than it takes, in that order."""
         if operation.name not in LAYERS:
             return {}
         lead = next((read for read in operation.reads if read in self._held), None)
@@ -551,12 +551,12 @@ class GraphLowering:
 
 
 def _those(read: Collection[str], given: Mapping[str, GivenInputs]) -> dict[str, GivenInputs]:
-    """What nodes read: a rule that was given up may have asked for more."""
+    """Those that nodes read: a rule that was given up may have asked for more."""
     return {name: each for name, each in given.items() if name in read}
 
 
 def _wanted(operation: Operation) -> tuple[int | None, bool]:
-    """How a layer takes what it reads: the axis of channels, and whether all are in their order."""
+    """The axis of channels that a layer takes, and whether all axes are to be in their order."""
     if operation.name in ("linear", "layer_norm"):
         return -1, False
     if operation.name in ("cat", "concat"):

@@ -126,7 +126,7 @@ class Memories:
         return self._now(seen)
 
     def _wrapped(self, tensor: torch.Tensor) -> SeenTensor | None:
-        """What PyTorch has made another object of: factories do, as `detach` does."""
+        """Enter a tensor that PyTorch has made another object of, as factories and `detach` do."""
         seen = self._last.get(_place(tensor))
         if seen is None or _lies(seen.tensor) != _lies(tensor):
             return None

@@ -55,7 +55,7 @@ def _is_of_numpy(target: Any) -> bool:
 
 
 def _by_numpy(node: Any, scalars: set[Any]) -> Any:
-    """What NumPy makes of zeros in place of a call's arrays; None where that is not known."""
+    """The result of NumPy for zeros in place of a call's arrays; None where that is not known."""
 
     def zeros(argument: Any) -> Any:
         seen = argument.meta.get("example_value")
@@ -113,7 +113,7 @@ def _is_known(seen: Any) -> bool:
 
 
 def _now(number: Any) -> Any:
-    """What a number is in this call; no guard compares it."""
+    """The value of a number in this call; no guard compares it."""
     return number.node.hint if isinstance(number, _SYMBOLIC) else number
 
 

@@ -112,7 +112,7 @@ class Group:
 
 @dataclass(frozen=True)
 class _Told:
-    """What tells a computation from all others: a plan depends on no more."""
+    """The identity of a computation: a plan depends on no more."""
 
     name: str
     node: str

@@ -64,7 +64,7 @@ def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[An
 
 
 def _changed(recorder: Recorder) -> Iterator[tuple[Value, Any, Value]]:
-    """What is given and not as it was, and what it is now; not what the network updates itself."""
+    """Given values that changed, and what they are now; not those the network updates itself."""
     for value, seen in recorder.inputs.items():
         if seen.written or not seen.pending:
             final = recorder.memories.read(seen.tensor)
@@ -73,7 +73,7 @@ def _changed(recorder: Recorder) -> Iterator[tuple[Value, Any, Value]]:
 
 
 def _followed(recorder: Recorder, results: Sequence[Any]) -> set[Value]:
-    """What operations read that gradients of outputs, or of what is left, go back through."""
+    """Values that operations read on the way of gradients of outputs, or of what is left."""
     lasting = (final for _, _, final in _changed(recorder))
     reached = {v for v in (*results, *lasting) if isinstance(v, Value) and v.requires_grad}
     read = set[Value]()

@@ -381,7 +381,7 @@ class GraphRecording(ProxyTorchDispatchMode):
             self.memories.write(target, value)
 
     def _copied(self, source: Value, target: torch.Tensor) -> Value:
-        """What `copy_` leaves: the source in the target's dtype and shape."""
+        """The value that `copy_` leaves: the source in the target's dtype and shape."""
         aten = torch.ops.aten
         value = source
         if value.dtype != target.dtype:
@@ -394,7 +394,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         return value
 
     def _without_empty(self, parts: Sequence[Value], result: Value) -> Sequence[Value]:
-        """What is joined but for what is empty, which counts for the dtype and has a gradient."""
+        """The parts of a join but for empty ones, which count for the dtype and have a gradient."""
         filled = [each for each in parts if 0 not in each.shape]
         if not filled or len(filled) == len(parts):
             return parts
@@ -409,7 +409,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         return [first, *others]
 
     def _stopped(self, values: Any, named: Any, made: Sequence[Any]) -> Any:
-        """Where autograd is off, what is read without its history."""
+        """The values that are read, without their history where autograd is off."""
         if torch.is_grad_enabled() or not any(isinstance(e, torch.Tensor) for e in made):
             return values, named
         return replace_values((values, dict(named)), self.detached)
@@ -422,7 +422,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         return self.one(detach, "detach", (value,), value.shape, value.dtype, once=True)
 
     def _cast(self, value: Value, casts: Mapping[Value, torch.dtype]) -> Value:
-        """What an operation reads under autocast: a value, or it in another dtype, made once."""
+        """The value that is read under autocast: it, or it in another dtype, made once."""
         dtype = casts.get(value)
         if dtype is None:
             return value
@@ -535,7 +535,7 @@ def _is_unknown(number: Any) -> bool:
 
 
 def _of_lists(func: Any) -> Any:
-    """What makes anew what an operation changes in a list of tensors, as `_foreach_add_` does."""
+    """The form out of place of one that changes lists of tensors, as `_foreach_add_` does."""
     name = func._schema.name.partition("::")[2]
     if not name.startswith("_foreach_") or not name.endswith("_"):
         return None

@@ -36,7 +36,7 @@ from ooc_cudnn.torch.precision import strict_float32
 
 @dataclass(frozen=True)
 class _Told:
-    """What tells a region from all others: a plan depends on no more.
+    """The identity of a region: a plan depends on no more.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class Region(_Told):
 
     @property
     def _kind(self) -> str:
-        """Of the tensors that cost is found on: autocast looks at it, and what makes others."""
+        """The device type that cost is found on: autocast looks at it, and what makes tensors."""
         operations = self._part.operations
         under = (getattr(each.function, "entered", ()) for each in operations)
         candidates = [kind for kinds in under for kind, _ in kinds]

@@ -130,7 +130,7 @@ class _BatchAxisPass:
         )
 
     def _of_batches(self, operation: Operation) -> Operation:
-        """What follows maps, of batches: those of the rank of the result have such an axis."""
+        """The operation behind maps, of batches: values of the result's rank have such an axis."""
         (y,) = operation.results
         assert y is not None
         if operation.name in RESHAPES:

@@ -111,7 +111,7 @@ def noting_missed_lookups() -> Iterator[list[str]]:
 
 
 class Names:
-    """How many names there are in objects that forward looks into: guards pass over new ones.
+    """Counts of the names in objects that forward looks into: guards pass over new ones.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def _is_fixed(value: tuple[Any, ...]) -> bool:
 
 
 def _names_of_file(module: types.ModuleType) -> int:
-    """How many names a file of Python has, without those that TorchDynamo puts there."""
+    """The number of names in a file of Python, without those that TorchDynamo puts there."""
     return sum(name[:2] != "__" for name in vars(module))
 
 
@@ -214,13 +214,13 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 
 def _functions_of_guards() -> dict[str, Any]:
-    """What guards call in their expressions."""
+    """The functions that guards call in their expressions."""
     found: dict[str, Any] = getattr(guards, "_get_closure_vars", dict)()
     return found
 
 
 class _Nothing:
-    """Of a name that there is not: guards also compare that something is missing."""
+    """The value of a name that is missing: guards also compare that something is."""
 
 
 def _value_of(name: str, scope: dict[str, Any]) -> Any:
@@ -247,7 +247,7 @@ def _is_told(value: Any, guard: str, parts: set[int]) -> bool:
 
 
 class WatchedState:
-    """What a model holds, as it was when it was captured: tensors, classes of parts, names.
+    """A model's state, as it was when it was captured: tensors, classes of parts, names.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class WatchedState:
 
 
 def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
-    """What compares dtypes, devices, shapes, strides, and whether a gradient is asked for."""
+    """Guards of dtypes, devices, shapes, strides, and of whether a gradient is asked for."""
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 

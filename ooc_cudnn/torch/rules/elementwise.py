@@ -270,7 +270,7 @@ def _size(held: LoweredValue) -> int:
 
 
 def _broadcast(to: GraphLowering, one: LoweredValue, other: Value) -> Tensor:
-    """What is given, as it lies along the axes of a map."""
+    """A given value, as it lies along the axes of a map."""
     if other.dtype != getattr(torch, one.tensor.dtype):
         raise Unlike(f"of {one.tensor.dtype} and {other.dtype}")
     shape = [1] * len(one.axes)
