@@ -1,9 +1,8 @@
-"""Which layout each operation of a chain is computed in: Li et al.'s rule, and the cheapest path.
+"""Which layout each operation of a chain is computed in: the cheapest path.
 
-Li et al. (SC 2016) choose by two thresholds, which one profiling of a card tells: CHWN for few
-channels or many images, else NCHW. The modern choice needs no rule: an operation in a layout is a
-node, which takes its measured seconds, bringing a tensor from one layout into another is an edge,
-and the cheapest sequence of layouts over a whole chain is a shortest path.
+An operation in a layout is a node, which takes its measured seconds, bringing a tensor from one
+layout into another is an edge, and the cheapest sequence of layouts over a whole chain is a
+shortest path.
 
 Nothing here knows what a layout is: whatever has seconds has a name.
 """
@@ -11,7 +10,7 @@ Nothing here knows what a layout is: whatever has seconds has a name.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -31,11 +30,6 @@ class Step(NamedTuple):
         """Seconds of the step in a layout, where its operand lies in the one `before`."""
         moved = 0.0 if before == layout else self.entering.get((before, layout), math.inf)
         return moved + self.seconds.get(layout, math.inf)
-
-    def only(self, layouts: Collection[str]) -> Step:
-        """The same without other layouts."""
-        found = {layout: took for layout, took in self.seconds.items() if layout in layouts}
-        return self._replace(seconds=found)
 
 
 class Path(NamedTuple):
@@ -106,62 +100,3 @@ def uniform_seconds(steps: Sequence[Step], arrives: str) -> dict[str, float]:
         )
         for layout in sorted(layouts)
     }  # fmt: skip
-
-
-# Li et al.'s rule --------------------------------------------------------------------------------
-
-
-class LayoutProfile(NamedTuple):
-    """Seconds of one convolution of so many images and input channels, in two layouts."""
-
-    images: int
-    channels: int
-    chwn: float
-    nchw: float
-
-
-class Rule(NamedTuple):
-    """CHWN where there are fewer channels than Ct or at least Nt images, else NCHW (section IV.A).
-
-    The paper found (32, 128) on a GTX Titan Black and (128, 64) on a Titan X.
-
-    Examples
-    --------
-    >>> rule = Rule(channels=32, images=128)
-    >>> rule.layout(images=64, channels=3), rule.layout(images=64, channels=96)
-    ('CHWN', 'NCHW')
-    """
-
-    channels: float
-    images: float
-
-    def layout(self, *, images: int, channels: int) -> str:
-        """The layout of a convolution; pooling is always in CHWN."""
-        return "CHWN" if channels < self.channels or images >= self.images else "NCHW"
-
-
-def fit_rule(profile: Iterable[LayoutProfile]) -> Rule:
-    """Return the rule by which the convolutions of a profile lose least against the better layout.
-
-    A loss is a ratio of seconds, so that small convolutions count as much as large ones. A
-    threshold that nothing reaches is 0 channels, or infinitely many images.
-
-    Examples
-    --------
-    >>> fit_rule([LayoutProfile(64, 3, 1.0, 2.0), LayoutProfile(64, 96, 2.0, 1.0),
-    ...             LayoutProfile(128, 96, 1.0, 2.0)])
-    Rule(channels=96, images=128)
-    """
-    points = list(profile)
-    few = [0, *sorted({point.channels for point in points}), math.inf]
-    many = [math.inf, *sorted({point.images for point in points}, reverse=True)]
-
-    def lost(rule: Rule) -> float:
-        total = 0.0
-        for point in points:
-            layout = rule.layout(images=point.images, channels=point.channels)
-            taken = point.chwn if layout == "CHWN" else point.nchw
-            total += math.log(taken / min(point.chwn, point.nchw))
-        return total
-
-    return min((Rule(c, n) for c in few for n in many), key=lost)

@@ -1,4 +1,4 @@
-"""The cheapest sequence of layouts against every sequence there is; and Li et al.'s rule."""
+"""The cheapest sequence of layouts against every sequence there is."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.pricing.layouts import (
-    LayoutProfile,
-    Rule,
-    Step,
-    cheapest,
-    fit_rule,
-    seconds_of,
-    uniform_seconds,
-)
+from ooc_cudnn.pricing.layouts import Step, cheapest, seconds_of, uniform_seconds
 
 LAYOUTS = ("NCHW", "NHWC", "CHWN")
 
@@ -90,32 +82,3 @@ def test_a_result_is_left_where_it_must_lie():
 def test_a_chain_of_nothing_takes_no_time():
     assert cheapest([], "NHWC").seconds == 0.0
     assert uniform_seconds([], "NHWC") == {}
-
-
-@pytest.mark.parametrize("rule", [Rule(32, 128), Rule(128, 64), Rule(0, math.inf)])
-def test_the_papers_thresholds_are_found_again(rule):
-    """From seconds that follow a rule, the rule that decides the same of all of them."""
-    points = []
-    for images, channels in itertools.product((16, 32, 64, 128, 256), (1, 3, 16, 32, 64, 128, 256)):
-        chwn = rule.layout(images=images, channels=channels) == "CHWN"
-        points.append(LayoutProfile(images, channels, 1.0 if chwn else 2.0, 2.0 if chwn else 1.0))
-    assert fit_rule(points) == rule
-
-
-def test_the_rule_loses_least():
-    random = np.random.default_rng(5)
-    points = [
-        LayoutProfile(int(n), int(c), *random.uniform(1, 3, 2))
-        for n in (32, 64, 128) for c in (3, 64, 256)
-    ]  # fmt: skip
-
-    def lost(channels, images):
-        product = 1.0
-        for point in points:
-            chwn = point.channels < channels or point.images >= images
-            product *= (point.chwn if chwn else point.nchw) / min(point.chwn, point.nchw)
-        return product
-
-    found = fit_rule(points)
-    every = [lost(c, n) for c in range(300) for n in (*range(1, 130), 10**9)]
-    assert lost(*found) == pytest.approx(min(every))
