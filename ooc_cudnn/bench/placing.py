@@ -11,7 +11,7 @@ import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.host_memory import available_host_bytes
-from ooc_cudnn.memory.pinned import idle_bytes, release
+from ooc_cudnn.memory.pinned import release
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import dtype_name
 
@@ -20,9 +20,7 @@ __all__ = [
     "allocate_pinned",
     "available_host_bytes",
     "free_cupy",
-    "idle_pinned_bytes",
     "release_device",
-    "release_device_memory",
     "release_pinned",
     "to_device",
 ]
@@ -71,28 +69,10 @@ def release_pinned(device: str) -> None:
     release(get_device(device))
 
 
-def idle_pinned_bytes(device: str) -> int:
-    """Bytes of pinned memory that no array uses; the library's next arrays take it first."""
-    gc.collect()
-    return idle_bytes(get_device(device))
-
-
 def release_device(device: str) -> None:
     """Give back all that the library and CuPy keep for later, idle pinned memory included."""
     gc.collect()
     get_device(device).release_caches()
-
-
-def release_device_memory(device: str) -> None:
-    """Give the library's device memory, and what CuPy keeps of freed arrays, back to the driver.
-
-    Idle pinned memory stays: locking 75 GiB of it again takes 20 seconds, and unlocking 15.
-    """
-    gc.collect()
-    found = get_device(device)
-    found.synchronize()
-    found.arena.release()
-    free_cupy(cuda=found.kind == "cuda")
 
 
 def free_cupy(*, cuda: bool) -> None:

@@ -99,7 +99,6 @@ class Verdicts:
         self.version = next(_versions)
         for key, verdict in stored:
             self._merge(key, verdict)
-        self._unstored = False
 
     def of(self, kind: CheckedKind, engine: str) -> Verdict | None:
         """Return the verdict on an engine; None where there is none yet."""
@@ -108,16 +107,11 @@ class Verdicts:
     def add(self, kind: CheckedKind, engine: str, verdict: Verdict) -> None:
         """Take a verdict, in place of an earlier one."""
         self._known[str(kind), engine] = verdict
-        self.version, self._unstored = next(_versions), True
+        self.version = next(_versions)
 
     def finish_search(self) -> None:
         """Note that every engine was checked."""
-        self.is_searched, self.version, self._unstored = True, next(_versions), True
-
-    @property
-    def is_unstored(self) -> bool:
-        """True if something is known that no file has."""
-        return self._unstored
+        self.is_searched, self.version = True, next(_versions)
 
     def items(self) -> list[tuple[Key, Verdict]]:
         """Every verdict, in order."""
@@ -128,10 +122,6 @@ class Verdicts:
         for key, verdict in others.items():
             self._merge(key, verdict)
         self.is_searched |= others.is_searched
-
-    def stored(self) -> None:
-        """Note that a file has all of it."""
-        self._unstored = False
 
     def _merge(self, key: Key, verdict: Verdict) -> None:
         known = self._known.get(key)
@@ -151,8 +141,3 @@ def was_searched(cudnn: str) -> bool:
     (True, True, False, False)
     """
     return cudnn.isdigit() and cudnn_version(int(cudnn)).rpartition(".")[0] in SEARCHED
-
-
-def _figures(version: int) -> list[str]:
-    unit = 10000 if version >= 90000 else 1000
-    return [str(version // unit), str(version % unit // 100), str(version % 100)]

@@ -33,7 +33,6 @@ def verdicts_of(device: Device) -> Verdicts:
     found = _verdicts.get(device)
     if found is None:
         found = _verdicts[device] = _read_or_none(device) or _fresh(device)
-        found.stored()
     return found
 
 
@@ -69,7 +68,6 @@ def save_verdicts(device: Device) -> Path:
         }
         lines = ",\n  ".join(json.dumps(_to_json(*item)) for item in known.items())
         replace_file(path, f'{json.dumps(data)[:-1]}, "verdicts": [\n  {lines}]}}\n')
-    known.stored()
     return path
 
 

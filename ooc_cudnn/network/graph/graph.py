@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.tensor import Tensor
@@ -72,7 +72,3 @@ class Graph:
                 needed.update(tensor.name for tensor in node.inputs)
                 nodes.append(node)
         return tuple(reversed(nodes))
-
-    def consumers(self, tensor: Tensor) -> Iterator[Node]:
-        """The nodes that read a tensor, in order."""
-        return (node for node in self.nodes.values() if tensor in node.inputs)

@@ -30,8 +30,7 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
 
-#: Seed and offset: they fit a float64, in which `verify` reads them.
-LARGEST_STATE = 2**53 - 1
+#: Seed and offset: below 2**53, so that they fit a float64, in which `verify` reads them.
 STATE = Operand((2,), "int64", frozenset())
 
 

@@ -97,9 +97,6 @@ def _reshaped(to: GraphLowering, x: Any, shape: tuple[int, ...]) -> LoweredValue
     raise Unlike(f"from {x.shape} to {shape}: an image is flattened, or nothing changes")
 
 
-_MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
-
-
 @rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 def nearest(to: GraphLowering, input: Any, output_size: Any, scale_factors: Any) -> LoweredValue:
     return _interpolated(to, input, output_size, scale_factors, "nearest", False)
