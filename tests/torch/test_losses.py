@@ -120,6 +120,15 @@ def check(loss, model, x, *targets, tolerance=1e-11):
         close(found[name], each, name, tolerance=tolerance)
 
 
+@pytest.mark.parametrize("which", ["weight", "pos_weight"])
+@pytest.mark.parametrize("shape", [(), (CLASSES,), (CLASSES, 1, 1), (2, 1, 1, CLASSES)])
+def test_weights_lie_along_the_last_axes(which, shape):
+    x = noise(2, CLASSES, 4, CLASSES)  # as wide as it has classes
+    weights = noise(*shape).abs() + 0.1
+    check(nn.BCEWithLogitsLoss(**{which: weights}), convolution(), x,
+          noise(2, CLASSES, 4, CLASSES).sigmoid())  # fmt: skip
+
+
 def test_every_loss_is_here():
     losses = {
         each

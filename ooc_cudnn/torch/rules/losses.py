@@ -56,7 +56,11 @@ def sigmoid_cross_entropy(
         _target(target),
         reduction=_reduced(reduction),
         name=to.name("loss"),
-        **{name: to.given(each) for name, each in weights.items() if each is not None},
+        **{
+            name: to.given(each, [1] * (len(self.shape) - len(each.shape)) + list(each.shape))
+            for name, each in weights.items()
+            if each is not None  # a vector lies along the last axis, the network's along channels
+        },
     )
     return LoweredValue(loss, ())
 

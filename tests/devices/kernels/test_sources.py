@@ -382,12 +382,13 @@ def test_plans_refuse_operands_that_do_not_fit():
     def pointwise(value, *, addend=None, shift=None, old=None, mode="relu", dtype="float32"):
         plan_pointwise(a, value, addend, None, shift, old, mode, dtype)
 
+    pointwise(half)  # a cast
     with pytest.raises(ValueError, match="value has shape"):
         pointwise(b)
     with pytest.raises(ValueError, match="shift has shape"):
         pointwise(a, shift=bias)
     with pytest.raises(ValueError, match="value is float16"):
-        pointwise(half)
+        pointwise(half, dtype="bfloat16")
     with pytest.raises(ValueError, match="mode is"):
         pointwise(a, mode="relu6")
     with pytest.raises(ValueError, match="keeps type and shape"):
