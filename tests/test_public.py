@@ -2,6 +2,8 @@
 
 import doctest
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -162,3 +164,11 @@ def test_a_result_that_no_process_can_hold_is_refused():
         pytest.raises(ValueError, match=r"dx would be 1 x 1 x 7000003 x 7000003, .*stride"),
     ):
         ooc_cudnn.convolution_backward_data(W, X, stride=10**6)
+
+
+def test_the_import_leaves_heavy_packages_to_who_uses_them():
+    code = (
+        "import sys, ooc_cudnn; print(*{'scipy', 'torch', 'cupy', 'matplotlib'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not ran.stdout.split()

@@ -11,12 +11,27 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import erf, expit
 
 from ooc_cudnn.operations.core.operation import Array
 
 #: Of gelu_tanh: 2 sqrt(2 / pi), and the factor of the cube.
 _TWICE, _CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
+
+
+def erf(x: Array) -> Array:
+    """The error function, in the type of x."""
+    from scipy import special  # 40 % of what `import ooc_cudnn` would take otherwise
+
+    y: Array = special.erf(x)
+    return y
+
+
+def expit(x: Array) -> Array:
+    """The logistic sigmoid, in the type of x."""
+    from scipy import special
+
+    y: Array = special.expit(x)
+    return y
 
 
 class Mode(NamedTuple):
