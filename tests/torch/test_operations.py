@@ -95,3 +95,20 @@ def test_what_is_subtracted_from_maps_is_in_the_network(few_plans):
     whole.register_buffer("number", torch.tensor([3]))
     whole.forward = lambda x: nn.functional.conv2d(x, whole.weight) - whole.number
     check(whole, torch.randn(1, 3, 4, 4), shares=(), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(("one", "other", "alpha"), [(6e4, 4e4, -2), (0.7, 0.9, 0.3)])
+def test_a_factor_of_half_types_is_rounded_with_the_sum(one, other, alpha):
+    """A float16 product by itself would be infinite, or rounded once more."""
+    maps = [torch.full((2, 3, 4, 5), value).half().requires_grad_() for value in (one, other)]
+
+    class Sum(nn.Module):
+        def forward(self, x, y):
+            return torch.add(x, y, alpha=alpha)
+
+    with ooc_cudnn.settings(device="host", machine="host"):
+        z = ooc.limit(Sum(), "1MiB")(*maps)
+        z.sum().backward()
+    expected = (maps[0].double() + alpha * maps[1].double()).half()
+    assert torch.equal(z, expected)
+    assert torch.equal(maps[1].grad, torch.full_like(z, alpha))
