@@ -14,6 +14,7 @@ from benchmarks.accuracy_operands import Blocks, Bound
 from ooc_cudnn.bench.diagnosis import diagnosis, record_calls
 from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, time_call
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.explain import planned_call
@@ -21,7 +22,6 @@ from ooc_cudnn.functions.call.plan import PlannedCall
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import STREAMS
-from ooc_cudnn.pricing.plan import Plan
 
 #: A limit under which there is no plan is replaced by this times the smallest that has one.
 ABOVE_SMALLEST = 1.1

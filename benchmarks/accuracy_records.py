@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import ooc_cudnn
 from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_operands import Bound, stored_shape
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.call.plan import PlannedCall
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel, Split
 

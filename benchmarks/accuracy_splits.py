@@ -18,16 +18,16 @@ from benchmarks.accuracy_operands import Blocks, Bound
 from ooc_cudnn.arrays.operands import array_ref
 from ooc_cudnn.bench.steadiness import Neighbours
 from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio, time_call
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import make_plan
+from ooc_cudnn.call_planner.request import Request
+from ooc_cudnn.call_planner.search import Search
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import is_staged
 from ooc_cudnn.functions.call.explain import describe_call, planned_call
 from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.execute import make_executor
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import make_plan
-from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import Search
 from perfmodel import Split
 
 #: Splits of a grid: the finest steps between piece sizes are taken that give no more than the most.

@@ -30,13 +30,13 @@ from benchmarks.accuracy_summary import rounded
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.searches import Prices, descended
 from ooc_cudnn.bench import script
+from ooc_cudnn.call_planner.planner import Planner, make_plan
+from ooc_cudnn.call_planner.request import LARGEST_BATCH, Request
+from ooc_cudnn.call_planner.search import even_sizes
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
-from ooc_cudnn.pricing.planner import Planner, make_plan
-from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.search import even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 

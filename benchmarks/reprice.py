@@ -18,11 +18,11 @@ from typing import NamedTuple
 from benchmarks.accuracy_records import Measured, Way, measured
 from benchmarks.accuracy_summary import errors
 from ooc_cudnn.bench.record import RESULTS, table
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
+from ooc_cudnn.call_planner.search import PricedSplit, Search
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import PricedSplit, Search
 
 #: Where calls that were measured are kept.
 RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.call_planner.search import Search
 from perfmodel import Split
 
 #: The paper's order: each later axis costs more extra traffic when it is cut.

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_cudnn import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.offsets import Offsets
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
-from ooc_cudnn.pricing.request import Request
 
 PHASES = ("filled", "waiting", "used", "emptied")
 WORKSPACE = "workspace"

@@ -17,6 +17,7 @@ from ooc_cudnn.arrays.making import empty, malloc, zeros
 from ooc_cudnn.arrays.operands import placement
 from ooc_cudnn.arrays.pinning import pin
 from ooc_cudnn.calibration import calibrate
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.errors import (
     DeviceOutOfMemoryError,
     OocError,
@@ -26,7 +27,6 @@ from ooc_cudnn.errors import (
 from ooc_cudnn.functions import *  # noqa: F403  # the public functions, listed there
 from ooc_cudnn.functions.call.explain import plan
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec

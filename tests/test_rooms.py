@@ -38,7 +38,7 @@ ROOMS = (
     ("ooc_cudnn.memory",),
     ("ooc_cudnn.devices",),
     ("ooc_cudnn.arrays",),
-    ("ooc_cudnn.pricing",),
+    ("ooc_cudnn.call_planner",),
     ("ooc_cudnn.pipeline", "ooc_cudnn.profiling"),
     ("ooc_cudnn.engines",),
     ("ooc_cudnn.functions.call",),

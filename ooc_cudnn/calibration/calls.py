@@ -16,6 +16,8 @@ import numpy as np
 
 from ooc_cudnn.calibration.copies import ROWS_BYTES, copy_seconds, latency, staged_bytes
 from ooc_cudnn.calibration.session import DIRECTIONS, Session
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.measuring import Bench, Timing, WatchedDevice, repeated_seconds
 from ooc_cudnn.functions.api.batch_normalization import batch_normalization_forward_inference
@@ -23,8 +25,6 @@ from ooc_cudnn.functions.api.elementwise import activation_forward
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.views import Source
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped

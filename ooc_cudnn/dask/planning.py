@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import dask.array as da
 from distributed import Client
 
+from ooc_cudnn.call_planner.explain import align_columns
 from ooc_cudnn.dask.networks import NetworkWork, WantedBlock
 from ooc_cudnn.dask.work import Part, Work
 from ooc_cudnn.dask.workers import Worker, workers
@@ -25,7 +26,6 @@ from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.network.tiled.infer import standalone_forward
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.core.tiles import call_of_tile
-from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_bytes, format_seconds

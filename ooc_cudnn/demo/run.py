@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.demo.check import FUNCTION, PATCHES, Problem, check_patches
 from ooc_cudnn.demo.photograph import allocate, enlarge, photograph
 from ooc_cudnn.demo.pictures import feature_sheet
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions import convolution_add_activation_forward
 from ooc_cudnn.functions.call.explain import plan
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import Call, profile
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current, settings

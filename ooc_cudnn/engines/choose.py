@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import assign_workspace, distinct_launches
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED, Option
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, in_memory_order
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import assign_workspace, distinct_launches
-from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ORDERS
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import AskWorkspace
+from ooc_cudnn.call_planner.request import Request
+from ooc_cudnn.call_planner.search import LaunchOf
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Option
@@ -17,10 +21,6 @@ from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.operations.core.strided_views import channels_of_wider, takes_wider
 from ooc_cudnn.pipeline.program import Binding, Program, Task
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import AskWorkspace
-from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import LaunchOf
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import ORDERS, TensorSpec, packed_strides, same_strides
 from perfmodel import MachineModel

@@ -20,6 +20,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_files import forget_tables, tables_of, try_to_save_tables
 from ooc_cudnn.devices.engines import Measurement, Option, Tables
@@ -29,8 +31,6 @@ from ooc_cudnn.engines.measure import Deadline, EngineTuner
 from ooc_cudnn.engines.target import PlannedCall, PlannedPart
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import distinct_launches
 from perfmodel import MachineModel, Work
 
 #: Computing that takes less is not worth a trial (seconds of a whole call).

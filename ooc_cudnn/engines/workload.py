@@ -7,6 +7,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import NamedTuple
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import distinct_launches
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, Kind, Measurement, Option, Tables
 from ooc_cudnn.engines.accuracy import border_pieces
@@ -18,9 +21,6 @@ from ooc_cudnn.operations.convolution.gradients import (
     in_memory_order,
     without_epilogue,
 )
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import distinct_launches
-from ooc_cudnn.pricing.request import Request
 
 #: What was measured of one size serves others that are no farther from it (`Work.distance`).
 NEAR = math.log(2.0)

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.base import Device, Event, Run, open_run
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
@@ -27,8 +29,6 @@ from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, make_trace
 from ooc_cudnn.pipeline.views import Source, Views, drop_unit_axes, packed_image, region_of
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
 
 #: Sets of addresses that a call which copies nothing is kept ready for.
 BOUND_ADDRESSES = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from ooc_cudnn.call_planner.loop_orders import runs_down
 from ooc_cudnn.operations.core.call import AXES, SWEEP, Accumulation, Piece, TiledCall
-from ooc_cudnn.pricing.loop_orders import runs_down
 from perfmodel import Split
 
 

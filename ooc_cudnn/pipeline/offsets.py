@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.memory.alignment import align
-from ooc_cudnn.pricing.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request, worth_threads
 from ooc_cudnn.operations.core.call import Region
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request, worth_threads
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel.cached import cached_property
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.pipeline.issuing import Issuer
 from ooc_cudnn.pipeline.program import Move, Program, Task, program_of
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.task_steps import TaskSteps
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.offsets import lay_out
@@ -17,8 +19,6 @@ from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.trace import Trace, make_trace
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
 from perfmodel import MachineModel
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import cli
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.cli import plan as cli_plan
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.settings import current
 
 PLAN = [

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ooc_cudnn import cli, operations
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.cli.arguments import Defaults, kind_of, parameters_of, sizes
 from ooc_cudnn.cli.chain import OPERATIONS, read_chain
 from ooc_cudnn.cli.plan import EXAMPLES, example, function_parser
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 
 H200 = ("--machine", "h200", "--memory-limit", "1GiB")

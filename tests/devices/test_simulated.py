@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.call.explain import plan, plan_request
@@ -14,7 +15,6 @@ from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule, simulate
 from ooc_cudnn.pipeline.virtual_steps import StepCost
-from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import (
     ComputeModel,

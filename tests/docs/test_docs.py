@@ -11,8 +11,8 @@ import pytest
 import ooc_cudnn
 from benchmarks.pages import model as model_page
 from ooc_cudnn.bench import script
+from ooc_cudnn.call_planner.search import SIZES
 from ooc_cudnn.engines import trials
-from ooc_cudnn.pricing.search import SIZES
 from perfmodel.lines import TOO_NOISY, TOO_NOISY_FILES
 from perfmodel.rows import GAP_BYTES, NARROW_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS, WIDE_WINDOW

@@ -11,18 +11,18 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import operations
-from ooc_cudnn.functions.call.explain import describe_call
-from ooc_cudnn.operations.chain.lowering import SEPARATOR
-from ooc_cudnn.pricing.chain_layouts import (
+from ooc_cudnn.call_planner.chain_layouts import (
     WORTH_DIFFERING,
     layouts_to_plan,
     seconds_by_layout,
     steps_of,
 )
-from ooc_cudnn.pricing.layouts import seconds_of
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import make_plan
-from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.call_planner.layouts import seconds_of
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import make_plan
+from ooc_cudnn.call_planner.search import Search
+from ooc_cudnn.functions.call.explain import describe_call
+from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from tests.support.forced import Forced, legal_splits

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.explain import plan
 from ooc_cudnn.operations import AddTensor, Convolution
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 

@@ -10,9 +10,9 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError, TensorSpec
+from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.operations import Activation, Convolution, Pooling
-from ooc_cudnn.pricing.planner import make_plan
 from tests.support.sampling import number
 
 torch = pytest.importorskip("torch")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Measurement, Option, Tables
 from ooc_cudnn.devices.machines import machine_path
@@ -16,7 +17,6 @@ from ooc_cudnn.engines import launch_timing, trials
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.call.explain import plan_request
-from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, Work, shipped
 from tests.support.clock import Clock

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.devices.engine_files import engines_path, forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.functions.tune.tune import tune
@@ -19,7 +20,6 @@ from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardFilter,
 )
 from ooc_cudnn.pipeline.program import Task
-from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import TensorSpec
 
 X, W = (16, 64, 32, 32), (64, 64, 3, 3)

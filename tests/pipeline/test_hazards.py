@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.call_planner.planner import Planner
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.host_arena import assign_pinned_offsets
 from ooc_cudnn.network.lowering.lower import lower_step
@@ -21,7 +22,6 @@ from ooc_cudnn.pipeline import hazards as tracked
 from ooc_cudnn.pipeline import program
 from ooc_cudnn.pipeline.program import Binding, Move, Program, Task
 from ooc_cudnn.pipeline.schedule import make_schedule
-from ooc_cudnn.pricing.planner import Planner
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from tests.support.drawn_networks import drawn_network
 from tests.support.hazards import clocks, hazards

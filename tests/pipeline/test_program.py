@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ooc_cudnn.call_planner.request import WORTH_A_TASK_BYTES, WORTH_THREADS_BYTES
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.elementwise.activation import Activation
-from ooc_cudnn.pricing.request import WORTH_A_TASK_BYTES, WORTH_THREADS_BYTES
 from perfmodel import Split
 from tests.support.forced import Forced
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
@@ -18,7 +19,6 @@ from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.pipeline.schedule import plan_schedule
-from ooc_cudnn.pricing.planner import distinct_launches
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split
 from tests.support.forced import Forced

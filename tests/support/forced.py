@@ -15,11 +15,11 @@ import numpy as np
 
 import perfmodel
 from ooc_cudnn.arrays.operands import array_ref
+from ooc_cudnn.call_planner import planner, search
+from ooc_cudnn.call_planner import slot_rings as pricing_rings
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call.plan import make_request
 from ooc_cudnn.pipeline.execute import make_executor
-from ooc_cudnn.pricing import planner, search
-from ooc_cudnn.pricing import slot_rings as pricing_rings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 

@@ -24,7 +24,7 @@ ONE_IN = {
 #: each test of a file others do.
 TURNS = {
     "benchmarks": 3, "calibration": 3, "dask": 3, "functions": 4, "fuzz": 3, "memory": 3,
-    "network": 4, "operations": 2, "pipeline": 3, "pricing": 3, "torch": 4,
+    "network": 4, "operations": 2, "pipeline": 3, "call_planner": 3, "torch": 4,
 }  # fmt: skip
 FEW = 3
 #: Of these tests one case in so many runs, and those cases that alone found a mutant. Of a product

@@ -2,7 +2,8 @@
 
 The costs of a call's pieces, and the grid of its splits, are the same under five limits, or for a
 hundred forced splits; the library makes them anew for each plan. Plans are the same either way
-(`tests/pricing/test_search.py`). What is shared knows no limit at all: to look at it is an error.
+(`tests/call_planner/test_search.py`). What is shared knows no limit at all: to look at it is an
+error.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from unittest import mock
 
-from ooc_cudnn.pricing import planner
-from ooc_cudnn.pricing.search import Search
+from ooc_cudnn.call_planner import planner
+from ooc_cudnn.call_planner.search import Search
 
 #: Searches that are kept.
 KEPT = 64

@@ -11,6 +11,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from ooc_cudnn import fork_safety
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import worth_threads
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.engines.trials import forget_trials
 from ooc_cudnn.functions.call.bind import Bound
@@ -19,8 +21,6 @@ from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.pipeline.execute import Executor
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import worth_threads
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.units import format_bytes
 from ooc_cudnn.warnings_once import warn

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ooc_cudnn.arrays.operands import ArrayRef, array_ref
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions.call.arguments import check_scaling
 from ooc_cudnn.functions.call.bind import Bound, bind
@@ -17,8 +19,6 @@ from ooc_cudnn.functions.call.plan import PlannedCall, Target
 from ooc_cudnn.functions.call.spec import Description
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.operations.core.call import TiledCall
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ORDERS, TensorSpec
 from ooc_cudnn.units import MOST_BYTES, parse_limit, resolve_limit

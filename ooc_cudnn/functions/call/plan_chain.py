@@ -11,23 +11,23 @@ from itertools import pairwise
 from typing import cast
 
 from ooc_cudnn import fork_safety
-from ooc_cudnn.engines.target import PlannedCall, PlannedPart, Target, make_request
-from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.pricing.cutting import (
+from ooc_cudnn.call_planner.chain_partition import (
     SHARE_OF_SMALLEST,
     WORTH_CUTTING,
-    Part,
+    ChainPart,
     choose_cuts,
     intermediate_placement,
     join_plans,
     large_piece,
-    part_between,
-    parts_of,
+    partition_chain,
+    sub_chain,
 )
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import make_plan, smallest_bytes
-from ooc_cudnn.pricing.request import Request
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import make_plan, smallest_bytes
+from ooc_cudnn.call_planner.request import Request
+from ooc_cudnn.engines.target import PlannedCall, PlannedPart, Target, make_request
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.operations.chain.chain import Chain
 
 #: Plans that are remembered.
 REMEMBERED_PLANS = 64
@@ -104,7 +104,7 @@ def _larger_pieces_help(request: Request, whole: Plan) -> bool:
     )
 
 
-def _part_request(request: Request, part: Part, aligned: Mapping[str, bool]) -> Request:
+def _part_request(request: Request, part: ChainPart, aligned: Mapping[str, bool]) -> Request:
     """Describe a part of a chain, its intermediates in pinned memory."""
     chain, x = request.chain, request.specs["x"]
     assert isinstance(chain, Chain)
@@ -133,7 +133,7 @@ def _smallest_in_parts(request: Request, target: Target, aligned: Mapping[str, b
     """
     chain, smallest = request.chain, 0
     assert isinstance(chain, Chain)
-    for part in parts_of(chain, chain.seams):
+    for part in partition_chain(chain, chain.seams):
         try:
             make_plan(_part_request(request, part, aligned), target.ask_workspace)
         except PlanInfeasibleError as error:
@@ -157,7 +157,7 @@ def _plan_in_parts(
     @cache
     def part(start: int, stop: int) -> tuple[Request, Mapping[str, str]]:
         """Operations [start, stop) of the chain, and what its operands are in it."""
-        made = part_between(chain, start, stop)
+        made = sub_chain(chain, start, stop)
         return _part_request(request, made, aligned), made.names
 
     @cache

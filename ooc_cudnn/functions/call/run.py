@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.arrays.operands import ArrayRef, address_of
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.call.bind import Bound
@@ -15,7 +16,6 @@ from ooc_cudnn.functions.call.observe import run_observed
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.pipeline.verify import Verification
 from ooc_cudnn.pipeline.views import Source
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.profiling import recording
 from ooc_cudnn.progress import SHORTEST_SECONDS
 from ooc_cudnn.settings_table import Settings

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
+from ooc_cudnn.call_planner.explain import align_columns
 from ooc_cudnn.network.ir.constraints import OrderSeconds
 from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 
 #: What becomes of a tensor: in the words of NETWORKS.md.

@@ -7,6 +7,9 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ooc_cudnn import fork_safety
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.planner import AskWorkspace, Planner, distinct_launches, make_plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import Target
@@ -14,9 +17,6 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.pipeline.loops import pieces
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.planner import AskWorkspace, Planner, distinct_launches, make_plan
-from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ORDERS
 
 #: Another cut is worth it where seconds differ by more than this: so much an engine must save that

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.engines.choose import choose_engines, slowness_of
 from ooc_cudnn.engines.target import make_request
@@ -40,8 +42,6 @@ from ooc_cudnn.pipeline.program import (
     Synchronisation,
     Task,
 )
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
 
 #: A phase has too little memory where it is cut into more pieces than this, and takes more than so
 #: many times as long as with all memory to itself. Then a tensor beside it goes to the host.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple, Self
 
+from ooc_cudnn.call_planner.explain import align_columns
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
@@ -16,7 +17,6 @@ from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.runtime.runnable import Runnable
 from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as SLOW
 from ooc_cudnn.network.search.plan_step import NAMES, plan_step
-from ooc_cudnn.pricing.explain import align_columns
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import MachineModel
 

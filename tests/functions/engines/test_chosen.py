@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.call_planner.search import Search
 from ooc_cudnn.devices.engine_files import (
     tables_of,
 )
@@ -15,7 +16,6 @@ from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
-from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
 from tests.support.fake_cudnn import FakeEngine

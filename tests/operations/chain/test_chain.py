@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ooc_cudnn.call_planner.slot_rings import DEPTHS
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.elementwise.activation import Activation, check_mode
 from ooc_cudnn.operations.elementwise.binary import AddTensor, OpTensor
 from ooc_cudnn.operations.normalization.batch_launches import Normalise
-from ooc_cudnn.pricing.slot_rings import DEPTHS
 from perfmodel import Split
 from tests.support import reference
 from tests.support.forced import Forced, legal_splits

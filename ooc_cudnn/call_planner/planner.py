@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.memory.alignment import ALIGNMENT, align
-from ooc_cudnn.operations.core.call import AXES
-from ooc_cudnn.pricing.chain_layouts import layouts_to_plan, seconds_by_layout
-from ooc_cudnn.pricing.loop_orders import LoopOrder
-from ooc_cudnn.pricing.plan import Alternative, Plan
-from ooc_cudnn.pricing.request import (
+from ooc_cudnn.call_planner.chain_layouts import layouts_to_plan, seconds_by_layout
+from ooc_cudnn.call_planner.loop_orders import LoopOrder
+from ooc_cudnn.call_planner.plan import Alternative, Plan
+from ooc_cudnn.call_planner.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
     Request,
 )
-from ooc_cudnn.pricing.search import LaunchOf, PricedSplit, Search
+from ooc_cudnn.call_planner.search import LaunchOf, PricedSplit, Search
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.memory.alignment import ALIGNMENT, align
+from ooc_cudnn.operations.core.call import AXES
 from perfmodel import Slowdown, Split
 from perfmodel.cached import cached_property
 from perfmodel.closed_form import binding_stage, closed_form, link_alone

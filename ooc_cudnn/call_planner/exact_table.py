@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.call_planner.axes import Axes
+from ooc_cudnn.call_planner.piece_costs import PieceCosts
+from ooc_cudnn.call_planner.pieces import Pieces
 from ooc_cudnn.operations.core.call import Accumulation, Piece
-from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import Pieces
 from perfmodel import Split
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import ooc_cudnn
 from ooc_cudnn import cli
+from ooc_cudnn.call_planner.explain import align_columns
+from ooc_cudnn.call_planner.plan import Alternative, Plan
 from ooc_cudnn.cli.plan import example
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.pricing.explain import align_columns
-from ooc_cudnn.pricing.plan import Alternative, Plan
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from perfmodel import Split
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ooc_cudnn.call_planner.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
-from ooc_cudnn.pricing.loop_orders import LoopOrder, legal_orders
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import MachineModel, Slowdown
 from perfmodel.cached import cached_property

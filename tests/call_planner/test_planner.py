@@ -9,6 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooc_cudnn.call_planner import planner
+from ooc_cudnn.call_planner import request as limits
+from ooc_cudnn.call_planner.axes import Axes
+from ooc_cudnn.call_planner.search import Search
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.memory.alignment import align
@@ -17,10 +21,6 @@ from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AddTensor
-from ooc_cudnn.pricing import planner
-from ooc_cudnn.pricing import request as limits
-from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import Split, shipped
 from tests.support.forced import Forced

@@ -26,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc_cudnn.call_planner.axes import Axes
+from ooc_cudnn.call_planner.piece_costs import PieceCosts
+from ooc_cudnn.call_planner.pieces import Pieces, Values, product
+from ooc_cudnn.call_planner.request import Direction
 from ooc_cudnn.operations.core.call import ALONE, AXES, Accumulation, Piece
-from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import Pieces, Values, product
-from ooc_cudnn.pricing.request import Direction
 from perfmodel import Split
 from perfmodel.work import CHANNEL_STEP
 

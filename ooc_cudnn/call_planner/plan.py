@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from ooc_cudnn.call_planner.explain import explain_lines
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
-from ooc_cudnn.pricing.explain import explain_lines
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import Split

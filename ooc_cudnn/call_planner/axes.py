@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from ooc_cudnn.call_planner.request import Direction, Request
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.core.call import AXES, SWEEP, Piece
 from ooc_cudnn.operations.core.ranges import Range, Ranges
-from ooc_cudnn.pricing.request import Direction, Request
 from perfmodel.cached import cached_property
 
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ooc_cudnn.pricing.layouts import Step, cheapest, seconds_of, uniform_seconds
+from ooc_cudnn.call_planner.layouts import LayoutNode, cheapest, seconds_of, uniform_seconds
 
 LAYOUTS = ("NCHW", "NHWC", "CHWN")
 
@@ -24,7 +24,7 @@ def drawn(random, steps):
             for way in itertools.permutations(LAYOUTS, 2)
             if random.random() < 0.95
         }
-        found.append(Step(f"operation {at}", seconds, entering))
+        found.append(LayoutNode(f"operation {at}", seconds, entering))
     return found
 
 
@@ -65,15 +65,15 @@ def test_no_sequence_is_cheaper(seed):
 
 
 def test_equal_seconds_keep_the_layout():
-    steps = [Step("pooling", dict.fromkeys(LAYOUTS, 1.0), {("NCHW", "NHWC"): 0.0})] * 3
+    steps = [LayoutNode("pooling", dict.fromkeys(LAYOUTS, 1.0), {("NCHW", "NHWC"): 0.0})] * 3
     assert cheapest(steps, "NHWC").layouts == ("NHWC",) * 3
 
 
 def test_a_result_is_left_where_it_must_lie():
     entering = dict.fromkeys(itertools.permutations(LAYOUTS, 2), 1.0)
     steps = [
-        Step("convolution", {"NCHW": 3.0, "NHWC": 2.5}, entering),
-        Step("y", {"NCHW": 0.0}, entering),
+        LayoutNode("convolution", {"NCHW": 3.0, "NHWC": 2.5}, entering),
+        LayoutNode("y", {"NCHW": 0.0}, entering),
     ]
     assert cheapest(steps, "NCHW").layouts == ("NCHW", "NCHW")
     assert uniform_seconds(steps, "NCHW") == {"NCHW": 3.0, "NHWC": 4.5}

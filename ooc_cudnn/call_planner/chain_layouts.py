@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 
+from ooc_cudnn.call_planner.layouts import LayoutNode, cheapest, uniform_seconds
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from ooc_cudnn.operations.core.elementwise import PerElement
 from ooc_cudnn.operations.core.launch import Launch
 from ooc_cudnn.operations.core.pointwise import Pointwise, Relayout
-from ooc_cudnn.pricing.layouts import Step, cheapest, uniform_seconds
-from ooc_cudnn.pricing.request import Request
 
 #: Layouts differ within a chain where computing takes this share of what one throughout takes: by
 #: what was measured of its convolutions, or by lines, which may be wrong by as much.
@@ -63,7 +63,7 @@ def _is_measured(request: Request) -> bool:
     return all(map(request.machine.compute.knows, convolutions))
 
 
-def steps_of(request: Request) -> list[Step]:
+def steps_of(request: Request) -> list[LayoutNode]:
     """A chain's windows, uncut, in each of the request's layouts; and its result, where it lies.
 
     Passes that follow a window count with it: in some layouts they are part of its launch.
@@ -72,9 +72,9 @@ def steps_of(request: Request) -> list[Step]:
     assert isinstance(chain, Chain)
     seconds = {layout: _by_window(request, layout) for layout in layouts}
 
-    def step(name: str, shape: tuple[int, ...], taking: dict[str, float]) -> Step:
+    def step(name: str, shape: tuple[int, ...], taking: dict[str, float]) -> LayoutNode:
         moved = 0.0 if len(shape) < 3 else compute.seconds(Relayout(shape, chain.dtype).work())
-        return Step(name, taking, dict.fromkeys(itertools.permutations(layouts, 2), moved))
+        return LayoutNode(name, taking, dict.fromkeys(itertools.permutations(layouts, 2), moved))
 
     steps = []
     for number, index in enumerate(chain.windows):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
-class Step(NamedTuple):
+class LayoutNode(NamedTuple):
     """One operation of a chain.
 
     `seconds` are those of computing it, in each layout that it can be computed in; `entering` those
@@ -39,7 +39,7 @@ class Path(NamedTuple):
     seconds: float
 
 
-def seconds_of(steps: Iterable[Step], layouts: Iterable[str], arrives: str) -> float:
+def seconds_of(steps: Iterable[LayoutNode], layouts: Iterable[str], arrives: str) -> float:
     """Seconds of a chain in these layouts, its operand in `arrives`; infinite if it cannot be."""
     total, before = 0.0, arrives
     for step, layout in zip(steps, layouts, strict=True):
@@ -48,7 +48,7 @@ def seconds_of(steps: Iterable[Step], layouts: Iterable[str], arrives: str) -> f
     return total
 
 
-def cheapest(steps: Iterable[Step], arrives: str) -> Path:
+def cheapest(steps: Iterable[LayoutNode], arrives: str) -> Path:
     """Return the cheapest sequence of layouts: the shortest path from `arrives` through all steps.
 
     Of sequences that take as long, the one that keeps its layout longest.
@@ -63,7 +63,7 @@ def cheapest(steps: Iterable[Step], arrives: str) -> Path:
     A first convolution that is faster in CHWN; the next one takes what it made in NHWC:
 
     >>> both = {("NHWC", "CHWN"): 1.0, ("CHWN", "NHWC"): 2.0}
-    >>> first, second = Step("conv1", {"NHWC": 9.0, "CHWN": 4.0}, both), Step(
+    >>> first, second = LayoutNode("conv1", {"NHWC": 9.0, "CHWN": 4.0}, both), LayoutNode(
     ...     "conv2", {"NHWC": 3.0, "CHWN": 8.0}, both)
     >>> cheapest([first, second], "NHWC")
     Path(layouts=('CHWN', 'NHWC'), seconds=10.0)
@@ -86,7 +86,7 @@ def cheapest(steps: Iterable[Step], arrives: str) -> Path:
     return min(best.values(), key=lambda path: path.seconds)
 
 
-def uniform_seconds(steps: Sequence[Step], arrives: str) -> dict[str, float]:
+def uniform_seconds(steps: Sequence[LayoutNode], arrives: str) -> dict[str, float]:
     """Seconds of the chain in one layout throughout, of each in which all steps can be computed.
 
     But for last steps that leave the result where it must lie.

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.call_planner.loop_orders import LoopOrder
+from ooc_cudnn.call_planner.pieces import Pieces, Values, product
+from ooc_cudnn.call_planner.request import Direction, Request
+from ooc_cudnn.call_planner.slot_rings import CopiesIn, Rings, block_pieces, count_copies_in
 from ooc_cudnn.operations.core.pointwise import Relayout
-from ooc_cudnn.pricing.loop_orders import LoopOrder
-from ooc_cudnn.pricing.pieces import Pieces, Values, product
-from ooc_cudnn.pricing.request import Direction, Request
-from ooc_cudnn.pricing.slot_rings import CopiesIn, Rings, block_pieces, count_copies_in
 from perfmodel.closed_form import Stages, closed_form
 from perfmodel.machine import STEPS_OF_A_PIECE
 from perfmodel.staging import staging_slots

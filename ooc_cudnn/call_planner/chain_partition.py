@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.request import Request
+from ooc_cudnn.call_planner.search import Search
 from ooc_cudnn.operations.chain.chain import Chain
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.request import Request
-from ooc_cudnn.pricing.search import Search
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from ooc_cudnn.units import format_bytes
 
@@ -26,7 +26,7 @@ SHARE_OF_SMALLEST = 1 / 8
 WORTH_CUTTING = 1.1
 
 
-class Part(NamedTuple):
+class ChainPart(NamedTuple):
     """A shorter chain, and what its operands are in the whole: its own name -> theirs.
 
     What lies between two parts is called "between <index of the operation that reads it>".
@@ -36,15 +36,15 @@ class Part(NamedTuple):
     names: Mapping[str, str]
 
 
-def parts_of(chain: Chain, cuts: tuple[int, ...]) -> tuple[Part, ...]:
+def partition_chain(chain: Chain, cuts: tuple[int, ...]) -> tuple[ChainPart, ...]:
     """Cut a chain before the operations of the given indices."""
     ends = (*cuts, len(chain.operations))
     return tuple(
-        part_between(chain, start, stop) for start, stop in zip((0, *cuts), ends, strict=True)
+        sub_chain(chain, start, stop) for start, stop in zip((0, *cuts), ends, strict=True)
     )
 
 
-def part_between(chain: Chain, start: int, stop: int) -> Part:
+def sub_chain(chain: Chain, start: int, stop: int) -> ChainPart:
     """Operations [start, stop) of a chain; alpha and beta go with the last one."""
     last = stop == len(chain.operations)
     part = replace(
@@ -56,7 +56,7 @@ def part_between(chain: Chain, start: int, stop: int) -> Part:
     names = {"x": f"between {start}" if start else "x", "y": "y" if last else f"between {stop}"}
     for local, whole in zip(part.parameter_names, chain.parameter_names[start:stop], strict=True):
         names |= zip(local, whole, strict=True)
-    return Part(part, names)
+    return ChainPart(part, names)
 
 
 def choose_cuts(chain: Chain, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:

@@ -13,13 +13,13 @@ from benchmarks.accuracy_draw import SCALES, draw_of
 from benchmarks.planning import judged
 from benchmarks.planning_problems import BATCHES, VGG, feasible, problem, problems
 from benchmarks.searches import Prices, descended
+from ooc_cudnn.call_planner import planner
+from ooc_cudnn.call_planner.plan import Plan
+from ooc_cudnn.call_planner.search import Search, caution, even_sizes
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.operations.core.call import AXES
-from ooc_cudnn.pricing import planner
-from ooc_cudnn.pricing.plan import Plan
-from ooc_cudnn.pricing.search import Search, caution, even_sizes
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split
 from tests.support import searches
@@ -120,9 +120,9 @@ def test_lines_tell_what_counting_tells(function):
 
 def test_a_price_is_that_of_the_schedule_in_bytes(request_):
     """Every split of a coarse grid: what crosses the link is what the steps copy."""
+    from ooc_cudnn.call_planner.planner import make_plan
     from ooc_cudnn.pipeline.schedule import plan_schedule
     from ooc_cudnn.pipeline.simulate import ReplayedSchedule
-    from ooc_cudnn.pricing.planner import make_plan
 
     request = dataclasses.replace(request_, memory_limit=2**30)
     for split, _ in sample(Search(request, request.layouts[0]), 25, 5):

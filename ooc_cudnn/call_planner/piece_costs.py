@@ -6,10 +6,10 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
+from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.operations.core.call import Accumulation, Piece
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.operations.core.launch_cache import launches_on
-from ooc_cudnn.pricing.request import Request
 from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Entries of `PieceCost.blocks` that are no blocks.

@@ -1,7 +1,7 @@
 """The pieces of many splits, as a table of arrays: what they are, whatever the loops around them.
 
-Two builders fill such a table: `lines` for a whole grid, from a few pieces, and `classes` for a few
-splits, exactly. All that is derived from it is derived in one way.
+Two builders fill such a table: `grid_table` for a whole grid, from a few pieces, and `exact_table`
+for a few splits, exactly. All that is derived from it is derived in one way.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc_cudnn.memory.alignment import ALIGNMENT
-from ooc_cudnn.pricing.piece_costs import BYTES, ELEMENTS, IMAGES
-from ooc_cudnn.pricing.request import (
+from ooc_cudnn.call_planner.piece_costs import BYTES, ELEMENTS, IMAGES
+from ooc_cudnn.call_planner.request import (
     LARGEST_BATCH,
     LARGEST_PIECE_BYTES,
     LARGEST_PIECE_ELEMENTS,
     Direction,
     Request,
 )
+from ooc_cudnn.memory.alignment import ALIGNMENT
 from perfmodel.cached import cached_property
 
 Values = NDArray[np.float64]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.call_planner.loop_orders import LoopOrder
+from ooc_cudnn.call_planner.pieces import Pieces, Values, product
+from ooc_cudnn.call_planner.plan import DEEPEST
 from ooc_cudnn.operations.core.call import SWEEP
-from ooc_cudnn.pricing.loop_orders import LoopOrder
-from ooc_cudnn.pricing.pieces import Pieces, Values, product
-from ooc_cudnn.pricing.plan import DEEPEST
 
 #: Slots of the rings of what flows by.
 DEPTHS = (1, 2, DEEPEST)

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.call_planner.axes import Axes
+from ooc_cudnn.call_planner.exact_table import count_pieces, equal_pieces, stack_rows
+from ooc_cudnn.call_planner.grid_table import Sizes, interpolate_pieces
+from ooc_cudnn.call_planner.loop_orders import LoopOrder, different_orders, runs_down
+from ooc_cudnn.call_planner.piece_costs import PieceCosts
+from ooc_cudnn.call_planner.pieces import Pieces, Values
+from ooc_cudnn.call_planner.request import LARGEST_BATCH, Request
+from ooc_cudnn.call_planner.slot_rings import Rings, candidate_rings, fill_rings
+from ooc_cudnn.call_planner.table import Table, table
 from ooc_cudnn.operations.core.call import ALONE, AXES, SWEEP
 from ooc_cudnn.operations.core.launch import Buffer, Launch
-from ooc_cudnn.pricing.axes import Axes
-from ooc_cudnn.pricing.exact_table import count_pieces, equal_pieces, stack_rows
-from ooc_cudnn.pricing.grid_table import Sizes, interpolate_pieces
-from ooc_cudnn.pricing.loop_orders import LoopOrder, different_orders, runs_down
-from ooc_cudnn.pricing.piece_costs import PieceCosts
-from ooc_cudnn.pricing.pieces import Pieces, Values
-from ooc_cudnn.pricing.request import LARGEST_BATCH, Request
-from ooc_cudnn.pricing.slot_rings import Rings, candidate_rings, fill_rings
-from ooc_cudnn.pricing.table import Table, table
 from perfmodel import Split
 from perfmodel.cached import cached_property
 from perfmodel.closed_form import Stages, number_at

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.functions.call.explain import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
-from ooc_cudnn.pricing.planner import make_plan
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
-from ooc_cudnn.pricing.plan import Plan
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.forced import Forced
 
