@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ooc_cudnn import Plan
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.pipeline.execute import make_executor
-from ooc_cudnn.pipeline.offsets import Offsets
-from ooc_cudnn.pipeline.steps import Step
+from ooc_cudnn.pipeline.instructions import Instruction
+from ooc_cudnn.pipeline.task_buffers import TaskBuffers
 from ooc_cudnn.pipeline.trace import StepTrace, Trace
 
 PHASES = ("filled", "waiting", "used", "emptied")
@@ -125,7 +125,7 @@ def in_use(found: Sequence[Held], plan: Plan) -> tuple[NDArray[np.float64], dict
     return moments, {purpose: total.tolist() for purpose, total in totals.items()}
 
 
-def _blocks(step: Step, offsets: Offsets) -> Iterator[str]:
+def _blocks(step: Instruction, offsets: TaskBuffers) -> Iterator[str]:
     for place in step.places:
         if place.slot >= 0:
             yield f"{place.operand} slot {place.slot}"
@@ -139,7 +139,7 @@ def _phase(step: StepTrace) -> str:
     return {"copy_in": "filled", "compute": "used", "copy_out": "emptied"}[step.stream]
 
 
-def _sizes(plan: Plan, offsets: Offsets) -> dict[str, tuple[str, int]]:
+def _sizes(plan: Plan, offsets: TaskBuffers) -> dict[str, tuple[str, int]]:
     """Purpose and bytes of every block, in the order of the plan's memory."""
     sizes: dict[str, tuple[str, int]] = {}
     for purpose, count in plan.memory:

@@ -24,7 +24,7 @@ from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.pipeline.checked_engines import verdict_on
+from ooc_cudnn.pipeline.check_engines import verdict_on
 from ooc_cudnn.tensor import ORDERS
 
 #: Device memory that the search may hold, at most: its problems take less than a MiB each.

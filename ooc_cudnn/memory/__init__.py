@@ -1,7 +1,8 @@
 """Device and pinned memory: the arena and its limit, what is lent again, copies as 2-D blocks.
 
 `arena` and `loans` are device memory, `limit` how much there may be of it; `pinned` and
-`host_memory` that of the host; `extents` assigns offsets to what lives when; `blocks` are copies.
+`host_memory` that of the host; `offset_assignment` assigns offsets to what lives when; `blocks` are
+copies.
 """
 
 from collections.abc import Callable

@@ -12,8 +12,8 @@ from typing import Any
 
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.pipeline.instructions import Instruction
 from ooc_cudnn.pipeline.program import Move, Program, Task
-from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.views import Source, drop_unit_axes, region_of
 
 Action = Callable[[Any], None]
@@ -31,11 +31,11 @@ class BoundSteps:
     Parameters
     ----------
     program : Program
-    steps : sequence of Step
+    steps : sequence of Instruction
         Of its schedule.
     """
 
-    def __init__(self, program: Program, steps: Sequence[Step]) -> None:
+    def __init__(self, program: Program, steps: Sequence[Instruction]) -> None:
         bindings = program.bindings
         self._bindings, self._base = bindings, -1
         self._device: Device | None = None
@@ -99,7 +99,7 @@ class BoundSteps:
                 self.sources.pop(name, None)
 
 
-def _outside(program: Program, step: Step) -> Sequence[str]:
+def _outside(program: Program, step: Instruction) -> Sequence[str]:
     """The tensors of a program that a step touches beside its task's own rings."""
     item = program.items[step.item]
     if isinstance(item, Move):

@@ -19,14 +19,14 @@ from ooc_cudnn.devices.base import Device, Event, Run, open_run
 from ooc_cudnn.devices.binding import bind
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
-from ooc_cudnn.pipeline.ahead import ahead_of
 from ooc_cudnn.pipeline.bound_steps import BoundSteps
-from ooc_cudnn.pipeline.checked_engines import check_engines
-from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline.check_engines import check_engines
+from ooc_cudnn.pipeline.graph_replay import RepeatedRuns, may_be_recorded
+from ooc_cudnn.pipeline.instructions import Instruction
+from ooc_cudnn.pipeline.lookahead import pieces_ahead
 from ooc_cudnn.pipeline.program import COPY_IN, Move, Program, Task, program_of
-from ooc_cudnn.pipeline.repeated import RepeatedRuns, may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
-from ooc_cudnn.pipeline.steps import Step
+from ooc_cudnn.pipeline.task_buffers import place_buffers
 from ooc_cudnn.pipeline.trace import Trace, make_trace
 from ooc_cudnn.pipeline.views import Source, Views, drop_unit_axes, packed_image, region_of
 
@@ -58,7 +58,7 @@ class Executor:
         self.schedule: Schedule = make_schedule(program)
         #: Of each task, by its index among the items.
         self.offsets = {
-            index: lay_out(item.plan, self.schedule.sizes[index], item.offset)
+            index: place_buffers(item.plan, self.schedule.sizes[index], item.offset)
             for index, item in enumerate(program.items)
             if isinstance(item, Task)
         }
@@ -66,7 +66,7 @@ class Executor:
         #: It holds addresses alone and keeps nothing alive.
         self._bound: dict[tuple[int, ...], tuple[Callable[[Any], None], ...]] = {}
         self._bound_base = -1
-        self._ahead = ahead_of(program, self.schedule.pieces)
+        self._ahead = pieces_ahead(program, self.schedule.pieces)
         #: Items that the host computes: it waits for what they read.
         self._on_host = {
             index
@@ -306,7 +306,7 @@ class Executor:
         return views
 
     def _action(
-        self, device: Device, index: int, step: Step, sources: Mapping[str, Source]
+        self, device: Device, index: int, step: Instruction, sources: Mapping[str, Source]
     ) -> Callable[[Any], None]:
         """The step's action, bound to addresses; it runs when its stream comes to it."""
         item = self.program.items[step.item]
@@ -358,7 +358,7 @@ def _copy(device: Device, way: str, slot: Source, outside: Source) -> Callable[[
     return lambda at: device.copy_out(outside, slot, at)
 
 
-def _on_host(step: Step, arrays: Mapping[str, Source]) -> Callable[[Any], None]:
+def _on_host(step: Instruction, arrays: Mapping[str, Source]) -> Callable[[Any], None]:
     """The action of a step of the host, on its arrays: their operations are run by themselves."""
 
     def run(_: Any) -> None:

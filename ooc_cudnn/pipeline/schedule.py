@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.request import Request
-from ooc_cudnn.pipeline.issuing import Issuer
+from ooc_cudnn.pipeline.instruction_builder import InstructionBuilder
+from ooc_cudnn.pipeline.instructions import Instruction
 from ooc_cudnn.pipeline.program import Move, Program, Task, program_of
-from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.pipeline.task_steps import TaskSteps
 
 
@@ -28,7 +28,7 @@ class Schedule:
     Attributes
     ----------
     program : Program
-    steps : tuple of Step
+    steps : tuple of Instruction
     pieces : int
         Number of pieces of all tasks; a move counts as one.
     sizes : tuple of mappings
@@ -36,7 +36,7 @@ class Schedule:
     """
 
     program: Program
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     pieces: int
     sizes: tuple[Mapping[str, int], ...]
 
@@ -49,7 +49,7 @@ def make_schedule(program: Program) -> Schedule:
     ValueError
         If a task cuts a reduced axis, and one outside of it.
     """
-    issuer = Issuer(program)
+    issuer = InstructionBuilder(program)
     for index, item in enumerate(program.items):
         issuer.begin(index)
         if isinstance(item, Task):

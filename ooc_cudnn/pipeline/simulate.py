@@ -12,11 +12,11 @@ from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.memory.blocks import rows_of
 from ooc_cudnn.operations.core.pointwise import Relayout
-from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline.graph_replay import may_be_recorded
+from ooc_cudnn.pipeline.instructions import Instruction
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Move, Program, Task, program_of
-from ooc_cudnn.pipeline.repeated import may_be_recorded
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
-from ooc_cudnn.pipeline.steps import Step
+from ooc_cudnn.pipeline.task_buffers import place_buffers
 from ooc_cudnn.pipeline.trace import Trace, make_trace
 from ooc_cudnn.pipeline.virtual_steps import StepCost, VirtualCall
 from perfmodel import MachineModel
@@ -36,7 +36,7 @@ def simulate_program(program: Program) -> Trace:
     schedule = make_schedule(program)
     for item, sizes in zip(program.items, schedule.sizes, strict=True):
         if isinstance(item, Task):
-            lay_out(item.plan, sizes, item.offset)  # it takes the memory that it says
+            place_buffers(item.plan, sizes, item.offset)  # it takes the memory that it says
     timeline = ReplayedSchedule(schedule).timeline
     return make_trace(program, schedule.steps, zip(timeline.start, timeline.finish, strict=True))
 
@@ -81,7 +81,7 @@ class ReplayedSchedule:
         self.seconds = max(self.timeline.seconds, call.issued + after)
 
 
-def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> list[StepCost]:
+def _costs(program: Program, machine: MachineModel, steps: Sequence[Instruction]) -> list[StepCost]:
     """Cost of each step: asked once for each region's shape, and for each set of launches."""
     known, costs = dict[Any, StepCost](), []
     others = {
@@ -124,7 +124,7 @@ def _costs(program: Program, machine: MachineModel, steps: Sequence[Step]) -> li
     return costs
 
 
-def _in_flight(request: Request, steps: Sequence[Step], item: int) -> int:
+def _in_flight(request: Request, steps: Sequence[Instruction], item: int) -> int:
     """Slots of what is staged again and again: their copies wait for each other's threads."""
     latency = request.machine.transfer.latency_of
     late = {

@@ -8,11 +8,11 @@ from ooc_cudnn.operations.core.call import Piece, Region
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.pipeline.hazards import Latest, latest_steps
-from ooc_cudnn.pipeline.issuing import Issuer
+from ooc_cudnn.pipeline.instruction_builder import InstructionBuilder
+from ooc_cudnn.pipeline.instructions import Place
 from ooc_cudnn.pipeline.loops import check_order, pieces
-from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT, Task
-from ooc_cudnn.pipeline.steps import Place
+from ooc_cudnn.pipeline.task_buffers import place_buffers
 
 
 class _Ring:
@@ -37,7 +37,7 @@ class _Ring:
 class TaskSteps:
     """The steps of one task: its pieces in order, through its rings."""
 
-    def __init__(self, issuer: Issuer, task: Task) -> None:
+    def __init__(self, issuer: InstructionBuilder, task: Task) -> None:
         self.issuer, self.task = issuer, task
         self.call, self.plan = task.request.chain, task.plan
         self.rings = {name: _Ring(depth) for name, depth in self.plan.rings if depth}
@@ -73,7 +73,7 @@ class TaskSteps:
                 largest[block] = max(largest.get(block, 0), buffer.nbytes)
         self.issuer.sizes[-1] = largest
         if self.issuer.hazards is not None:
-            self.offsets = lay_out(plan, largest, self.task.offset)
+            self.offsets = place_buffers(plan, largest, self.task.offset)
         for piece, (launches, buffers) in cut:
             self._add(piece, launches, buffers)
         self._leave({})

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.pipeline.instructions import Instruction
 from ooc_cudnn.pipeline.program import Move, Program, Task
-from ooc_cudnn.pipeline.steps import Step
 from ooc_cudnn.plotting import blank_figure
 
 #: Colours of even and of odd pieces, by stream.
@@ -69,7 +69,7 @@ class Trace:
 
 
 def make_trace(
-    program: Program, steps: Iterable[Step], intervals: Iterable[tuple[float, float]]
+    program: Program, steps: Iterable[Instruction], intervals: Iterable[tuple[float, float]]
 ) -> Trace:
     """The trace of a program's steps, from when each ran."""
     traces = []
@@ -86,7 +86,7 @@ def make_trace(
     return Trace(tuple(traces))
 
 
-def link_bytes(program: Program, step: Step) -> int:
+def link_bytes(program: Program, step: Instruction) -> int:
     """Bytes that a step moves over the link."""
     if not step.copies:
         return 0

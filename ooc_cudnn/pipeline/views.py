@@ -8,8 +8,8 @@ from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.binding import DeclaredBuffer, declare_buffers
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.core.call import Region, TiledCall
-from ooc_cudnn.pipeline.offsets import Offsets
-from ooc_cudnn.pipeline.steps import Place, Step
+from ooc_cudnn.pipeline.instructions import Instruction, Place
+from ooc_cudnn.pipeline.task_buffers import TaskBuffers
 from ooc_cudnn.tensor import ITEM_BYTES, TensorSpec, packed_strides
 
 #: An operand as the executor takes it: a NumPy array, or a view of device memory.
@@ -24,7 +24,7 @@ class Views:
     """
 
     def __init__(
-        self, chain: TiledCall, orders: Mapping[str, str], offsets: Offsets, base: int
+        self, chain: TiledCall, orders: Mapping[str, str], offsets: TaskBuffers, base: int
     ) -> None:
         self.chain, self.orders, self.offsets, self.base = chain, orders, offsets, base
         offset, nbytes = offsets.workspace
@@ -35,7 +35,7 @@ class Views:
         self._shared: dict[int, Mapping[str, DeviceView]] = {}
         self._declared: dict[int, tuple[DeclaredBuffer, ...]] = {}
 
-    def of(self, index: int, step: Step) -> Mapping[str, DeviceView]:
+    def of(self, index: int, step: Instruction) -> Mapping[str, DeviceView]:
         """Return what a step reads and writes by name, but for operands computed on in place."""
         views = self._of_step.get(index)
         if views is None:
@@ -46,7 +46,7 @@ class Views:
             views = self._of_step[index] = {**slots, **shared}
         return views
 
-    def declared(self, step: Step) -> tuple[DeclaredBuffer, ...]:
+    def declared(self, step: Instruction) -> tuple[DeclaredBuffer, ...]:
         """Return the buffers that the launches of a step were built for."""
         found = self._declared.get(id(step.buffers))
         if found is None:
@@ -68,7 +68,7 @@ class Views:
             )
         return self._alike[key]
 
-    def _intermediates(self, step: Step) -> dict[str, DeviceView]:
+    def _intermediates(self, step: Instruction) -> dict[str, DeviceView]:
         views = {}
         for name, buffer in step.buffers.items():
             block = buffer.block or name

@@ -28,7 +28,7 @@ from ooc_cudnn.devices.latch import Latch
 from ooc_cudnn.devices.worker import WorkerRun
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.memory import pinned
-from ooc_cudnn.pipeline import ahead
+from ooc_cudnn.pipeline import lookahead
 from tests.fuzz import interruptions
 from tests.support.left_behind import left_behind
 from tests.support.points import Pressed
@@ -269,7 +269,7 @@ def test_settings_let_go_of_lose_no_ctrl_c(capsys):
 
 def test_it_is_prompt(monkeypatch):
     """A call of many pieces is given up after the piece at work, not at its end."""
-    monkeypatch.setattr(ahead, "RUN_AHEAD_SECONDS", 0.0)  # the pieces take microseconds
+    monkeypatch.setattr(lookahead, "RUN_AHEAD_SECONDS", 0.0)  # the pieces take microseconds
     case, seen = Case(memory_limit="24KiB"), []
 
     def press(done, total):

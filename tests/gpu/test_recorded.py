@@ -8,7 +8,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.pipeline import repeated
+from ooc_cudnn.pipeline import graph_replay
 from tests.support.on_device import fetched, on_the_device
 
 cupy = pytest.importorskip("cupy")
@@ -68,7 +68,7 @@ def test_recorded_steps_make_what_issued_ones_make(monkeypatch, recorded, limit,
         assert recorded
         assert None not in recorded
         count = len(recorded)
-        monkeypatch.setattr(repeated, "FEWEST_TASKS", 10**9)
+        monkeypatch.setattr(graph_replay, "FEWEST_TASKS", 10**9)
         expected, others = steps(limit, policy, place)
         assert len(recorded) == count
     for (loss, gradients), (value, these) in zip(found, expected, strict=True):

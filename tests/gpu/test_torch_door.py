@@ -6,7 +6,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.pipeline import repeated
+from ooc_cudnn.pipeline import graph_replay
 
 torch = pytest.importorskip("torch")
 import ooc_cudnn.torch as ooc  # noqa: E402
@@ -75,7 +75,7 @@ def test_outputs_that_are_kept_stay_as_they_are_and_steps_are_recorded(pair, rec
         close(gradients(pair[0]), gradients(pair[1]))
     assert len({y.data_ptr() for y, _, _ in kept}) == STEPS
     close([y for y, _, _ in kept], [expected for _, _, expected in kept])
-    assert 1 <= len(recorded) <= 2 * repeated.MOST_RECORDED
+    assert 1 <= len(recorded) <= 2 * graph_replay.MOST_RECORDED
     assert None not in recorded
     count = len(recorded)
     pair[0].zero_grad(set_to_none=True)

@@ -14,9 +14,9 @@ from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AddTensor
-from ooc_cudnn.pipeline import ahead
-from ooc_cudnn.pipeline.ahead import RUN_AHEAD_PIECES
-from ooc_cudnn.pipeline.offsets import lay_out
+from ooc_cudnn.pipeline import lookahead
+from ooc_cudnn.pipeline.lookahead import RUN_AHEAD_PIECES
+from ooc_cudnn.pipeline.task_buffers import place_buffers
 from ooc_cudnn.pipeline.views import region_of
 from perfmodel import Split
 from tests.support import reference
@@ -91,7 +91,7 @@ def test_a_plan_that_counts_wrong_is_refused(made):
     plan = executor.program.items[0].plan
     wrong = replace(plan, memory=(*plan.memory, ("nothing", 256)))
     with pytest.raises(ValueError, match="the plan counts"):
-        lay_out(wrong, executor.schedule.sizes[0])
+        place_buffers(wrong, executor.schedule.sizes[0])
 
 
 def test_every_byte_of_the_block_may_hold_nan_before(made, host_device):
@@ -167,7 +167,7 @@ def test_progress_counts_each_piece_once_and_in_order(made):
 
 def test_the_host_stays_close_to_the_device(made, host_device, monkeypatch):
     """No more than so many pieces are under way, however long the call."""
-    monkeypatch.setattr(ahead, "RUN_AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(lookahead, "RUN_AHEAD_SECONDS", 0.0)
     submitted, ended, most = 0, 0, 0
     real = type(host_device).run
 

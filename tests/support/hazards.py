@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ooc_cudnn.pipeline.offsets import lay_out
 from ooc_cudnn.pipeline.program import Move, Task
+from ooc_cudnn.pipeline.task_buffers import place_buffers
 from ooc_cudnn.tensor import ITEM_BYTES
 
 STREAMS = ("copy_in", "compute", "copy_out")
@@ -108,7 +108,7 @@ class _Uses:
             if binding.offset is None and not binding.of and name not in program.pinned
         }
         self.offsets = {
-            index: lay_out(item.plan, schedule.sizes[index], item.offset)
+            index: place_buffers(item.plan, schedule.sizes[index], item.offset)
             for index, item in enumerate(program.items)
             if isinstance(item, Task)
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, held_bytes
 from ooc_cudnn.network.ir.step import Step, Uses
 
 
@@ -44,12 +44,12 @@ def is_live(live_ranges: Iterable[LiveRange], phase: int) -> bool:
 
 def live_bytes(step: Step, live_ranges: LiveRanges) -> Any:
     """Bytes that tensors hold in each phase, an array of int64."""
-    extents = [
-        Extent(live_range.first, live_range.last, step.tensors[base].nbytes)
+    buffers = [
+        LiveBuffer(live_range.first, live_range.last, step.tensors[base].nbytes)
         for base, found in live_ranges.items()
         for live_range in found
     ]
-    return held_bytes(extents, len(step.phases))
+    return held_bytes(buffers, len(step.phases))
 
 
 def check_live_ranges(step: Step, live_ranges: LiveRanges) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ooc_cudnn.memory.alignment import align
-from ooc_cudnn.memory.extents import Extent, place
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, assign_offsets
 from ooc_cudnn.pipeline.program import Binding, Item, Move, Program, Task
 
 
@@ -25,7 +25,7 @@ def assign_pinned_offsets(program: Program, apart: Collection[str]) -> Program:
     """
     lives = {name: each for name, each in _live_ranges(program).items() if name not in apart}
     names = list(lives)
-    offsets, nbytes = place([lives[name] for name in names])
+    offsets, nbytes = assign_offsets([lives[name] for name in names])
     spans = {
         name: (offset, offset + align(lives[name].nbytes))
         for name, offset in zip(names, offsets, strict=True)
@@ -46,16 +46,16 @@ def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _live_ranges(program: Program) -> dict[str, Extent]:
+def _live_ranges(program: Program) -> dict[str, LiveBuffer]:
     """The first and the last item that touches each tensor made for the run on the host."""
-    extents = dict[str, Extent]()
+    buffers = dict[str, LiveBuffer]()
     for index, item in enumerate(program.items):
         for name in _touched(item):
             base = _base(name, program.bindings)
             if base in program.between:
-                first = extents[base].first if base in extents else index
-                extents[base] = Extent(first, index, program.between[base].nbytes)
-    return extents
+                first = buffers[base].first if base in buffers else index
+                buffers[base] = LiveBuffer(first, index, program.between[base].nbytes)
+    return buffers
 
 
 def _touched(item: Item) -> Iterator[str]:

@@ -23,7 +23,7 @@ from ooc_cudnn.engines.choose import choose_engines, slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, align
-from ooc_cudnn.memory.extents import Extent, place
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, assign_offsets
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live, live_bytes
 from ooc_cudnn.network.ir.plan import NetworkPlan
@@ -188,9 +188,9 @@ def working_bytes(
     return _Lowering("", step, live_ranges, constraints).working()
 
 
-def _extents(step: Step, live_ranges: LiveRanges) -> list[tuple[str, int, Extent]]:
+def _live_buffers(step: Step, live_ranges: LiveRanges) -> list[tuple[str, int, LiveBuffer]]:
     return [
-        (base, index, Extent(live_range.first, live_range.last, step.tensors[base].nbytes))
+        (base, index, LiveBuffer(live_range.first, live_range.last, step.tensors[base].nbytes))
         for base, found in live_ranges.items()
         for index, live_range in enumerate(found)
     ]
@@ -247,7 +247,7 @@ class _Lowering:
             live_ranges,
             constraints,
         )
-        self.reserved = [Extent(at, at, nbytes) for at, nbytes in reserved.items()]
+        self.reserved = [LiveBuffer(at, at, nbytes) for at, nbytes in reserved.items()]
         self.room = constraints.target.room_bytes // ALIGNMENT * ALIGNMENT
         #: Of each live range, the bytes of the block that it takes.
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}
@@ -278,13 +278,15 @@ class _Lowering:
         _TooLittleError
             With the first phase that has too little memory; with all of them to `find_all`.
         """
-        extents = _extents(self.step, self.live_ranges)
-        offsets, peak = place([*(extent for _, _, extent in extents), *self.reserved], self.room)
+        buffers = _live_buffers(self.step, self.live_ranges)
+        offsets, peak = assign_offsets(
+            [*(buffer for _, _, buffer in buffers), *self.reserved], self.room
+        )
         if peak > self.room:
             raise _TooLittleError(int(live_bytes(self.step, self.live_ranges).argmax()))
-        for (base, index, extent), offset in zip(extents, offsets[: len(extents)], strict=True):
-            self.spans[base, index] = offset, offset + align(extent.nbytes)
-        held = sorted((*self.spans[base, index], *extent[:2]) for base, index, extent in extents)
+        for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
+            self.spans[base, index] = offset, offset + align(buffer.nbytes)
+        held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
         start, stop, first, last = np.array(held, int).reshape(-1, 4).T
         self._held = first, last, np.column_stack([start, stop])
         items: list[Item] = []

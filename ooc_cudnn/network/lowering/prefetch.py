@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from ooc_cudnn.memory.alignment import align
-from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, held_bytes
 from ooc_cudnn.network.cost.copy_timeline import copy_of, offload_ends, prefetch_starts
 from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges
 from ooc_cudnn.network.ir.step import Step
@@ -81,8 +81,8 @@ class _LongerRanges:
         self._uses = step.uses
         #: Gradients of outputs are given when forward has ended, and no earlier.
         self._given = dict.fromkeys(step.seeds.values(), step.turn if step.pauses else 0)
-        extents = [
-            Extent(live_range.first, live_range.last, self.nbytes[base])
+        buffers = [
+            LiveBuffer(live_range.first, live_range.last, self.nbytes[base])
             for (base, _), live_range in self.live_ranges()
         ]
         #: Phases that stream: what is fetched behind them is copied behind their pieces.
@@ -98,7 +98,7 @@ class _LongerRanges:
                 )
             }
         )
-        self._free = room - held_bytes(extents, len(step.phases))
+        self._free = room - held_bytes(buffers, len(step.phases))
 
     def live_ranges(self) -> Iterator[tuple[_At, LiveRange]]:
         for base, each in self.found.items():

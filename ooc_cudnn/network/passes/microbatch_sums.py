@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, held_bytes
 from ooc_cudnn.network.ir.step import Phase, Step
 
 
@@ -62,9 +62,9 @@ def run_before(step: Step, last: frozenset[int], parts: int) -> dict[int, list[i
 
 def _held_by_part(step: Step, parts: int) -> Any:
     """Bytes of maps and their gradients that one of so many parts holds in each phase."""
-    extents = [
-        Extent(used.phases[0], used.phases[-1], step.tensors[base].nbytes // parts)
+    buffers = [
+        LiveBuffer(used.phases[0], used.phases[-1], step.tensors[base].nbytes // parts)
         for base, used in step.uses.items()
         if step.tensors[base].kind in ("map", "gradient") and base not in step.gradients.values()
     ]
-    return held_bytes(extents, len(step.phases))
+    return held_bytes(buffers, len(step.phases))

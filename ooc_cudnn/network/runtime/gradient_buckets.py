@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.pipeline.parts import tensors_touched
 from ooc_cudnn.pipeline.program import Program
+from ooc_cudnn.pipeline.segments import tensors_touched
 
 
 def final_items(

@@ -29,8 +29,8 @@ from ooc_cudnn.network.runtime.gradient_buckets import final_items
 from ooc_cudnn.network.runtime.inputs import NONE, arrays_given, check_given, plain, results_given
 from ooc_cudnn.network.runtime.prepared import PreparedStep
 from ooc_cudnn.pipeline.execute import Executor
-from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT
+from ooc_cudnn.pipeline.segments import split_at_pauses
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 
@@ -146,7 +146,7 @@ class ExecutableParts(Executable):
         final = final_items(step, program, pause_bytes)
         #: The gradients that each part of backward makes, by the names of what they are of.
         self.groups = tuple(names for _, names in final)
-        self.parts = parts_of(program, (program.pause, *(end for end, _ in final[:-1])))
+        self.parts = split_at_pauses(program, (program.pause, *(end for end, _ in final[:-1])))
         self.executors = [Executor(each) for each in self.parts.programs]
         #: The tensors that hold gradients, and of each group those on the device.
         self.bases = frozenset(step.base(name) for name in step.gradients.values())

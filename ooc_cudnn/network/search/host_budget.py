@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, held_bytes
 from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent, Step
@@ -36,12 +36,12 @@ def least_on_host(step: Step, constraints: PlanConstraints) -> int:
 
 def _live_bytes(step: Step, without: Set[str]) -> Any:
     """Bytes of tensors that live in each phase, an array of int64."""
-    extents = [
-        Extent(used.phases[0], used.phases[-1], step.tensors[base].nbytes)
+    buffers = [
+        LiveBuffer(used.phases[0], used.phases[-1], step.tensors[base].nbytes)
         for base, used in step.uses.items()
         if base not in without
     ]
-    return held_bytes(extents, len(step.phases))
+    return held_bytes(buffers, len(step.phases))
 
 
 def amounts(step: Step, constraints: PlanConstraints) -> list[float]:

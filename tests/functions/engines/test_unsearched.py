@@ -15,7 +15,7 @@ from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
-from ooc_cudnn.pipeline import checked_engines
+from ooc_cudnn.pipeline import check_engines
 from ooc_cudnn.warnings_once import forget_warnings
 from tests.network.runtime.test_engine_tuning import QUICK, inputs, network
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine
@@ -194,7 +194,7 @@ def test_without_room_it_is_checked_another_time(make, random, monkeypatch):
     device = make(FakeEngine(100, 1e-8), version=UNSEARCHED)
     x, w = random.standard_normal((1, 1, 3, 3), "f4"), random.standard_normal((1, 1, 3, 3), "f4")
     with monkeypatch.context() as at:
-        at.setattr(checked_engines, "compute", lambda *_: None)
+        at.setattr(check_engines, "compute", lambda *_: None)
         with pytest.warns(UserWarning, match=r"no room to check engine eng100 .*doctor --engines"):
             ooc_cudnn.convolution_forward(x, w)
         assert verdicts_of(device).items() == []

@@ -9,7 +9,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import networks
-from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, held_bytes
 from ooc_cudnn.network.cost.copy_timeline import offload_ends, prefetch_starts
 from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.lowering.prefetch import prefetch_earlier
@@ -22,7 +22,7 @@ from tests.support.drawn_networks import drawn_network
 
 def held(step, live_ranges):
     extents = [
-        Extent(live_range.first, live_range.last, step.tensors[base].nbytes)
+        LiveBuffer(live_range.first, live_range.last, step.tensors[base].nbytes)
         for base, found in live_ranges.items()
         for live_range in found
     ]

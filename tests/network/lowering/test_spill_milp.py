@@ -9,7 +9,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.memory.alignment import align
-from ooc_cudnn.memory.extents import Extent, held_bytes
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, held_bytes
 from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering import spill_milp
@@ -110,13 +110,15 @@ def test_no_other_stays_copy_less(monkeypatch, seed, share):
     monkeypatch.setattr(spill_milp, "STREAMING", 1e-4)
     step = some_step(seed)
     kept = keep(step)
-    extents = [Extent(s.first, s.last, step.tensors[n].nbytes) for n, (s,) in kept.items()]
+    extents = [LiveBuffer(s.first, s.last, step.tensors[n].nbytes) for n, (s,) in kept.items()]
     held = held_bytes(extents, len(step.phases))
     room, pieces = int(share * held.max()), np.full(len(step.phases), 64.0)
     live_ranges = minimize_copies(step, kept, pieces, room)
     check_live_ranges(step, {name: found for name, found in live_ranges.items() if found})
     extents = [
-        Extent(s.first, s.last, step.tensors[n].nbytes) for n, f in live_ranges.items() for s in f
+        LiveBuffer(s.first, s.last, step.tensors[n].nbytes)
+        for n, f in live_ranges.items()
+        for s in f
     ]
     assert (held_bytes(extents, len(step.phases)) + pieces <= room).all()
     judge = Judge(step, pieces, room)

@@ -16,8 +16,8 @@ from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
-from ooc_cudnn.pipeline.parts import parts_of
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Binding, Move, Program
+from ooc_cudnn.pipeline.segments import split_at_pauses
 from ooc_cudnn.tensor import TensorSpec
 from tests.support.network_checks import assert_close
 from tests.support.network_steps import plans_by
@@ -336,7 +336,7 @@ def test_a_part_has_something_to_do():
     x, _ = arrays(net, [y])
     program = net.pausing_step(y, memory_limit=LARGE, policy="keep").forward(x=x)._ready.program
     with pytest.raises(ValueError, match=r"cannot pause before items \[2, 2\]"):
-        parts_of(program, [2, 2])
+        split_at_pauses(program, [2, 2])
 
 
 def test_what_is_kept_at_a_pause_goes_by_bytes_and_not_by_names():
@@ -350,9 +350,9 @@ def test_what_is_kept_at_a_pause_goes_by_bytes_and_not_by_names():
     }
     items = (Move("in", COPY_IN, "x", "x there"), Move("out", COPY_OUT, "y there", "y"))
     program = Program("a view of another shape", items, bindings, 256)
-    assert parts_of(program, [1]).kept == (((0, 24),),)
+    assert split_at_pauses(program, [1]).kept == (((0, 24),),)
     again = (items[0], items[0], items[1])  # what is fetched anew need not stay
-    assert parts_of(Program("again", again, bindings, 256), [1]).kept == ((),)
+    assert split_at_pauses(Program("again", again, bindings, 256), [1]).kept == ((),)
 
 
 @pytest.mark.parametrize("pause_bytes", [None, 1, 2000])

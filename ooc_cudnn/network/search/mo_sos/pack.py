@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ooc_cudnn.memory.extents import Extent, place
+from ooc_cudnn.memory.offset_assignment import LiveBuffer, assign_offsets
 from ooc_cudnn.network.search.mo_sos.problem import Choice
 
 #: Of each phase its choices, from the one that was decided on to slower ones of less workspace.
 Wanted = Mapping[int, Sequence[Choice]]
 
 
-def pack(tensors: Sequence[Extent], wanted: Wanted, room_bytes: int) -> dict[int, int] | None:
+def pack(tensors: Sequence[LiveBuffer], wanted: Wanted, room_bytes: int) -> dict[int, int] | None:
     """Bytes of workspace by phase, so that all has an address; None if not even tensors have.
 
     Examples
     --------
     Bytes 256 to 512 are free before the tensor at 0 ends, then those below 256.
 
-    >>> held = [Extent(0, 1, 256)]
+    >>> held = [LiveBuffer(0, 1, 256)]
     >>> pack(held, {1: (Choice(1.0, 512), Choice(3.0, 256)), 2: (Choice(1.0, 512),)}, 512)
     {1: 256, 2: 512}
     """
@@ -30,7 +30,7 @@ def pack(tensors: Sequence[Extent], wanted: Wanted, room_bytes: int) -> dict[int
 
 
 class _Packing:
-    def __init__(self, tensors: Sequence[Extent], wanted: Wanted, room_bytes: int) -> None:
+    def __init__(self, tensors: Sequence[LiveBuffer], wanted: Wanted, room_bytes: int) -> None:
         self.tensors, self.wanted, self.room = tensors, wanted, room_bytes
         #: Of each phase which of its choices it has.
         self.level = dict.fromkeys(wanted, 0)
@@ -55,15 +55,15 @@ class _Packing:
 
     def _over(self) -> list[int] | None:
         """Phases in which something lies beyond the room; empty where nothing does."""
-        spaces = [Extent(at, at, c.workspace_bytes) for at, c in self._choices().items()]
-        extents = [*self.tensors, *(each for each in spaces if each.nbytes)]
-        offsets, peak = place(extents)
+        spaces = [LiveBuffer(at, at, c.workspace_bytes) for at, c in self._choices().items()]
+        buffers = [*self.tensors, *(each for each in spaces if each.nbytes)]
+        offsets, peak = assign_offsets(buffers)
         if peak <= self.room:
             return []
         beyond = [
-            extent
-            for extent, offset in zip(extents, offsets, strict=True)
-            if offset + extent.nbytes > self.room
+            buffer
+            for buffer, offset in zip(buffers, offsets, strict=True)
+            if offset + buffer.nbytes > self.room
         ]
         phases = [at for at in self.wanted if any(e.first <= at <= e.last for e in beyond)]
         return phases or list(self.wanted)

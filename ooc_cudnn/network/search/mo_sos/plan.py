@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.memory.extents import Extent
+from ooc_cudnn.memory.offset_assignment import LiveBuffer
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.step import Step
@@ -117,7 +117,7 @@ def _planned(
     rewritten, live_ranges = followed.step, followed.live_ranges
     check_live_ranges(rewritten, live_ranges)
     tensors = [
-        Extent(live_range.first, live_range.last, rewritten.tensors[base].nbytes)
+        LiveBuffer(live_range.first, live_range.last, rewritten.tensors[base].nbytes)
         for base, found in live_ranges.items()
         for live_range in found
         if base not in _on_device(constraints)

@@ -1,6 +1,6 @@
-"""Extents: bytes of device memory from a first step to a last one, and where in a block they lie.
+"""Offset assignment: place buffers by live range, first fit over several orders.
 
-One pure function over a list: extents that live at the same time get bytes of their own. What is
+One pure function over a list: buffers that live at the same time get bytes of their own. What is
 promised is the peak with addresses, not the sum of what lives at once.
 """
 
@@ -14,31 +14,31 @@ import numpy as np
 from ooc_cudnn.memory.alignment import align
 
 
-class Extent(NamedTuple):
-    """Bytes of a block that are held from a first step to a last one, both included."""
+class LiveBuffer(NamedTuple):
+    """A buffer of a block and its live range: from a first step to a last one, both included."""
 
     first: int
     last: int
     nbytes: int
 
 
-class ExtentPlacement(NamedTuple):
-    """Offset of each extent in the block, and the bytes of the block."""
+class OffsetAssignment(NamedTuple):
+    """Offset of each buffer in the block, and the bytes of the block."""
 
     offsets: tuple[int, ...]
     peak_bytes: int
 
 
-def held_bytes(extents: Sequence[Extent], steps: int) -> Any:
+def held_bytes(buffers: Sequence[LiveBuffer], steps: int) -> Any:
     """Bytes that live in each step: what no placement can stay below."""
     change = np.zeros(steps + 1, np.int64)
-    for extent in extents:
-        change[extent.first] += align(extent.nbytes)
-        change[extent.last + 1] -= align(extent.nbytes)
+    for buffer in buffers:
+        change[buffer.first] += align(buffer.nbytes)
+        change[buffer.last + 1] -= align(buffer.nbytes)
     return np.cumsum(change)[:-1]
 
 
-#: Where too much is taken, extents that reach too far move up so many places in the order; smaller
+#: Where too much is taken, buffers that reach too far move up so many places in the order; smaller
 #: ones, as a share of what may be taken, are placed in the end.
 PLACES, SMALL = 40, 2**-10
 #: How often they do, and how often in turn that may make nothing smaller; and so many times as
@@ -48,8 +48,10 @@ MOST_ROUNDS, MAX_FAILED_ROUNDS, LONGER, ROOMY = 64, 25, 4, 0.98
 NEAR = 1.1
 
 
-def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> ExtentPlacement:
-    """Give each extent an offset: the best of some orders of placing them, each first fit.
+def assign_offsets(
+    buffers: Sequence[LiveBuffer], enough_bytes: int | None = None
+) -> OffsetAssignment:
+    """Assign each buffer an offset: the best of some orders of placing them, each first fit.
 
     Large ones first is best for most lists; those that live long first where many small ones come
     and go beside a few that stay; those that are large and live long, or in the order of time,
@@ -58,26 +60,26 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> ExtentP
 
     Examples
     --------
-    >>> place([Extent(0, 1, 512), Extent(1, 2, 256), Extent(2, 3, 512)])
-    ExtentPlacement(offsets=(0, 512, 0), peak_bytes=768)
+    >>> assign_offsets([LiveBuffer(0, 1, 512), LiveBuffer(1, 2, 256), LiveBuffer(2, 3, 512)])
+    OffsetAssignment(offsets=(0, 512, 0), peak_bytes=768)
     """
     keys = [
-        [(-extent.nbytes, extent.first) for extent in extents],
-        [(extent.first - extent.last, -extent.nbytes) for extent in extents],
-        [((extent.first - extent.last - 1) * extent.nbytes, extent.first) for extent in extents],
-        [(extent.first, -extent.nbytes) for extent in extents],
+        [(-buffer.nbytes, buffer.first) for buffer in buffers],
+        [(buffer.first - buffer.last, -buffer.nbytes) for buffer in buffers],
+        [((buffer.first - buffer.last - 1) * buffer.nbytes, buffer.first) for buffer in buffers],
+        [(buffer.first, -buffer.nbytes) for buffer in buffers],
     ]
-    orders = [sorted(range(len(extents)), key=each.__getitem__) for each in keys]
-    fit = _FirstFit(extents)
+    orders = [sorted(range(len(buffers)), key=each.__getitem__) for each in keys]
+    fit = _FirstFit(buffers)
     placement = fit.placed(orders[0])
     for order in orders[1:]:
         placement = fit.placed_below(placement.peak_bytes, order) or placement
     if enough_bytes is None or not enough_bytes < placement.peak_bytes <= NEAR * enough_bytes:
         return placement
-    steps = max(extent.last for extent in extents) + 1
-    is_roomy = held_bytes(extents, steps).max() < ROOMY * enough_bytes
+    steps = max(buffer.last for buffer in buffers) + 1
+    is_roomy = held_bytes(buffers, steps).max() < ROOMY * enough_bytes
     for order in orders[:3]:
-        moved_up = _moved_up(fit, extents, order, enough_bytes, LONGER if is_roomy else 1)
+        moved_up = _moved_up(fit, buffers, order, enough_bytes, LONGER if is_roomy else 1)
         placement = fit.placed_below(placement.peak_bytes, moved_up) or placement
         if placement.peak_bytes <= enough_bytes:
             break
@@ -85,15 +87,19 @@ def place(extents: Sequence[Extent], enough_bytes: int | None = None) -> ExtentP
 
 
 def _moved_up(
-    fit: _FirstFit, extents: Sequence[Extent], order: Sequence[int], enough_bytes: int, longer: int
+    fit: _FirstFit,
+    buffers: Sequence[LiveBuffer],
+    order: Sequence[int],
+    enough_bytes: int,
+    longer: int,
 ) -> list[int]:
-    """An order in which those extents come earlier that reached too far, the small ones last.
+    """An order in which those buffers come earlier that reached too far, the small ones last.
 
     It is looked for so many times longer than usual.
     """
-    is_small = [extent.nbytes < SMALL * enough_bytes for extent in extents]
+    is_small = [buffer.nbytes < SMALL * enough_bytes for buffer in buffers]
     large = [index for index in order if not is_small[index]]
-    small = sorted((i for i in order if is_small[i]), key=lambda i: -extents[i].nbytes)
+    small = sorted((i for i in order if is_small[i]), key=lambda i: -buffers[i].nbytes)
     placed, moved, least, since = None, set[int](), np.inf, 0
     for _ in range(longer * MOST_ROUNDS):
         placed = fit.placed(large, placed, moved)
@@ -101,7 +107,7 @@ def _moved_up(
         least = min(least, placed.peak_bytes)
         if placed.peak_bytes <= enough_bytes or since == longer * MAX_FAILED_ROUNDS:
             break  # none of them would move, whatever the small ones take
-        reach = [placed.offsets[index] + align(extents[index].nbytes) for index in large]
+        reach = [placed.offsets[index] + align(buffers[index].nbytes) for index in large]
         moved = {index for index, end in zip(large, reach, strict=True) if end > enough_bytes}
         places = [at - (PLACES + 0.5) * (index in moved) for at, index in enumerate(large)]
         large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
@@ -109,22 +115,22 @@ def _moved_up(
 
 
 class _FirstFit:
-    """Extents placed in an order, each at the lowest offset where nothing lives meanwhile."""
+    """Buffers placed in an order, each at the lowest offset where nothing lives meanwhile."""
 
-    def __init__(self, extents: Sequence[Extent]) -> None:
-        self._first = np.array([extent.first for extent in extents], np.int64)
-        self._last = np.array([extent.last for extent in extents], np.int64)
-        self._nbytes = np.array([align(extent.nbytes) for extent in extents], np.int64)
-        #: Of each extent the steps of its life, a bit each.
-        self._lives = [(1 << each.last + 1) - (1 << each.first) for each in extents]
+    def __init__(self, buffers: Sequence[LiveBuffer]) -> None:
+        self._first = np.array([buffer.first for buffer in buffers], np.int64)
+        self._last = np.array([buffer.last for buffer in buffers], np.int64)
+        self._nbytes = np.array([align(buffer.nbytes) for buffer in buffers], np.int64)
+        #: Of each buffer the steps of its life, a bit each.
+        self._lives = [(1 << each.last + 1) - (1 << each.first) for each in buffers]
 
     def placed(
         self,
         order: Sequence[int],
-        before: ExtentPlacement | None = None,
+        before: OffsetAssignment | None = None,
         moved: Collection[int] = (),
-    ) -> ExtentPlacement:
-        """Place the extents of an order; the offset of any other is 0.
+    ) -> OffsetAssignment:
+        """Place the buffers of an order; the offset of any other is 0.
 
         Where these were placed before in the same order, but that some moved up in it, only those
         are placed again that live when one does which has moved, or lies elsewhere.
@@ -133,17 +139,17 @@ class _FirstFit:
         assert found is not None
         return found
 
-    def placed_below(self, most_bytes: int, order: Sequence[int]) -> ExtentPlacement | None:
-        """Place the extents of an order; None where they reach so many bytes."""
+    def placed_below(self, most_bytes: int, order: Sequence[int]) -> OffsetAssignment | None:
+        """Place the buffers of an order; None where they reach so many bytes."""
         return self._placed(order, most_bytes, None, ())
 
     def _placed(
         self,
         order: Sequence[int],
         most: float,
-        before: ExtentPlacement | None,
+        before: OffsetAssignment | None,
         moved: Collection[int],
-    ) -> ExtentPlacement | None:
+    ) -> OffsetAssignment | None:
         offsets = np.array(before.offsets if before else [0] * len(self._lives), np.int64)
         first, last, nbytes = (of[order] for of in (self._first, self._last, self._nbytes))
         start = offsets[order]
@@ -161,7 +167,7 @@ class _FirstFit:
                 changed |= lives
             start[count], stop[count] = lowest, lowest + nbytes[count]
         offsets[order] = start
-        return ExtentPlacement(tuple(offsets.tolist()), int(stop.max(initial=0)))
+        return OffsetAssignment(tuple(offsets.tolist()), int(stop.max(initial=0)))
 
 
 def _lowest(starts: Any, stops: Any, nbytes: int) -> int:

@@ -13,7 +13,7 @@ RUN_AHEAD_PIECES = 16
 RUN_AHEAD_SECONDS = 0.25
 
 
-def ahead_of(program: Program, pieces: int) -> int:
+def pieces_ahead(program: Program, pieces: int) -> int:
     """Return how many pieces may be in flight, of so many of a program."""
     tasks = list(program.tasks)
     # What a deep ring can hold ahead of its use must be issued ahead, too.

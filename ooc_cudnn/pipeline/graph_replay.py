@@ -11,7 +11,7 @@ from typing import Any
 
 from ooc_cudnn.devices.base import Device, RecordedRun, Run
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.pipeline.ahead import ahead_of
+from ooc_cudnn.pipeline.lookahead import pieces_ahead
 from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.pipeline.views import Source
 
@@ -39,7 +39,7 @@ def may_be_recorded(program: Program, pieces: int) -> bool:
     takes_part = any(spec.placement not in PLACEMENTS for spec in program.given.values()) or any(
         task.is_on_host or task.request.chain.is_external for task in tasks
     )
-    return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= ahead_of(program, pieces)
+    return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= pieces_ahead(program, pieces)
 
 
 class RepeatedRuns:

@@ -24,7 +24,7 @@ class Place(NamedTuple):
     slot: int
 
 
-class Step(NamedTuple):
+class Instruction(NamedTuple):
     """One copy-in, compute or copy-out of one piece.
 
     Attributes

@@ -7,11 +7,11 @@ from typing import Any
 
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.pipeline.hazards import Hazards, Latest, latest_steps
+from ooc_cudnn.pipeline.instructions import NO_BUFFERS, Instruction, Place
 from ooc_cudnn.pipeline.program import COMPUTE, COPY_OUT, Move, Program, chunks
-from ooc_cudnn.pipeline.steps import NO_BUFFERS, Place, Step
 
 
-class Issuer:
+class InstructionBuilder:
     """The steps of a program so far, and what they wait for."""
 
     def __init__(self, program: Program) -> None:
@@ -89,10 +89,10 @@ class Issuer:
         """Let the next compute step wait for all copies so far."""
         self.synchronised = {s: step for s, step in self.latest.items() if s != COMPUTE}
 
-    def finish(self) -> tuple[Step, ...]:
+    def finish(self) -> tuple[Instruction, ...]:
         """Every step, with whether a later one waits for it."""
         signals = self.signals
         return tuple(
-            Step._make((*step[:-2], index in signals, *step[-2:]))
+            Instruction._make((*step[:-2], index in signals, *step[-2:]))
             for index, step in enumerate(self.steps)
         )

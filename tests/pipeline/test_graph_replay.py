@@ -13,8 +13,8 @@ from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.operations.external.calls import Cost, ExternalCall, ExternalInput
-from ooc_cudnn.pipeline import repeated
-from ooc_cudnn.pipeline.repeated import MOST_RECORDED
+from ooc_cudnn.pipeline import graph_replay
+from ooc_cudnn.pipeline.graph_replay import MOST_RECORDED
 
 
 class Recorded:
@@ -153,7 +153,7 @@ def test_short_programs_and_those_that_the_host_is_part_of_are_not_recorded(reco
         for _ in range(5):
             ooc_cudnn.activation_forward(x, out=out)
         assert not recorder.made
-        monkeypatch.setattr(repeated, "FEWEST_TASKS", 10**6)
+        monkeypatch.setattr(graph_replay, "FEWEST_TASKS", 10**6)
         net, loss = network()
         step = net.training_step(loss, memory_limit="16MiB", policy="keep")
         for _ in range(6):
@@ -171,14 +171,14 @@ def test_what_another_library_computes_is_not_recorded():
     def program(call):
         request = SimpleNamespace(chain=call)
         task = SimpleNamespace(is_on_host=False, request=request, plan=plan)
-        return SimpleNamespace(given={}, tasks=[task] * repeated.FEWEST_TASKS)
+        return SimpleNamespace(given={}, tasks=[task] * graph_replay.FEWEST_TASKS)
 
     ours = net.forward_phases(y).phases[0].call
     taken = (ExternalInput((4, 3), "float32", True),)
     theirs = ExternalCall(Theirs(), taken, (4, 3), "float32", 4, 4)
     parts = SubCall.of_images(ours, (0, 1)), SubCall.of_images(theirs, (0, 1))
-    assert all(repeated.may_be_recorded(program(call), 20) for call in (ours, parts[0]))
-    assert not any(repeated.may_be_recorded(program(call), 20) for call in (theirs, parts[1]))
+    assert all(graph_replay.may_be_recorded(program(call), 20) for call in (ours, parts[0]))
+    assert not any(graph_replay.may_be_recorded(program(call), 20) for call in (theirs, parts[1]))
 
 
 @dataclass(frozen=True)

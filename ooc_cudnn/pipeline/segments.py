@@ -24,7 +24,7 @@ from ooc_cudnn.tensor import TensorSpec
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Segments:
     """Parts of a program between its pauses, and the bytes that are kept at each.
 
     Attributes
@@ -58,7 +58,7 @@ class Parts:
         return Program(name, tuple(items), bindings, whole.device_bytes)
 
 
-def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
+def split_at_pauses(program: Program, pauses: Sequence[int]) -> Segments:
     """The parts of a program that pauses before some of its items.
 
     Raises
@@ -71,7 +71,7 @@ def parts_of(program: Program, pauses: Sequence[int]) -> Parts:
         raise ValueError(f"{program.name} cannot pause before items {list(pauses)}")
     parts = [_of(program, program.items[start:stop]) for start, stop in pairwise(ends)]
     kept = [tuple(_kept(program, pause)) for pause in pauses]
-    return Parts(tuple(parts), tuple(kept))
+    return Segments(tuple(parts), tuple(kept))
 
 
 def _of(program: Program, items: tuple[Item, ...]) -> Program:

@@ -10,7 +10,7 @@ from ooc_cudnn.memory.alignment import align
 
 
 @dataclass(frozen=True)
-class Offsets:
+class TaskBuffers:
     """Offset and slot size of every buffer of a task in the block, in bytes.
 
     Attributes
@@ -43,7 +43,7 @@ class Offsets:
         return (offset, offset + nbytes) if nbytes else None
 
 
-def lay_out(plan: Plan, sizes: Mapping[str, int], start: int = 0) -> Offsets:
+def place_buffers(plan: Plan, sizes: Mapping[str, int], start: int = 0) -> TaskBuffers:
     """Place rings, intermediates (of these largest bytes) and workspace in a row, aligned.
 
     Raises
@@ -65,4 +65,4 @@ def lay_out(plan: Plan, sizes: Mapping[str, int], start: int = 0) -> Offsets:
     total = offset + align(plan.workspace_bytes) - start
     if total != plan.device_bytes:
         raise ValueError(f"the plan counts {plan.device_bytes} bytes, its buffers take {total}")
-    return Offsets(slots, buffers, workspace, total)
+    return TaskBuffers(slots, buffers, workspace, total)
