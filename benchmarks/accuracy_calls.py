@@ -17,8 +17,8 @@ from ooc_cudnn.bench.timing import Timing, time_call
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.call.plan import PlannedCall
+from ooc_cudnn.functions.call.plan_api import planned_call
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import STREAMS

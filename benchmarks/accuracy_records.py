@@ -14,8 +14,8 @@ from benchmarks.accuracy_draw import Drawn, Operand
 from benchmarks.accuracy_operands import Bound, stored_shape
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.request import Request
-from ooc_cudnn.functions.call.explain import planned_call
 from ooc_cudnn.functions.call.plan import PlannedCall
+from ooc_cudnn.functions.call.plan_api import planned_call
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from perfmodel import MachineModel, Split
 

@@ -25,7 +25,7 @@ from ooc_cudnn.call_planner.search import Search
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import is_staged
-from ooc_cudnn.functions.call.explain import describe_call, planned_call
+from ooc_cudnn.functions.call.plan_api import describe_call, planned_call
 from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.pipeline.execute import make_executor
 from perfmodel import Split

@@ -33,7 +33,7 @@ from ooc_cudnn.bench import script
 from ooc_cudnn.call_planner.planner import Planner, make_plan
 from ooc_cudnn.call_planner.request import LARGEST_BATCH, Request
 from ooc_cudnn.call_planner.search import even_sizes
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule

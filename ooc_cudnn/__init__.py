@@ -25,7 +25,7 @@ from ooc_cudnn.errors import (
     VerificationError,
 )
 from ooc_cudnn.functions import *  # noqa: F403  # the public functions, listed there
-from ooc_cudnn.functions.call.explain import plan
+from ooc_cudnn.functions.call.plan_api import plan
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.profiling import profile
 from ooc_cudnn.settings import settings

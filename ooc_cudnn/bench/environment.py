@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.settings import describe
 
 ROOT = Path(__file__).parent.parent.parent

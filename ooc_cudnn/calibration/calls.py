@@ -22,7 +22,7 @@ from ooc_cudnn.devices.base import Device, HostArray
 from ooc_cudnn.devices.measuring import Bench, Timing, WatchedDevice, repeated_seconds
 from ooc_cudnn.functions.api.batch_normalization import batch_normalization_forward_inference
 from ooc_cudnn.functions.api.elementwise import activation_forward
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.pipeline.execute import make_executor
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.settings import settings

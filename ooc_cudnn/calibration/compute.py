@@ -20,7 +20,7 @@ from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Launched, Timing, offsets_of
-from ooc_cudnn.functions.call.explain import tiled_call_of
+from ooc_cudnn.functions.call.plan_api import tiled_call_of
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,

@@ -15,7 +15,7 @@ from ooc_cudnn.calibration import copies
 from ooc_cudnn.calibration.calls import host_seconds, measure_staging
 from ooc_cudnn.calibration.compute import TimedLaunches, losses
 from ooc_cudnn.calibration.files import file_copies
-from ooc_cudnn.calibration.model import fit_model, is_line
+from ooc_cudnn.calibration.fit_model import fit_model, is_line
 from ooc_cudnn.calibration.report import DRIFTED, explain_confidence, spoilt
 from ooc_cudnn.calibration.session import Group, Measurement, Session
 from ooc_cudnn.devices import get_device

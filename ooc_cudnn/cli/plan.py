@@ -28,7 +28,7 @@ from ooc_cudnn.cli.arguments import (
 from ooc_cudnn.cli.chain import WRITTEN, read_chain
 from ooc_cudnn.cli.model import EXAMPLE, add_model, plan_model
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.explain import describe_call, plan, tiled_call_of
+from ooc_cudnn.functions.call.plan_api import describe_call, plan, tiled_call_of
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
 

@@ -9,8 +9,8 @@ from ooc_cudnn.call_planner.explain import align_columns
 from ooc_cudnn.cli.arguments import on_device
 from ooc_cudnn.cli.plan import add_for_function, function_parser, request_of
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.engine_files import engines_path
 from ooc_cudnn.devices.engines import Measurement
+from ooc_cudnn.devices.tuning_database import engines_path
 from ooc_cudnn.functions.tune.tune import finish_tuning, tune
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, format_seconds

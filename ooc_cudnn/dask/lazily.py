@@ -20,13 +20,13 @@ from dask.highlevelgraph import HighLevelGraph
 from ooc_cudnn.dask.chunks import Regions, Tasks, as_dask, check_whole_channels, spec_of, starts
 from ooc_cudnn.dask.work import Part, Work, client_settings, run_block
 from ooc_cudnn.functions.call.spec import Description
-from ooc_cudnn.operations.core.call import Tile, TiledCall
-from ooc_cudnn.operations.core.ranges import Range
-from ooc_cudnn.operations.core.tiles import (
+from ooc_cudnn.operations.core.block_calls import (
     call_of_tile,
     legal_cuts,
     may_be_tiled,
 )
+from ooc_cudnn.operations.core.call import Tile, TiledCall
+from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, INTEGERS, numpy_dtype
 

@@ -25,7 +25,7 @@ from ooc_cudnn.functions.call.plan import plan_call
 from ooc_cudnn.network.ir.tensor import extents
 from ooc_cudnn.network.tiled.infer import standalone_forward
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
-from ooc_cudnn.operations.core.tiles import call_of_tile
+from ooc_cudnn.operations.core.block_calls import call_of_tile
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_bytes, format_seconds

@@ -16,8 +16,8 @@ from ooc_cudnn.dask.versions import check_version, version
 from ooc_cudnn.functions.call.decorator import call as run_call
 from ooc_cudnn.functions.call.spec import Description, Specs
 from ooc_cudnn.network.ir.tensor import extents
+from ooc_cudnn.operations.core.block_calls import TileCall, call_of_tile
 from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
-from ooc_cudnn.operations.core.tiles import TileCall, call_of_tile
 from ooc_cudnn.settings import current, settings
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import dtype_name, numpy_dtype

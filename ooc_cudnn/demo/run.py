@@ -25,7 +25,7 @@ from ooc_cudnn.demo.photograph import allocate, enlarge, photograph
 from ooc_cudnn.demo.pictures import feature_sheet
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.functions import convolution_add_activation_forward
-from ooc_cudnn.functions.call.explain import plan
+from ooc_cudnn.functions.call.plan_api import plan
 from ooc_cudnn.profiling import Call, profile
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current, settings

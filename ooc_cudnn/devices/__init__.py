@@ -2,9 +2,10 @@
 
 `base` is the contract; `cuda`, `host` and `kernels` keep it. `binding` compares views with the
 buffers of a launch. What a device knows of cuDNN's engines is here, since backends read it:
-`engines` with `engine_files` (which is fastest), `engine_kinds` and `engine_verdicts` with
-`verdict_files` (which is wrong), `engine_choice`, `convolution_forms` (what has engines).
-`machines` says which model predicts, `measuring` times steps.
+`engines` with `tuning_database` (which is fastest), `engine_kinds` and `engine_verdicts` with
+`engine_check_database` (which is wrong), `engine_provider` (what a device offers),
+`convolution_forms` (what has engines). `machines` says which model predicts, `measuring` times
+steps.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ooc_cudnn import interrupts
-from ooc_cudnn.devices.engine_choice import Engines
+from ooc_cudnn.devices.engine_provider import EngineProvider
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation
 from ooc_cudnn.memory.source import HostArray, Source
@@ -130,7 +130,7 @@ class Device(Source, Protocol):
     # Computing ---------------------------------------------------------------------------------
 
     @property
-    def engines(self) -> Engines | None:
+    def engines(self) -> EngineProvider | None:
         """Engines to choose from, where there are several ways to run a launch."""
 
     def workspace(

@@ -2,7 +2,7 @@
 
 cuDNN 9.19 was searched (`devices.cuda.cudnn_engines`). With any other version each engine that a
 call is about to use is checked once for each kind of problem (`engine_kinds`), and the verdict is
-stored (`verdict_files`). `ooc-cudnn doctor --engines` checks all of them at once.
+stored (`engine_check_database`). `ooc-cudnn doctor --engines` checks all of them at once.
 """
 
 from __future__ import annotations

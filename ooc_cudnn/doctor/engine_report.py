@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from ooc_cudnn.call_planner.explain import align_columns
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.cuda.frontend import cudnn_version
+from ooc_cudnn.devices.engine_check_database import verdicts_of, verdicts_path
 from ooc_cudnn.devices.engine_verdicts import describe_verdict
-from ooc_cudnn.devices.verdict_files import verdicts_of, verdicts_path
 from ooc_cudnn.doctor.engine_search import MOST_BYTES, BarredEngine, Row, Search, search_engines
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.settings import current

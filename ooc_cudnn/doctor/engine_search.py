@@ -13,10 +13,10 @@ from itertools import product
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_choice import Engines
+from ooc_cudnn.devices.engine_check_database import save_verdicts, verdicts_of
 from ooc_cudnn.devices.engine_kinds import CheckedKind, problems
+from ooc_cudnn.devices.engine_provider import EngineProvider
 from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict
-from ooc_cudnn.devices.verdict_files import save_verdicts, verdicts_of
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import EPILOGUES, PRECISIONS
@@ -183,7 +183,7 @@ def search_engines(
 
 def _checked(
     device: Device,
-    engines: Engines,
+    engines: EngineProvider,
     kind: CheckedKind,
     limit_bytes: int,
     clock: Callable[[], float],

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import small_like
+from ooc_cudnn.devices.engine_provider import EngineProvider
 from ooc_cudnn.devices.engines import Engine
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, replace_forward
 from ooc_cudnn.operations.core.ranges import Pair
@@ -40,7 +40,7 @@ class EngineErrors(NamedTuple):
 class Checks:
     """Checks engines on a device, in so much of its memory."""
 
-    def __init__(self, device: Device, engines: Engines, limit_bytes: int) -> None:
+    def __init__(self, device: Device, engines: EngineProvider, limit_bytes: int) -> None:
         self.device, self.engines, self.limit_bytes = device, engines, limit_bytes
         #: The expected results are the same for all engines of a kind.
         self._expected = lru_cache(maxsize=64)(ExpectedResult.of)

@@ -12,9 +12,9 @@ from ooc_cudnn.call_planner.planner import AskWorkspace
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.call_planner.search import LaunchOf
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Option
 from ooc_cudnn.devices.machines import machine_for
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.operations.core.call import TiledCall

@@ -23,11 +23,11 @@ from typing import Protocol
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import forget_tables, tables_of, try_to_save_tables
 from ooc_cudnn.devices.engines import Measurement, Option, Tables
 from ooc_cudnn.devices.measuring import Bench, Launched
+from ooc_cudnn.devices.tuning_database import forget_tables, tables_of, try_to_save_tables
+from ooc_cudnn.engines.autotune import Deadline, EngineTuner
 from ooc_cudnn.engines.launch_timing import Allowance, time_well
-from ooc_cudnn.engines.measure import Deadline, EngineTuner
 from ooc_cudnn.engines.target import PlannedCall, PlannedPart
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution

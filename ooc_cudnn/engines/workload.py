@@ -13,7 +13,7 @@ from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, Kind, Measurement, Option, Tables
 from ooc_cudnn.engines.accuracy import border_pieces
-from ooc_cudnn.engines.measure import PRUNED_AT, launch_of, reduce_images
+from ooc_cudnn.engines.autotune import PRUNED_AT, launch_of, reduce_images
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,

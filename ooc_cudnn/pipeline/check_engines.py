@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_choice import Engines
 from ooc_cudnn.devices.engine_kinds import problems, small_like
+from ooc_cudnn.devices.engine_provider import EngineProvider
 from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict
 from ooc_cudnn.devices.engines import EngineFailedError
 from ooc_cudnn.errors import DeviceOutOfMemoryError
@@ -66,7 +66,7 @@ def check_engines(
 
 def verdict_on(
     device: Device,
-    engines: Engines,
+    engines: EngineProvider,
     unchecked: UncheckedEngine,
     limit_bytes: int,
     *,
@@ -98,7 +98,7 @@ def verdict_on(
 
 def _error(
     device: Device,
-    engines: Engines,
+    engines: EngineProvider,
     unchecked: UncheckedEngine,
     problem: AnyConvolution,
     limit_bytes: int,

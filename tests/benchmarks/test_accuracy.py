@@ -36,7 +36,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.explain import plan, planned_call
+from ooc_cudnn.functions.call.plan_api import plan, planned_call
 from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype

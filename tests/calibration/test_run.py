@@ -13,7 +13,7 @@ from ooc_cudnn.calibration.run import calibrate
 from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import machine_for, machine_path
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, FitError, Line, MachineModel, Slowdown, TransferModel, shipped

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.paper_figures import CHANNEL_GFLOPS, FUSED_OVER_UNFUSED, TABLE_4, Size
 from ooc_cudnn.call_planner.planner import make_plan
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import resolve_limit

@@ -14,7 +14,7 @@ from ooc_cudnn.call_planner import request as limits
 from ooc_cudnn.call_planner.axes import Axes
 from ooc_cudnn.call_planner.search import Search
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall

@@ -18,7 +18,7 @@ from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.search import Search, caution, even_sizes
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.operations.core.call import AXES
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import Split

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ooc_cudnn.call_planner.planner import make_plan
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import TensorSpec

@@ -4,7 +4,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn import cli, devices
-from ooc_cudnn.devices.engine_files import engines_path, tables_of
+from ooc_cudnn.devices.tuning_database import engines_path, tables_of
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.tensor import TensorSpec

@@ -8,7 +8,7 @@ import pytest
 from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import DeviceOutOfMemoryError
-from ooc_cudnn.functions.call.explain import plan, plan_request
+from ooc_cudnn.functions.call.plan_api import plan, plan_request
 from ooc_cudnn.memory.arena import Arena
 from ooc_cudnn.operations.core.pointwise import Relayout
 from ooc_cudnn.pipeline.execute import make_executor

@@ -6,8 +6,8 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.cli import main
 from ooc_cudnn.devices.cuda.cudnn_plans import Plans
+from ooc_cudnn.devices.engine_check_database import forget_verdicts, verdicts_of, verdicts_path
 from ooc_cudnn.devices.engine_kinds import CheckedKind, problems
-from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdicts_path
 from ooc_cudnn.doctor import engine_report, engine_search
 from ooc_cudnn.doctor.engine_search import search_engines, searched_kinds
 from ooc_cudnn.errors import OocError

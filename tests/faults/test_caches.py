@@ -11,9 +11,9 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.arrays import pinning
-from ooc_cudnn.devices import engine_files
-from ooc_cudnn.devices.engine_files import forget_tables, tables_of
+from ooc_cudnn.devices import tuning_database
 from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables
+from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
 from ooc_cudnn.functions.call import call_cache
 from ooc_cudnn.functions.call.call_cache import forget_calls, recall_call
 from ooc_cudnn.memory import limit
@@ -172,14 +172,14 @@ def test_what_was_corrected_before_another_measured_is_not_kept(monkeypatch):
 
 def test_threads_that_ask_at_once_share_one_table(monkeypatch, host_device):
     """What was measured was added to one of two, and the other was kept."""
-    stored, barrier, found = engine_files._stored, threading.Barrier(2), []
+    stored, barrier, found = tuning_database._stored, threading.Barrier(2), []
 
     def read_at_once(*arguments):
         barrier.wait()
         return stored(*arguments)
 
     forget_tables()
-    monkeypatch.setattr(engine_files, "_stored", read_at_once)
+    monkeypatch.setattr(tuning_database, "_stored", read_at_once)
     at_once(*[lambda at: found.append(tables_of(host_device))] * 2, rounds=1)
     assert found[0] is found[1]
     assert tables_of(host_device) is found[0]

@@ -10,9 +10,9 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import machines
-from ooc_cudnn.devices.engine_files import forget_tables, save_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.devices.machines import cache_directory, machine_path
+from ooc_cudnn.devices.tuning_database import forget_tables, save_tables, tables_of
 from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.network.runtime.plan_cache import plans_folder
 from ooc_cudnn.operations.convolution.forward import Convolution

@@ -21,7 +21,7 @@ from ooc_cudnn.call_planner.layouts import seconds_of
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import make_plan
 from ooc_cudnn.call_planner.search import Search
-from ooc_cudnn.functions.call.explain import describe_call
+from ooc_cudnn.functions.call.plan_api import describe_call
 from ooc_cudnn.operations.chain.lowering import SEPARATOR
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, packed_strides

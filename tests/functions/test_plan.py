@@ -10,7 +10,7 @@ from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.explain import plan
+from ooc_cudnn.functions.call.plan_api import plan
 from ooc_cudnn.operations import AddTensor, Convolution
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
@@ -74,7 +74,7 @@ class TestAnotherMachine:
         def forbidden(setting):
             raise AssertionError("a device was asked for")
 
-        monkeypatch.setattr("ooc_cudnn.functions.call.explain.get_device", forbidden)
+        monkeypatch.setattr("ooc_cudnn.functions.call.plan_api.get_device", forbidden)
         found = planned()
         assert found.machine == "h200"
         assert found.device_bytes <= found.memory_limit == 2**30

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from ooc_cudnn.functions.call.decorator import FUNCTIONS
-from ooc_cudnn.functions.call.explain import plan
+from ooc_cudnn.functions.call.plan_api import plan
 from ooc_cudnn.operations import AddTensor, Convolution, Pooling
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import shipped_names

@@ -11,7 +11,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError, TensorSpec
 from ooc_cudnn.call_planner.planner import make_plan
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.operations import Activation, Convolution, Pooling
 from tests.support.sampling import number
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.functions.call.explain import tiled_call_of
+from ooc_cudnn.functions.call.plan_api import tiled_call_of
 from tests.support.bounded import Bounded
 from tests.support.calls import DTYPES
 from tests.support.forced import legal_splits

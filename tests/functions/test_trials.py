@@ -9,14 +9,14 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.call_planner.planner import distinct_launches
-from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Measurement, Option, Tables
 from ooc_cudnn.devices.machines import machine_path
 from ooc_cudnn.devices.measuring import Bench, Timing
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.engines import launch_timing, trials
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import forget_calls
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import ComputeModel, Line, Work, shipped
 from tests.support.clock import Clock

@@ -5,7 +5,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import engine_verdicts, get_device
-from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdicts_path
+from ooc_cudnn.devices.engine_check_database import forget_verdicts, verdicts_of, verdicts_path
 from ooc_cudnn.doctor.engine_search import SECONDS, search_engines, searched_kinds
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.operations.convolution.forward import Convolution

@@ -10,8 +10,8 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.call_planner.planner import distinct_launches
-from ooc_cudnn.devices.engine_files import engines_path, forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measurement, Option
+from ooc_cudnn.devices.tuning_database import engines_path, forget_tables, tables_of
 from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Engine, Measurement, Option
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.call_plans import plan_request

@@ -17,7 +17,7 @@ import pytest
 import ooc_cudnn
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from ooc_cudnn.functions.call.explain import plan_request
+from ooc_cudnn.functions.call.plan_api import plan_request
 from ooc_cudnn.pipeline.simulate import simulate
 from perfmodel import shipped
 

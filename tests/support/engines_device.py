@@ -11,10 +11,10 @@ import numpy as np
 from ooc_cudnn.devices.cuda import convolutions, cudnn_forms
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.cuda.device import CudaDevice
-from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
+from ooc_cudnn.devices.engine_check_database import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.host.device import HostDevice, _array
 from ooc_cudnn.devices.host.elementwise import pointwise as host_pointwise
-from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
+from ooc_cudnn.devices.tuning_database import tables_of, try_to_save_tables
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.operations.core.pointwise import Pointwise
 from tests.support.fake_cudnn import fake_cudnn

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from ooc_cudnn.functions.call.explain import describe_call
+from ooc_cudnn.functions.call.plan_api import describe_call
 from ooc_cudnn.operations.core.call import SWEEP
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec

@@ -18,11 +18,11 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ooc_cudnn.devices.cuda.checked_engines import CheckedEngines, build_for, every
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, collect_errors
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
-from ooc_cudnn.devices.cuda.judged import Judged, build_for, every
 from ooc_cudnn.devices.engine_kinds import CheckedKind
 from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict, Verdicts, describe_verdict
 from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
@@ -65,7 +65,7 @@ class Convolutions:
         store_verdicts: Callable[[], object] = lambda: None,
     ) -> None:
         self._cudnn, self._tables, self._store = import_frontend(), tables, store
-        self._judged, self._store_verdicts = Judged(verdicts), store_verdicts
+        self._checked, self._store_verdicts = CheckedEngines(verdicts), store_verdicts
         self._handle: Any = None
         self._lock = threading.RLock()
         # Most capable first: without a budget, then those that fit smaller and smaller ones.
@@ -112,7 +112,7 @@ class Convolutions:
             return self._ranked[key]
 
     def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
-        """Return the heuristics' choice: `devices.engines.Engines`."""
+        """Return the heuristics' choice: `EngineProvider`."""
         with self._lock:
             found = self._by_heuristics(operation, budget_bytes)
         return None if found is None else self._plans.engine_of(found)
@@ -120,7 +120,7 @@ class Convolutions:
     def candidates(
         self, operation: AnyConvolution, *, every: bool, compiled: bool
     ) -> Iterator[Engine]:
-        """Yield what may compute an operation, each once: `devices.engines.Engines`."""
+        """Yield what may compute an operation, each once: `EngineProvider`."""
         if not _is_for_cudnn(operation):
             return
         seen = set[Engine]()
@@ -132,7 +132,7 @@ class Convolutions:
 
     @contextmanager
     def forced(self, operation: AnyConvolution, engine: Engine) -> Iterator[tuple[int, str] | None]:
-        """Have an operation computed by an engine meanwhile: `devices.engines.Engines`."""
+        """Have an operation computed by an engine meanwhile: `EngineProvider`."""
         with self._lock:
             found = self._of_engine(operation, engine)
         with self._running(found) as built:
@@ -184,7 +184,7 @@ class Convolutions:
                 fitting = (
                     form
                     for form in forms(operation)
-                    if (form.name == "widened") == widened and not self._judged.bars(form, engine)
+                    if (form.name == "widened") == widened and not self._checked.bars(form, engine)
                 )
                 with collect_errors():
                     built = (self._plans.of_engine(form, engine) for form in fitting)
@@ -212,7 +212,7 @@ class Convolutions:
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
                     continue
-                plan = self._plans.ranked_first(form, left, self._judged.rank(form, failed))
+                plan = self._plans.ranked_first(form, left, self._checked.rank(form, failed))
                 if plan is not None:
                     return plan
         return None
@@ -221,18 +221,18 @@ class Convolutions:
 
     @property
     def known_by(self) -> Hashable:
-        """Key of what is known about engines, and of their speed: `devices.engines.Engines`."""
-        version = self._judged.version
+        """Key of what is known about engines, and of their speed: `EngineProvider`."""
+        version = self._checked.version
         return None if version is None else (version, self._tables().version)
 
     def unchecked(self, operation: AnyConvolution, workspace_bytes: int) -> UncheckedEngine | None:
-        """Return what would run it, if it is to be checked first: `devices.engines.Engines`."""
+        """Return what would run it, if it is to be checked first: `EngineProvider`."""
         if 0 in (*operation.output_shape, *itertools.chain(*input_shapes(operation))):
             return None
         with self._lock:
             plan = self._choose(operation, workspace_bytes)
             if plan is not None:
-                return self._judged.unchecked(plan, self._plans)
+                return self._checked.unchecked(plan, self._plans)
         if isinstance(operation, FusedConvolution):
             return self.unchecked(operation.forward, workspace_bytes)
         return None
@@ -241,16 +241,16 @@ class Convolutions:
     def trying(
         self, unchecked: UncheckedEngine, problem: AnyConvolution
     ) -> Iterator[tuple[int, str] | None]:
-        """Have a small problem computed by an unchecked engine: `devices.engines.Engines`."""
+        """Have a small problem computed by an unchecked engine: `EngineProvider`."""
         with self._lock, collect_errors():
             found = build_for(self._plans, unchecked, problem)
         with self._running(found) as built:
             yield built
 
     def judge(self, unchecked: UncheckedEngine, verdict: Verdict) -> None:
-        """Take a verdict: `devices.engines.Engines`."""
+        """Take a verdict: `EngineProvider`."""
         with self._lock:
-            self._judged.take(unchecked, verdict)
+            self._checked.take(unchecked, verdict)
             if not verdict.is_right:
                 self._forget_choices()
                 self._tables().forget_plans()
@@ -264,12 +264,12 @@ class Convolutions:
             )
 
     def every(self, kind: CheckedKind, problem: AnyConvolution) -> list[UncheckedEngine]:
-        """Every engine that may compute a small problem: `devices.engines.Engines`."""
+        """Every engine that may compute a small problem: `EngineProvider`."""
         with self._lock, collect_errors():
             return every(self._plans, kind, problem)
 
     def keep_verdicts(self) -> None:
-        """Store the verdicts: `devices.engines.Engines`."""
+        """Store the verdicts: `EngineProvider`."""
         self._store_verdicts()
 
     # Running ------------------------------------------------------------------------------------

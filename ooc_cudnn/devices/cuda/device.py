@@ -15,9 +15,9 @@ from ooc_cudnn import interrupts
 from ooc_cudnn.devices.base import HostArray, Run
 from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
+from ooc_cudnn.devices.cuda.cuda_graphs import CudaGraph
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
 from ooc_cudnn.devices.cuda.frontend import import_frontend
-from ooc_cudnn.devices.cuda.recorded import CudaGraph
 from ooc_cudnn.devices.cuda.run import (
     CudaRun,
     StagedCudaRun,
@@ -26,13 +26,13 @@ from ooc_cudnn.devices.cuda.run import (
     mark_last_run,
 )
 from ooc_cudnn.devices.cuda.staging import Staging, begun
-from ooc_cudnn.devices.engine_choice import Engines
-from ooc_cudnn.devices.engine_files import tables_of, try_to_save_tables
+from ooc_cudnn.devices.engine_check_database import try_to_save_verdicts, verdicts_of
+from ooc_cudnn.devices.engine_provider import EngineProvider
 from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.kernels.spin import spin
-from ooc_cudnn.devices.verdict_files import try_to_save_verdicts, verdicts_of
+from ooc_cudnn.devices.tuning_database import tables_of, try_to_save_tables
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
@@ -245,7 +245,7 @@ class CudaDevice:
     # Computing ---------------------------------------------------------------------------------
 
     @property
-    def engines(self) -> Engines:
+    def engines(self) -> EngineProvider:
         """cuDNN's."""
         return self.convolutions
 

@@ -9,7 +9,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     is_small,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.elementwise import pack_count, walk_fields
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of

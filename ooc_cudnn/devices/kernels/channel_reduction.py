@@ -16,7 +16,7 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import (
     COLUMN_PACKS,
     REDUCTION_BLOCKS,

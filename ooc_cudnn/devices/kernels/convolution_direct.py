@@ -6,7 +6,7 @@ Correct, and slow.
 from __future__ import annotations
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, three
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView

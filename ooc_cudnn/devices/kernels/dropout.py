@@ -13,7 +13,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     real_type,
 )
 from ooc_cudnn.devices.kernels.checks import check, check_packed
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.elementwise import pack_count, walk_fields, walk_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of

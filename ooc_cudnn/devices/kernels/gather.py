@@ -17,7 +17,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     index_type,
     is_small,
 )
-from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct, largest
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import SixAxes, aligned_pack, lane_axis, six_axes

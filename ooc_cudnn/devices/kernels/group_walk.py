@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.kernels.arguments import instance
-from ooc_cudnn.devices.kernels.declarations import fill_struct, struct_type
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct, struct_type
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import (
     ELEMENTWISE_BLOCKS,
     REDUCTION_BLOCKS,

@@ -12,7 +12,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     is_small,
     three,
 )
-from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct, largest
 from ooc_cudnn.devices.kernels.gather import Edges, block_over, lane_pack
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import grid_of

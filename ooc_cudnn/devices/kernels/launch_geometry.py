@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ooc_cudnn.devices.kernels.declarations import constant
+from ooc_cudnn.devices.kernels.cuda_structs import constant
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
 BLOCK_THREADS = constant("element.cuh", "BLOCK_THREADS")

@@ -20,7 +20,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     real_type,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.declarations import fill_struct, largest
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct, largest
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.group_walk import ELEMENTWISE_BLOCKS, walk_channels
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of

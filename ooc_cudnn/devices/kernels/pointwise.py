@@ -10,7 +10,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     instance,
     real_type,
 )
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     block_shape,

@@ -17,7 +17,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     three,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.declarations import constant, fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import constant, fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView

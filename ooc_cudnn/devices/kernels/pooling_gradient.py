@@ -14,7 +14,7 @@ from ooc_cudnn.devices.kernels.arguments import (
     three,
 )
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, index_type, instance, is_small, three
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.elementwise import is_packable, walk_fields
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of, is_aligned

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.kernels import compiling
 from ooc_cudnn.devices.kernels.arguments import WORDS, instance
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import (
     BLOCK_THREADS,

@@ -10,7 +10,7 @@ import numpy as np
 from ooc_cudnn.devices.kernels import gather, interpolation
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, instance, real_type, three
 from ooc_cudnn.devices.kernels.checks import check
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pooling import lane_axis, six_axes

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import save_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measurement
 from ooc_cudnn.devices.measuring import Bench
-from ooc_cudnn.engines.measure import Deadline, EngineTuner, launch_of
+from ooc_cudnn.devices.tuning_database import save_tables, tables_of
+from ooc_cudnn.engines.autotune import Deadline, EngineTuner, launch_of
 from ooc_cudnn.engines.workload import (
     Effort,
     PlannedWork,

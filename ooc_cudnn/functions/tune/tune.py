@@ -6,11 +6,11 @@ from typing import Any
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.engines import Measurement
-from ooc_cudnn.engines.measure import launch_of
+from ooc_cudnn.devices.tuning_database import tables_of
+from ooc_cudnn.engines.autotune import launch_of
 from ooc_cudnn.engines.workload import Effort, PlannedWork, WantedConvolution
-from ooc_cudnn.functions.call.explain import planned_call
+from ooc_cudnn.functions.call.plan_api import planned_call
 from ooc_cudnn.functions.tune.rounds import (
     NothingToTuneError,
     Tell,

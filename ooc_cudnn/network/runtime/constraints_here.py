@@ -9,10 +9,10 @@ from typing import Any
 from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.functions.call.explain import limit_of
+from ooc_cudnn.functions.call.plan_api import limit_of
 from ooc_cudnn.memory import pinned
 from ooc_cudnn.memory.limit import limit_bytes
 from ooc_cudnn.network.ir.constraints import PlanConstraints

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.devices.engine_files import tables_of
 from ooc_cudnn.devices.machines import cache_directory
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan

@@ -1,8 +1,9 @@
 """Blocks of inference: the step that makes a part of an output, of parts of the inputs.
 
 A rewrite of a step. From the output back, each phase makes what its readers need of its result, as
-a call for that block (`operations/core/tiles.py`), so borders are each operation's own: padding
-lies at the borders of the whole map alone. Tensors hold what is needed of them, and no more.
+a call for that block (`operations/core/block_calls.py`), so borders are each operation's own:
+padding lies at the borders of the whole map alone. Tensors hold what is needed of them, and no
+more.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from ooc_cudnn.network.ir.tensor import (
     relative_region,
     whole_region,
 )
-from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
-from ooc_cudnn.operations.core.operation import Shape
-from ooc_cudnn.operations.core.ranges import Range
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS
-from ooc_cudnn.operations.core.subcall import SubCall
-from ooc_cudnn.operations.core.tiles import (
+from ooc_cudnn.operations.core.block_calls import (
     call_of_tile,
     is_made_in_tiles,
     may_be_tiled,
     whole_tile,
 )
+from ooc_cudnn.operations.core.call import Region, Tile, TiledCall
+from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.ranges import Range
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.operations.external.calls import ExternalCall
 from ooc_cudnn.operations.external.tiles import Span, WholeImagesError, tile_of_external
 from ooc_cudnn.pipeline.program import inside

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from ooc_cudnn.operations.core.block_calls import TileCall
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.ranges import Range
-from ooc_cudnn.operations.core.tiles import TileCall
 from ooc_cudnn.operations.external.calls import Computation, ExternalCall, ExternalInput
 
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from ooc_cudnn.devices.cuda.recorded import CudaGraph
+from ooc_cudnn.devices.cuda.cuda_graphs import CudaGraph
 from ooc_cudnn.devices.cuda.run import identity_of
 from ooc_cudnn.errors import InternalError
 from tests.support.fake_runtime import Stream, fake_cupy

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels import compiling, launch
-from ooc_cudnn.devices.kernels.declarations import fill_struct
+from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch
 from ooc_cudnn.devices.kernels.runners import RUNNERS
 from ooc_cudnn.devices.view import DeviceView

@@ -7,12 +7,12 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.call_planner.search import Search
-from ooc_cudnn.devices.engine_files import (
+from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables, front
+from ooc_cudnn.devices.tuning_database import (
     tables_of,
 )
-from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables, front
 from ooc_cudnn.engines import trials
-from ooc_cudnn.functions.call.explain import planned_call
+from ooc_cudnn.functions.call.plan_api import planned_call
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices import engine_files
+from ooc_cudnn.devices import tuning_database
 from ooc_cudnn.devices.cuda import convolutions
-from ooc_cudnn.devices.engine_files import engines_path, forget_tables, save_tables, tables_of
+from ooc_cudnn.devices.tuning_database import engines_path, forget_tables, save_tables, tables_of
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune import tune
@@ -43,10 +43,12 @@ def test_an_engine_that_failed_is_known_to_later_processes(make, random):
     device = make(FakeEngine(100, 3e-6), fast)
     (measured,) = tuned()
     larger = Convolution.of((32, *X.shape[1:]), W.shape, padding=1)
-    mine = engine_files._tables.pop(device)  # another process stores, since this one read the file
+    mine = tuning_database._tables.pop(
+        device
+    )  # another process stores, since this one read the file
     tables_of(device).add(replace(measured, work=larger.work(), operation=larger))
     save_tables(device)
-    engine_files._tables[device] = mine
+    tuning_database._tables[device] = mine
 
     path = engines_path(device)
     written = path.stat().st_mtime_ns

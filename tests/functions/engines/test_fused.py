@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.engine_files import forget_tables, tables_of
+from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution

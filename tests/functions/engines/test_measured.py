@@ -9,12 +9,12 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.cli.tune import format_launch
-from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
+from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
 from ooc_cudnn.engines import accuracy
 from ooc_cudnn.engines.accuracy import Checks
-from ooc_cudnn.engines.measure import Deadline, EngineTuner
+from ooc_cudnn.engines.autotune import Deadline, EngineTuner
 from ooc_cudnn.engines.workload import Effort
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.functions.tune import tune

@@ -3,8 +3,8 @@
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices.engine_files import forget_tables, tables_of
 from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables
+from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
 from ooc_cudnn.engines.workload import (
     Effort,
     PlannedLaunch,

@@ -10,15 +10,15 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices import engine_files
-from ooc_cudnn.devices.engine_files import (
+from ooc_cudnn.devices import tuning_database
+from ooc_cudnn.devices.engines import Engine, Measurement, Option
+from ooc_cudnn.devices.tuning_database import (
     engines_path,
     forget_tables,
     operation_from,
     save_tables,
     tables_of,
 )
-from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.functions.tune.tune import finish_tuning
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.warnings_once import forget_warnings
@@ -65,7 +65,7 @@ def test_what_was_only_read_is_not_written_over_what_others_stored(make):
     tables_of(device).add(Measurement(operation.work(), (fast,), operation))
     save_tables(device)
 
-    engine_files._tables[device] = mine
+    tuning_database._tables[device] = mine
     other = Convolution.of((8, 2, 16, 16), (4, 2, 3, 3))
     mine.add(Measurement(other.work(), (slow,), other))
     save_tables(device)
@@ -73,7 +73,7 @@ def test_what_was_only_read_is_not_written_over_what_others_stored(make):
     assert tables_of(device).options(operation) == (fast,)
     assert tables_of(device).options(other) == (slow,)
 
-    engine_files._tables[device] = mine
+    tuning_database._tables[device] = mine
     mine.add(Measurement(operation.work(), (slow,), operation, is_complete=False))
     save_tables(device)
     forget_tables()
@@ -84,7 +84,7 @@ def test_what_was_only_read_is_not_written_over_what_others_stored(make):
 def test_processes_that_store_at_once_take_turns(make, monkeypatch, waits):
     """Of two that stored 60 launches each, at once, the file kept 78 of 120."""
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(engine_files, "MOST_WAITING_SECONDS", waits)
+    monkeypatch.setattr(tuning_database, "MOST_WAITING_SECONDS", waits)
     device = make(FakeEngine(100, 1e-6))
     path = stored(device)
     path.unlink()

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from ooc_cudnn.devices import verdict_files
+from ooc_cudnn.devices import engine_check_database
 from ooc_cudnn.devices.cuda import convolutions
-from ooc_cudnn.devices.engine_files import forget_tables
+from ooc_cudnn.devices.engine_check_database import forget_verdicts, verdicts_of, verdicts_path
 from ooc_cudnn.devices.engine_verdicts import Verdict
-from ooc_cudnn.devices.verdict_files import forget_verdicts, verdicts_of, verdicts_path
+from ooc_cudnn.devices.tuning_database import forget_tables
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
@@ -126,7 +126,7 @@ def test_verdicts_are_of_one_cudnn_one_card_and_one_version_of_the_library(
         if change == "gpu":
             device.told["gpu"] = "Fake 9001"
         if change == "library":
-            monkeypatch.setattr(verdict_files, "__version__", "0.2.0")
+            monkeypatch.setattr(engine_check_database, "__version__", "0.2.0")
         paths.add(verdicts_path(device))
         another_process()
         forget_warnings()

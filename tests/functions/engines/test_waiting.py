@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from ooc_cudnn.devices.engine_files import (
+from ooc_cudnn.devices.measuring import Bench
+from ooc_cudnn.devices.tuning_database import (
     tables_of,
 )
-from ooc_cudnn.devices.measuring import Bench
-from ooc_cudnn.engines.measure import Deadline, EngineTuner
+from ooc_cudnn.engines.autotune import Deadline, EngineTuner
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.functions.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution

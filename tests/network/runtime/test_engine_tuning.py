@@ -5,7 +5,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
-from ooc_cudnn.devices.engine_files import forget_tables
+from ooc_cudnn.devices.tuning_database import forget_tables
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.network.runtime import engine_tuning
 from ooc_cudnn.operations.convolution.gradients import forward_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from ooc_cudnn.devices.engine_files import tables_of
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.network.ir.step import Phase

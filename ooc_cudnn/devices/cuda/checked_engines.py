@@ -18,7 +18,7 @@ from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 _FIRST, _LAST = 0, 1
 
 
-class Judged:
+class CheckedEngines:
     """Engines as they were found to be.
 
     Parameters
@@ -86,7 +86,7 @@ class Judged:
 
 
 def every(plans: Plans, kind: CheckedKind, problem: AnyConvolution) -> list[UncheckedEngine]:
-    """Return every engine that may compute a problem as it is: `devices.engines.Engines`."""
+    """Return every engine that may compute a problem as it is: `EngineProvider`."""
     return [
         UncheckedEngine(kind, f"eng{number}", problem, Engine(number))
         for number in plans.not_compiled(Form(problem))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ooc_cudnn.calibration.model import latencies
+from ooc_cudnn.calibration.fit_model import latencies
 from ooc_cudnn.calibration.session import Measurement, Sample
 from ooc_cudnn.devices.measuring import Timing
 from perfmodel import Line

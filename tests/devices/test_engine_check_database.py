@@ -8,10 +8,8 @@ import textwrap
 
 import pytest
 
-from ooc_cudnn.devices import verdict_files
-from ooc_cudnn.devices.engine_kinds import CheckedKind
-from ooc_cudnn.devices.engine_verdicts import Verdict
-from ooc_cudnn.devices.verdict_files import (
+from ooc_cudnn.devices import engine_check_database
+from ooc_cudnn.devices.engine_check_database import (
     LARGEST_BYTES,
     forget_verdicts,
     save_verdicts,
@@ -19,6 +17,8 @@ from ooc_cudnn.devices.verdict_files import (
     verdicts_of,
     verdicts_path,
 )
+from ooc_cudnn.devices.engine_kinds import CheckedKind
+from ooc_cudnn.devices.engine_verdicts import Verdict
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.warnings_once import forget_warnings
 
@@ -99,7 +99,7 @@ def test_what_others_stored_meanwhile_stays(card):
     theirs.finish_search()
     save_verdicts(card)
     version = mine.version
-    verdict_files._verdicts[card] = mine
+    engine_check_database._verdicts[card] = mine
     mine.add(KIND, "eng3", Verdict(None))
     save_verdicts(card)
     read = again(card)
@@ -112,8 +112,8 @@ def test_what_others_stored_meanwhile_stays(card):
 CHILD = """
     import sys
     from ooc_cudnn.devices.engine_verdicts import Verdict
-    from ooc_cudnn.devices.verdict_files import save_verdicts, verdicts_of
-    from tests.devices.test_verdict_files import KIND, Card
+    from ooc_cudnn.devices.engine_check_database import save_verdicts, verdicts_of
+    from tests.devices.test_engine_check_database import KIND, Card
 
     card, mine = Card(), int(sys.argv[1])
     verdicts = verdicts_of(card)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # these need devices, which have engines
     from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict
 
 
-class Engines(Protocol):
+class EngineProvider(Protocol):
     """The engines that a device can choose from for a convolution."""
 
     def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import compiling, declarations
+from ooc_cudnn.devices.kernels import compiling, cuda_structs
 from ooc_cudnn.devices.kernels.compiling import sources_folder
-from ooc_cudnn.devices.kernels.declarations import constant, fill_struct, struct_type
+from ooc_cudnn.devices.kernels.cuda_structs import constant, fill_struct, struct_type
 from tests.support.cuda_on_cpu import compiler
 from tests.support.cuda_on_cpu.compiling import HERE
 
@@ -79,7 +79,7 @@ def test_fields_lie_where_the_compiler_has_them(source):
 
 def test_every_struct_that_is_filled_is_checked_here():
     folder = Path(compiling.__file__).parent
-    paths = set(folder.glob("*.py")) - {folder / "declarations.py"}
+    paths = set(folder.glob("*.py")) - {folder / "cuda_structs.py"}
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     named = {kind.partition("<")[0] for kinds in STRUCTS.values() for kind in kinds}
     declared = set(re.findall(r"^struct (\w+)", _all_sources(), re.M))
@@ -120,6 +120,6 @@ def test_what_is_not_declared_is_said(monkeypatch):
         struct_type("pooling.cu", "Nothing")
     with pytest.raises(LookupError, match="no constant NOTHING"):
         constant("pooling.cu", "NOTHING")
-    monkeypatch.setattr(declarations, "_text", lambda source: "struct Odd {\n    int *a;\n};\n")
+    monkeypatch.setattr(cuda_structs, "_text", lambda source: "struct Odd {\n    int *a;\n};\n")
     with pytest.raises(ValueError, match="not read"):
         struct_type("odd.cu", "Odd")

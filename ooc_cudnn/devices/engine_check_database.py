@@ -13,9 +13,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engine_files import TELLING, lock_out_others, read_entries
 from ooc_cudnn.devices.engine_verdicts import Key, Verdict, Verdicts, was_searched
 from ooc_cudnn.devices.machines import cache_directory, machine_key
+from ooc_cudnn.devices.tuning_database import TELLING, lock_out_others, read_entries
 from ooc_cudnn.version import __version__
 from ooc_cudnn.warnings_once import warn_once
 from perfmodel.files import read_file, replace_file
