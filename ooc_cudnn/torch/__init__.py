@@ -17,8 +17,8 @@ with brought_by("torch", "torch"):
     from ooc_cudnn.torch.errors import RanksError, UnsupportedModelError, UnsupportedOperationError
     from ooc_cudnn.torch.inferring import infer, output_shape, plan_infer
     from ooc_cudnn.torch.limit import limit, release
+    from ooc_cudnn.torch.model_with_loss import with_loss
     from ooc_cudnn.torch.planning import plan, tune
-    from ooc_cudnn.torch.whole import with_loss
 
 __all__ = [
     "RanksError",

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
+from ooc_cudnn.torch.aten_tracing import record
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
+from ooc_cudnn.torch.extra_guards import look_at_guards
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.numbers import only_counts, specialize
 from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
 from ooc_cudnn.torch.places import name_of, source_name
 from ooc_cudnn.torch.ranks import STATISTICS
-from ooc_cudnn.torch.recording import record
 from ooc_cudnn.torch.refusals import check_nested, check_python_state
+from ooc_cudnn.torch.scalar_inputs import only_counts, specialize
 from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widen
-from ooc_cudnn.torch.watched_state import look_at_guards
 from ooc_cudnn.units import parse_limit
 
 _here = threading.local()

@@ -16,22 +16,22 @@ import torch
 from ooc_cudnn.operations.external.tiles import Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch import block_interpolation, block_moves, block_windows  # noqa: F401  (rules)
 from ooc_cudnn.torch.block_rules import MadePart, joined, part_of_operation
+from ooc_cudnn.torch.fallback_subgraph import FallbackSubgraph
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import ImageAxes, Images
-from ooc_cudnn.torch.part import Part
 
 #: Axes that a tensor of a network has at the most.
 MOST_AXES = 5
 
 
 def part_in_block(
-    part: Part, result: Spans, lasting: Collection[int]
-) -> tuple[Part, tuple[Spans, ...]]:
+    part: FallbackSubgraph, result: Spans, lasting: Collection[int]
+) -> tuple[FallbackSubgraph, tuple[Spans, ...]]:
     """The operations for a part of their result, and the parts of inputs that they take.
 
     Parameters
     ----------
-    part : Part
+    part : FallbackSubgraph
     result : Spans
         Of the axes of its array.
     lasting : collection of int
@@ -39,7 +39,7 @@ def part_in_block(
 
     Returns
     -------
-    part : Part
+    part : FallbackSubgraph
     inputs : tuple of Spans
         Of the axes of their arrays.
 
@@ -55,7 +55,7 @@ def part_in_block(
 class _Block:
     """The part that is needed of each value, from the result back; then the operations on that."""
 
-    def __init__(self, part: Part, result: Spans, lasting: Collection[int]) -> None:
+    def __init__(self, part: FallbackSubgraph, result: Spans, lasting: Collection[int]) -> None:
         self._whole, self._lasting = part, lasting
         wanted = _by(result, part.order)
         self._needed: dict[Value, Spans] = {part.result: wanted}

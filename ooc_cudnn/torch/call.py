@@ -22,7 +22,6 @@ from ooc_cudnn.network.tiled.infer import TiledInference, TilingConstraints, pla
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch import rules  # noqa: F401  # the table is filled
 from ooc_cudnn.torch.autocast import without_autocast
-from ooc_cudnn.torch.before import leave, run_after, run_before
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.fallbacks import draws
@@ -35,15 +34,16 @@ from ooc_cudnn.torch.function import (
     tensor_of,
 )
 from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.input_independent import leave, run_after, run_before
 from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
-from ooc_cudnn.torch.notes import notes
-from ooc_cudnn.torch.numbers import Number
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import memory_of
+from ooc_cudnn.torch.plan_notes import notes
 from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, unwrap_ddp
-from ooc_cudnn.torch.same import same
+from ooc_cudnn.torch.scalar_inputs import Number
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.tensor_refs import TensorRefs
+from ooc_cudnn.torch.unhooked_alias import unhooked_alias
 
 
 class ReadyModel:
@@ -424,10 +424,10 @@ class ReadyModel:
         if of in self._copies_of_others:
             y = y.clone()
         if not held.axes:  # a loss: one number, of float64
-            return same(y.reshape(()).to(of.dtype), of_ours=True)
+            return unhooked_alias(y.reshape(()).to(of.dtype), of_ours=True)
         # a plan may choose another memory order than PyTorch, and `view` wants its own
         ordered = (y if held.is_plain else y.permute(held.axes)).contiguous()
-        return same(ordered, of_ours=True)
+        return unhooked_alias(ordered, of_ours=True)
 
 
 def _state_of(device: torch.device) -> torch.Tensor | None:
@@ -437,7 +437,7 @@ def _state_of(device: torch.device) -> torch.Tensor | None:
 
 def _for_hooks(result: Any) -> Any:
     """A result whose hooks autograd calls where it has a gradient, and nowhere else."""
-    return same(result) if isinstance(result, torch.Tensor) else result
+    return unhooked_alias(result) if isinstance(result, torch.Tensor) else result
 
 
 def _as_given(found: Mapping[Value, Any], given: GivenInputs) -> Any:

@@ -32,18 +32,18 @@ from ooc_cudnn.torch.backend import compile_with, handle_call
 from ooc_cudnn.torch.capture_errors import explain_refusal
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.ranks import as_batch_normalization
-from ooc_cudnn.torch.refusals import check_model
-from ooc_cudnn.torch.region import kept_as_they_are
-from ooc_cudnn.torch.stand_ins import give_back
-from ooc_cudnn.torch.switches import switches_kept
-from ooc_cudnn.torch.watched_state import (
+from ooc_cudnn.torch.extra_guards import (
     BY_DICTIONARIES,
     Names,
     WatchedState,
     noting_missed_lookups,
 )
+from ooc_cudnn.torch.fallback_runner import kept_as_they_are
+from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.ranks import as_batch_normalization
+from ooc_cudnn.torch.refusals import check_model
+from ooc_cudnn.torch.stand_ins import give_back
+from ooc_cudnn.torch.switches import switches_kept
 
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {

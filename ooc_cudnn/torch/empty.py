@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.torch.before import leave, run_after, run_before
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.input_independent import leave, run_after, run_before
 
 
 class EmptyModel:

@@ -15,13 +15,13 @@ import torch
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.tensor import ITEM_BYTES
-from ooc_cudnn.torch.bits import STORED_AS, store_bits
+from ooc_cudnn.torch.bitcast import STORED_AS, store_bits
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
+from ooc_cudnn.torch.fallback_runner import FallbackRunner
+from ooc_cudnn.torch.fallback_subgraph import RECURRENT, FallbackSubgraph
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.part import RECURRENT, Part
-from ooc_cudnn.torch.region import Region
 
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"
@@ -256,7 +256,7 @@ class Fallbacks:
         value: Value,
         order: tuple[int, ...],
         axes: ImageAxes | None,
-    ) -> Part:
+    ) -> FallbackSubgraph:
         orders: list[tuple[int, ...] | None] = []
         for read in inputs:
             if read in self._held and self._held[read].axes:
@@ -265,11 +265,11 @@ class Fallbacks:
                 orders.append(tuple(range(len(read.shape))))
             else:
                 orders.append(None)
-        return Part(tuple(operations), tuple(inputs), tuple(orders), value, order, axes)
+        return FallbackSubgraph(tuple(operations), tuple(inputs), tuple(orders), value, order, axes)
 
-    def _node(self, part: Part) -> LoweredValue:
+    def _node(self, part: FallbackSubgraph) -> LoweredValue:
         tensors = [self._tensor(value) for value in part.inputs]
-        computation = Region(part, self.reason(part.operations))
+        computation = FallbackRunner(part, self.reason(part.operations))
         shape = tuple(part.result.shape[axis] for axis in part.order)
         of_images = [
             order is not None and (value in self._held or part.axes is not None)
@@ -321,7 +321,7 @@ class Fallbacks:
         return self._to.made_as("stored", store_bits, value, STORED_AS[value.dtype.itemsize])
 
 
-def _differentiable(part: Part) -> set[Value]:
+def _differentiable(part: FallbackSubgraph) -> set[Value]:
     """The values that the result of a part depends on by operations with derivatives."""
     found = {part.result} if part.result.requires_grad or not part.operations else set[Value]()
     for operation in reversed(part.operations):

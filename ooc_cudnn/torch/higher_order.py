@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
-from ooc_cudnn.torch.recorder import Recorder
-from ooc_cudnn.torch.same import same
+from ooc_cudnn.torch.recorder_protocol import Recorder
+from ooc_cudnn.torch.unhooked_alias import unhooked_alias
 
 #: They call their first argument, and change nothing of what it computes.
 _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
@@ -379,7 +379,7 @@ class _Hooked:
     tags = ()
 
     def __call__(self, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        made = same(tensor)
+        made = unhooked_alias(tensor)
         if made.requires_grad:
             made.register_hook(lambda gradient: self._changed(gradient, *others))
         return made

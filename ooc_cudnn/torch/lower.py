@@ -67,7 +67,7 @@ def _without_blanks(name: str) -> str:
     return re.sub(r"\s", "_", name)
 
 
-class Unlike(Exception):  # told apart within this room alone
+class UnsupportedPatternError(Exception):  # told apart within this room alone
     """A rule has an operation, but not in this form; it says why."""
 
 
@@ -349,7 +349,7 @@ class GraphLowering:
             return
         try:
             results = self._by_rule(lower, operation, self._argument)
-        except (Unlike, ValueError, TypeError) as error:
+        except (UnsupportedPatternError, ValueError, TypeError) as error:
             laid = self._laid(operation)
             if not laid:
                 self._fall_back(operation, str(error))
@@ -358,7 +358,7 @@ class GraphLowering:
                 results = self._by_rule(
                     lower, operation, lambda value: laid.get(value) or self._argument(value)
                 )
-            except (Unlike, ValueError, TypeError) as error:
+            except (UnsupportedPatternError, ValueError, TypeError) as error:
                 self._fall_back(operation, str(error))
                 return
         for value, held in zip(operation.results, results, strict=False):
@@ -380,9 +380,13 @@ class GraphLowering:
             if value is None:
                 continue
             if held is None:  # indices of a pooling, say
-                raise Unlike("the model reads a result of it that the library does not make")
+                raise UnsupportedPatternError(
+                    "the model reads a result of it that the library does not make"
+                )
             if in_place and held.axes and getattr(torch, held.tensor.dtype) != value.dtype:
-                raise Unlike(f"what it makes is cast to {value.dtype}, as it is written to that")
+                raise UnsupportedPatternError(
+                    f"what it makes is cast to {value.dtype}, as it is written to that"
+                )
         return results
 
     def _fall_back(self, operation: Operation, why: str) -> None:
@@ -455,15 +459,15 @@ class GraphLowering:
 
         Raises
         ------
-        Unlike
+        UnsupportedPatternError
             If it is none.
         """
         if not isinstance(x, LoweredValue):
-            raise Unlike("it does not read the inputs first")
+            raise UnsupportedPatternError("it does not read the inputs first")
         if not x.is_plain:
-            raise Unlike("its axes were permuted before")
+            raise UnsupportedPatternError("its axes were permuted before")
         if not least <= len(x.axes) <= most:
-            raise Unlike(f"it has shape {x.shape}")
+            raise UnsupportedPatternError(f"it has shape {x.shape}")
         return x.tensor
 
     def made_before(
@@ -506,9 +510,9 @@ class GraphLowering:
 
     def _declared(self, value: Any, shape: Sequence[int] | None, kind: str) -> Tensor:
         if not isinstance(value, Value):
-            raise Unlike("what should be a parameter depends on the inputs")
+            raise UnsupportedPatternError("what should be a parameter depends on the inputs")
         if value.kind == "made" and not self._is_made_before(value):
-            raise Unlike(f"{value.name} is made of the inputs by PyTorch")
+            raise UnsupportedPatternError(f"{value.name} is made of the inputs by PyTorch")
         source = GivenInputs(value, tuple(value.shape if shape is None else shape))
         for known in ((source, "parameter"), (source, kind)):
             if known in self._given:

@@ -18,7 +18,7 @@ from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.normalizing import Update, update_statistics
 from ooc_cudnn.torch.overlaps import may_overlap_itself
-from ooc_cudnn.torch.recorder import Recorder
+from ooc_cudnn.torch.recorder_protocol import Recorder
 
 #: Operations whose gradient needs nothing that they read.
 KEEPS_NOTHING = MOVES | {

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ooc_cudnn.torch.graph import Operation, Value
-from ooc_cudnn.torch.recorder import Recorder
+from ooc_cudnn.torch.recorder_protocol import Recorder
 
 #: Where ATen's normalizations have running_mean, running_var, whether they train, and momentum.
 STATISTICS = {"aten::batch_norm": (3, 4, 5, 6), "aten::instance_norm": (3, 4, 5, 6)}

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ooc_cudnn.operations.external.calls import Cost, ExternalRun
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 from ooc_cudnn.torch.errors import RanksError
-from ooc_cudnn.torch.region import on_stream, tensor_on
+from ooc_cudnn.torch.fallback_runner import on_stream, tensor_on
 
 #: Of which images batch normalization takes its statistics: one's own, or those of all ranks.
 STATISTICS = ("rank", "global")

@@ -11,7 +11,7 @@ from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.elementwise.cast_scale import STORED
 from ooc_cudnn.tensor import DTYPES, rounded_to
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
 
 _PLAIN = {
     "relu": "relu",
@@ -25,7 +25,7 @@ _PLAIN = {
 
 def _activation(to: GraphLowering, x: Any, mode: str, coef: float | None = None) -> LoweredValue:
     if not isinstance(x, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     made = to.net.activation(x.tensor, mode, coef=coef, name=to.name("act"))
     return LoweredValue(made, x.axes)
 
@@ -48,7 +48,7 @@ def relu6(to: GraphLowering, self: Any) -> LoweredValue:
 @rule("hardtanh")
 def hardtanh(to: GraphLowering, self: Any, min_val: float, max_val: float) -> LoweredValue:
     if min_val != 0:
-        raise Unlike(f"bounds {min_val} and {max_val}: the lower one is to be 0")
+        raise UnsupportedPatternError(f"bounds {min_val} and {max_val}: the lower one is to be 0")
     return _activation(to, self, "clipped_relu", float(max_val))
 
 
@@ -62,7 +62,7 @@ def elu(
     to: GraphLowering, self: Any, alpha: float, scale: float, input_scale: float
 ) -> LoweredValue:
     if (scale, input_scale) != (1, 1):
-        raise Unlike(f"scales {scale} and {input_scale}")
+        raise UnsupportedPatternError(f"scales {scale} and {input_scale}")
     return _activation(to, self, "elu", float(alpha))
 
 
@@ -74,7 +74,7 @@ def gelu(to: GraphLowering, self: Any, approximate: str) -> LoweredValue:
 @rule("prelu")
 def prelu(to: GraphLowering, self: Any, weight: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue) or self.axes[1:2] != (1,):
-        raise Unlike("its second axis is not that of channels")
+        raise UnsupportedPatternError("its second axis is not that of channels")
     w = to.parameter(weight)
     per_channel = w.shape != (1,)
     y = to.net.prelu(self.tensor, per_channel=per_channel, w=w, name=to.name())
@@ -99,11 +99,11 @@ def _dropped(
     to: GraphLowering, x: Any, p: float, train: bool, *, per_channel: bool
 ) -> LoweredValue:
     if not isinstance(x, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     if not train or p == 0:
         return x
     if per_channel and x.axes[:2] != (0, 1):
-        raise Unlike("its axes were permuted before")
+        raise UnsupportedPatternError("its axes were permuted before")
     name = to.name()
     y = to.net.dropout(x.tensor, float(p), per_channel=per_channel, name=name)
     to.drawn.append(f"{name}.state")
@@ -113,14 +113,14 @@ def _dropped(
 @rule("alias", "clone", "contiguous", "lift_fresh_copy")
 def same(to: GraphLowering, self: Any, **how: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     return self
 
 
 @rule("detach")
 def detached(to: GraphLowering, self: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     if not to.differentiable:
         return self
     return LoweredValue(to.net.detach(self.tensor, name=to.name("detach")), self.axes)
@@ -129,7 +129,7 @@ def detached(to: GraphLowering, self: Any) -> LoweredValue:
 @rule("to", "_to_copy")
 def converted(to: GraphLowering, self: Any, dtype: Any = None, **how: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     wanted = str(dtype).removeprefix("torch.")
     if dtype is None or wanted == self.tensor.dtype:
         return self
@@ -139,14 +139,14 @@ def converted(to: GraphLowering, self: Any, dtype: Any = None, **how: Any) -> Lo
         )
     if self.tensor.is_floating and wanted in DTYPES:
         return _cast(to, self, wanted)
-    raise Unlike(f"from {self.tensor.dtype} to {wanted}")
+    raise UnsupportedPatternError(f"from {self.tensor.dtype} to {wanted}")
 
 
 def _cast(to: GraphLowering, x: LoweredValue, dtype: str) -> LoweredValue:
     if x.tensor.dtype == dtype:
         return x
     if "float64" in (x.tensor.dtype, dtype):  # PyTorch rounds to half types by way of float32
-        raise Unlike(f"from {x.tensor.dtype} to {dtype}")
+        raise UnsupportedPatternError(f"from {x.tensor.dtype} to {dtype}")
     return LoweredValue(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
 
 
@@ -185,7 +185,7 @@ def divide(
     to: GraphLowering, self: Any, other: Any, rounding_mode: str | None = None
 ) -> LoweredValue:
     if rounding_mode is not None or not _is_number(other):
-        raise Unlike("by what is no number, or rounded")
+        raise UnsupportedPatternError("by what is no number, or rounded")
     return _combined(to, "divide", self, other)
 
 
@@ -208,13 +208,15 @@ def _check_alpha(alpha: Any, *operands: Any) -> None:
             and math.isfinite(alpha)
             and math.isinf(rounded_to(operand.tensor.dtype, alpha))
         ):
-            raise Unlike(f"alpha={alpha}, which {operand.tensor.dtype} does not hold")
+            raise UnsupportedPatternError(
+                f"alpha={alpha}, which {operand.tensor.dtype} does not hold"
+            )
     _no_booleans(alpha)
 
 
 def _no_booleans(*numbers: Any) -> None:
     if any(isinstance(each, bool) for each in numbers):
-        raise Unlike("a boolean, which PyTorch does not subtract")
+        raise UnsupportedPatternError("a boolean, which PyTorch does not subtract")
 
 
 def _with_factor(to: GraphLowering, one: Any, other: Any, factor: float) -> LoweredValue:
@@ -223,7 +225,7 @@ def _with_factor(to: GraphLowering, one: Any, other: Any, factor: float) -> Lowe
     if abs(factor) == 1 or any(DTYPES.get(each.tensor.dtype) != 2 for each in maps):
         return _combined(to, "add", one, _times(to, other, factor))
     if len(maps) < 2:
-        raise Unlike(f"{factor} times what is no map of a half type")
+        raise UnsupportedPatternError(f"{factor} times what is no map of a half type")
     dtype = maps[0].tensor.dtype if len({each.tensor.dtype for each in maps}) == 1 else "float32"
     one, other = (_cast(to, each, "float32") for each in maps)
     return _cast(to, _combined(to, "add", one, _times(to, other, factor)), dtype)
@@ -235,7 +237,7 @@ def _times(to: GraphLowering, x: Any, factor: float) -> Any:
     if isinstance(x, LoweredValue):
         return _combined(to, "multiply", x, float(factor))
     if not x.dtype.is_floating_point:  # cut to integers, it would be another number
-        raise Unlike(f"{factor} times {x.dtype}")
+        raise UnsupportedPatternError(f"{factor} times {x.dtype}")
     return to.made_as(f"times_{factor}", lambda tensor: tensor * factor, x, x.dtype)
 
 
@@ -249,19 +251,19 @@ def _combined(to: GraphLowering, what: str, one: Any, other: Any) -> LoweredValu
     ):
         one, other = other, one
     if not isinstance(one, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     build = getattr(to.net, what)
     if _is_number(other):
         return LoweredValue(build(one.tensor, float(other), name=to.name(what)), one.axes)
     if isinstance(other, LoweredValue):
         if len(other.axes) != len(one.axes) or other.axes != one.axes:
-            raise Unlike(f"of {one.shape} and {other.shape}, permuted apart")
+            raise UnsupportedPatternError(f"of {one.shape} and {other.shape}, permuted apart")
         wide = torch.promote_types(*(getattr(torch, e.tensor.dtype) for e in (one, other)))
         dtype = str(wide).removeprefix("torch.")
         one, other = _cast(to, one, dtype), _cast(to, other, dtype)
         return LoweredValue(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
     if not isinstance(other, Value):
-        raise Unlike(f"with {other!r}, which is no real number")
+        raise UnsupportedPatternError(f"with {other!r}, which is no real number")
     return LoweredValue(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)
 
 
@@ -272,13 +274,13 @@ def _size(held: LoweredValue) -> int:
 def _broadcast(to: GraphLowering, one: LoweredValue, other: Value) -> Tensor:
     """A given value, as it lies along the axes of a map."""
     if other.dtype != getattr(torch, one.tensor.dtype):
-        raise Unlike(f"of {one.tensor.dtype} and {other.dtype}")
+        raise UnsupportedPatternError(f"of {one.tensor.dtype} and {other.dtype}")
     shape = [1] * len(one.axes)
     for index, extent in enumerate(reversed(other.shape)):
         if index >= len(one.axes):
-            raise Unlike(f"of {one.shape} and {other.shape}")
+            raise UnsupportedPatternError(f"of {one.shape} and {other.shape}")
         shape[one.axes[len(one.axes) - 1 - index]] = extent
     longer = [one.axes.index(axis) for axis in range(len(shape)) if shape[axis] > 1]
     if longer != sorted(longer):  # it would have to be permuted
-        raise Unlike(f"of {one.shape} permuted and {other.shape}")
+        raise UnsupportedPatternError(f"of {one.shape} permuted and {other.shape}")
     return to.given(other, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
 
 #: ATen's numbers of what is done with the losses of all elements.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -13,13 +13,13 @@ _REDUCTIONS = {1: "mean", 2: "sum"}
 
 def _reduced(reduction: int) -> str:
     if reduction not in _REDUCTIONS:
-        raise Unlike("with reduction 'none': a loss is one number")
+        raise UnsupportedPatternError("with reduction 'none': a loss is one number")
     return _REDUCTIONS[reduction]
 
 
 def _target(target: Any) -> Tensor:
     if not isinstance(target, LoweredValue) or not target.is_plain:
-        raise Unlike("the target is to be an argument, as it is")
+        raise UnsupportedPatternError("the target is to be an argument, as it is")
     return target.tensor
 
 

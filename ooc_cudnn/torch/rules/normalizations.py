@@ -10,7 +10,7 @@ import torch
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.tensor import ACCUMULATOR
 from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
 
 #: What sums are held wider than.
 HALVES = frozenset(name for name, wide in ACCUMULATOR.items() if name != wide)
@@ -33,7 +33,7 @@ def batch_normalization(
     lasting = {"running_mean": running_mean, "running_variance": running_var}
     if not training and to.training:
         if x.dtype in HALVES:
-            raise Unlike("of half precision by running statistics, with gradients")
+            raise UnsupportedPatternError("of half precision by running statistics, with gradients")
         return _by_running_statistics(to, x, (running_mean, running_var, weight, bias), eps)
     running = {
         role: None
@@ -91,7 +91,7 @@ def _widened(to: GraphLowering, value: Value, dtype: torch.dtype) -> Value:
     if value.dtype == dtype:
         return value
     if torch.promote_types(value.dtype, dtype) != dtype:
-        raise Unlike(f"vectors of {value.dtype}")
+        raise UnsupportedPatternError(f"vectors of {value.dtype}")
     return to.made_as("widened", lambda vector: vector.to(dtype), value, dtype)
 
 
@@ -133,7 +133,7 @@ def instance_normalization(
     cudnn_enabled: bool,
 ) -> LoweredValue:
     if running_mean is not None:
-        raise Unlike("with running statistics")
+        raise UnsupportedPatternError("with running statistics")
     x, name = to.plain(input, least=3), to.name()
     y = to.net.instance_normalization(x, epsilon=eps, name=name, **_vectors(to, x, weight, bias))
     _frozen(to, name, weight, bias)
@@ -151,7 +151,7 @@ def layer_normalization(
     cudnn_enable: bool,
 ) -> LoweredValue:
     if not isinstance(input, LoweredValue) or len(normalized_shape) != 1 or input.axes[-1] != 1:
-        raise Unlike(f"over {list(normalized_shape)}: over channels there is one")
+        raise UnsupportedPatternError(f"over {list(normalized_shape)}: over channels there is one")
     name = to.name()
     vectors = _vectors(to, input.tensor, weight, bias)
     y = to.net.layer_normalization(input.tensor, epsilon=eps, name=name, **vectors)
@@ -161,4 +161,4 @@ def layer_normalization(
 
 @rule("local_response_norm")
 def local_response(to: GraphLowering, **arguments: Any) -> LoweredValue:
-    raise Unlike("local response normalization")
+    raise UnsupportedPatternError("local response normalization")

@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
 
 
 @rule("cat", "concat")
 def concatenate(to: GraphLowering, tensors: Sequence[Any], dim: int) -> LoweredValue:
     if not all(isinstance(each, LoweredValue) for each in tensors):
-        raise Unlike("of what does not read the inputs first")
+        raise UnsupportedPatternError("of what does not read the inputs first")
     axes = tensors[0].axes
     if any(each.axes != axes for each in tensors) or axes[dim] != 1:
-        raise Unlike(f"along axis {dim} of {tensors[0].shape}: along channels there is one")
+        raise UnsupportedPatternError(
+            f"along axis {dim} of {tensors[0].shape}: along channels there is one"
+        )
     parts = [each.tensor for each in tensors]
     return LoweredValue(to.net.concatenate(parts, name=to.name("cat")), axes)
 
@@ -24,14 +26,14 @@ def concatenate(to: GraphLowering, tensors: Sequence[Any], dim: int) -> LoweredV
 def broadcast(to: GraphLowering, tensors: Sequence[Any]) -> tuple[LoweredValue, ...]:
     shapes = {tuple(each.shape) for each in tensors}
     if len(shapes) > 1 or not all(isinstance(each, LoweredValue) for each in tensors):
-        raise Unlike(f"of several shapes, {sorted(shapes)}")
+        raise UnsupportedPatternError(f"of several shapes, {sorted(shapes)}")
     return tuple(tensors)
 
 
 @rule("permute")
 def permute(to: GraphLowering, self: Any, dims: Sequence[int]) -> LoweredValue:
     if not isinstance(self, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     return LoweredValue(self.tensor, tuple(self.axes[each] for each in dims))
 
 
@@ -85,7 +87,7 @@ def unsqueeze(to: GraphLowering, self: Any, dim: int) -> LoweredValue:
 def _reshaped(to: GraphLowering, x: Any, shape: tuple[int, ...]) -> LoweredValue:
     """The same elements in another shape: all of an image on one axis, or other axes of 1."""
     if not isinstance(x, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     if shape == x.shape:
         return x
     source = to.inputs.get(x.tensor.name)
@@ -94,7 +96,9 @@ def _reshaped(to: GraphLowering, x: Any, shape: tuple[int, ...]) -> LoweredValue
         return LoweredValue.of(to.given(source.value, shape))
     if x.is_plain and len(shape) == 2 and shape[0] == x.shape[0]:
         return LoweredValue.of(to.net.flatten(x.tensor, name=to.name("flatten")))
-    raise Unlike(f"from {x.shape} to {shape}: an image is flattened, or nothing changes")
+    raise UnsupportedPatternError(
+        f"from {x.shape} to {shape}: an image is flattened, or nothing changes"
+    )
 
 
 @rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
@@ -136,7 +140,9 @@ def pad(
         return self
     x = to.plain(self, least=3)
     if mode != "constant" or len(pad) > 2 * (len(x.shape) - 2):
-        raise Unlike(f"mode {mode} of {list(pad)}: constants on spatial axes there are")
+        raise UnsupportedPatternError(
+            f"mode {mode} of {list(pad)}: constants on spatial axes there are"
+        )
     pairs = [(0, 0)] * (len(x.shape) - 2)
     for axis in range(len(pad) // 2):
         pairs[-1 - axis] = (pad[2 * axis], pad[2 * axis + 1])
@@ -148,14 +154,16 @@ def part(
     to: GraphLowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> LoweredValue:
     if not isinstance(self, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     extent = self.shape[dim]
     first, last, _ = slice(start, end).indices(extent)  # out of range is cut off
     if (first, last) == (0, extent) and step == 1:
         return self
     axis = self.axes[dim]
     if step != 1 or axis < 2 or first >= last:
-        raise Unlike(f"[{start}:{end}:{step}] of axis {dim}: of spatial axes there are crops")
+        raise UnsupportedPatternError(
+            f"[{start}:{end}:{step}] of axis {dim}: of spatial axes there are crops"
+        )
     spatial = self.tensor.shape[2:]
     starts, sizes = [0] * len(spatial), list(spatial)
     starts[axis - 2], sizes[axis - 2] = first, last - first

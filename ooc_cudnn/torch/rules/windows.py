@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, Unlike, rule
+from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
 
 R = TypeVar("R", bound=Callable[..., Any])
 
@@ -27,7 +27,9 @@ def _of_batches(*names: str) -> Callable[[R], R]:
             def of_batch(to: GraphLowering, *, axes: int = axes, **arguments: Any) -> Any:
                 x = arguments.get("input", arguments.get("self"))
                 if isinstance(x, LoweredValue) and len(x.axes) != axes + 2:
-                    raise Unlike(f"of {x.shape}, which is an image without a batch")
+                    raise UnsupportedPatternError(
+                        f"of {x.shape}, which is an image without a batch"
+                    )
                 return function(to, **arguments)
 
             rule(name)(of_batch)
@@ -124,11 +126,11 @@ def transposed(
 @rule("linear")
 def linear(to: GraphLowering, input: Any, weight: Any, bias: Any) -> LoweredValue:
     if not isinstance(input, LoweredValue):
-        raise Unlike("it does not read the inputs first")
+        raise UnsupportedPatternError("it does not read the inputs first")
     x, b = input.tensor, to.optional(bias)
     features, last = weight.shape[0], input.axes[-1]
     if last != 1:
-        raise Unlike("its last axis is not that of channels")
+        raise UnsupportedPatternError("its last axis is not that of channels")
     if len(x.shape) == 2:
         y = to.net.linear(
             x, features, w=to.parameter(weight), b=b, bias=b is not None, name=to.name()
@@ -153,7 +155,7 @@ def max_pooling(
     x = to.plain(self, least=3)
     axes = len(x.shape) - 2
     if set(per_axis(dilation, axes)) != {1}:
-        raise Unlike(f"dilation {dilation} of a pooling")
+        raise UnsupportedPatternError(f"dilation {dilation} of a pooling")
     window = per_axis(kernel_size, axes)
     return LoweredValue.of(
         to.net.pooling(
@@ -186,7 +188,7 @@ def average_pooling(
     x = to.plain(self, least=3)
     axes = len(x.shape) - 2
     if divisor_override is not None:
-        raise Unlike("divisor_override")
+        raise UnsupportedPatternError("divisor_override")
     window = per_axis(kernel_size, axes)
     return LoweredValue.of(
         to.net.pooling(
@@ -230,10 +232,10 @@ def mean(
     dtype: Any = None,
 ) -> LoweredValue:
     if not isinstance(self, LoweredValue) or dim is None or dtype is not None:
-        raise Unlike("a mean over all axes, or in another dtype")
+        raise UnsupportedPatternError("a mean over all axes, or in another dtype")
     axes = {self.axes[each] for each in dim}
     if len(self.tensor.shape) < 3 or axes != set(range(2, len(self.tensor.shape))):
-        raise Unlike(
+        raise UnsupportedPatternError(
             f"a mean over axes {list(dim)} of {self.shape}: over all positions there is one"
         )
     y = to.net.global_average(self.tensor, name=to.name("mean"))

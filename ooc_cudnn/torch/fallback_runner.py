@@ -29,8 +29,8 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autocast import without_autocast
 from ooc_cudnn.torch.block_parts import part_in_block
 from ooc_cudnn.torch.errors import UnsupportedOperationError
+from ooc_cudnn.torch.fallback_subgraph import FallbackSubgraph
 from ooc_cudnn.torch.image_axes import MOVES
-from ooc_cudnn.torch.part import Part
 from ooc_cudnn.torch.precision import strict_float32
 
 
@@ -50,14 +50,14 @@ class _Told:
     text: str
 
 
-class Region(_Told):
+class FallbackRunner(_Told):
     """A part of a model as what the library has computed outside of it."""
 
     why: str
-    _part: Part
+    _part: FallbackSubgraph
     _costs: dict[tuple[int, tuple[int, ...] | None], Cost]
 
-    def __init__(self, part: Part, why: str = "") -> None:
+    def __init__(self, part: FallbackSubgraph, why: str = "") -> None:
         super().__init__(_said(part), part.text)
         object.__setattr__(self, "why", why)
         object.__setattr__(self, "_part", part)
@@ -139,7 +139,7 @@ class Region(_Told):
     def part(self, result: Spans, lasting: Collection[int]) -> PartOfComputation:
         """The same for a part of the result, where its operations have rules for that."""
         made, inputs = part_in_block(self._part, result, lasting)
-        return PartOfComputation(Region(made, self.why), inputs)
+        return PartOfComputation(FallbackRunner(made, self.why), inputs)
 
     def _run(
         self, tensors: Sequence[torch.Tensor], images: int, drawn: RandomSource | None
@@ -208,7 +208,9 @@ class Region(_Told):
         candidates += [torch.device(device).type for device in devices if device is not None]
         return next(iter(candidates), "meta")
 
-    def _counted(self, part: Part, kind: str, images: int, wanted: tuple[int, ...] | None) -> Cost:
+    def _counted(
+        self, part: FallbackSubgraph, kind: str, images: int, wanted: tuple[int, ...] | None
+    ) -> Cost:
         tensors = []
         for value, order in zip(part.inputs, part.orders, strict=True):
             shape = part.shape(value, images)
@@ -229,7 +231,7 @@ class Region(_Told):
         return Cost(counted.most, counted.moved, counted.flops)
 
 
-def _said(part: Part) -> str:
+def _said(part: FallbackSubgraph) -> str:
     """The names of what computes, in order, each once; of what moves if there is no other."""
     names = dict.fromkeys(each.name for each in part.operations if each.name not in MOVES)
     names = names or dict.fromkeys(each.name for each in part.operations) or {"permute": None}

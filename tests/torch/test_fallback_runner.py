@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.torch.region import Region, _Counted, tensor_on
+from ooc_cudnn.torch.fallback_runner import FallbackRunner, _Counted, tensor_on
 from tests.support import sampling
 from tests.support.torch_checks import Of, Result, check, close, same
 from tests.support.torchvision_models import models
@@ -337,19 +337,19 @@ def test_a_first_call_shows_hooks_of_saved_tensors_no_more_than_a_later_one(arou
 
 
 def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypatch):
-    found, backward = [], Region.backward
+    found, backward = [], FallbackRunner.backward
 
     def measured(region, inputs, dy, gradients, how):
         with _disable_current_modes():
             given = [tensor_on(each) for each in (*inputs, dy, *gradients.values())]
         with monkeypatch.context() as patched, _Counted(given) as counted:
             arrays = iter([given[len(inputs)], *given[: len(inputs)], *given[len(inputs) + 1 :]])
-            patched.setattr("ooc_cudnn.torch.region.tensor_on", lambda _: next(arrays))
+            patched.setattr("ooc_cudnn.torch.fallback_runner.tensor_on", lambda _: next(arrays))
             backward(region, inputs, dy, gradients, how)
         planned = region.cost(how.at_once, tuple(gradients)).held_bytes
         found.append((how.at_once, counted.most, planned))
 
-    monkeypatch.setattr(Region, "backward", measured)
+    monkeypatch.setattr(FallbackRunner, "backward", measured)
     model = ooc.limit(Around(lambda x, w: torch.sort(x, 1).values), "16KiB")
     model(torch.randn(8, 2, 16, 4)).sum().backward()
     ((at_once, most, planned),) = found

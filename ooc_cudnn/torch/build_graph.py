@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
 from ooc_cudnn.torch.normalizing import is_statistics_update
-from ooc_cudnn.torch.recorder import Recorder
+from ooc_cudnn.torch.recorder_protocol import Recorder
 
 
 def graph_of(recorder: Recorder, outputs: Any) -> Graph:

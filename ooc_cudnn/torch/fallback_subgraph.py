@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.torch.bits import as_it_was
+from ooc_cudnn.torch.bitcast import as_it_was
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import RESHAPES, ImageAxes
 
@@ -19,7 +19,7 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FallbackSubgraph:
     """Operations, and what goes in and out.
 
     Attributes

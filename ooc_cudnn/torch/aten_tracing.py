@@ -21,14 +21,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
+from ooc_cudnn.torch.build_graph import graph_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.higher_order import HigherOrder, Span
 from ooc_cudnn.torch.mutations import Functional, Memories
 from ooc_cudnn.torch.normalizing import kept_statistics_of
-from ooc_cudnn.torch.numbers import Numbers, specialize
 from ooc_cudnn.torch.places import module_of, source_line
-from ooc_cudnn.torch.recorded import graph_of
+from ooc_cudnn.torch.scalar_inputs import Numbers, specialize
 from ooc_cudnn.torch.switches import SwitchesSet, check_switch, switches_kept
 
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.

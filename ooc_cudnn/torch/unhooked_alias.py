@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-class _Same(torch.autograd.Function):
+class _UnhookedAlias(torch.autograd.Function):
     """Shares memory, and is no view: hooks on a view are lost where that is changed in place."""
 
     @staticmethod
@@ -22,14 +22,14 @@ class _Same(torch.autograd.Function):
         return gradient
 
 
-def same(tensor: torch.Tensor, *, of_ours: bool = False) -> torch.Tensor:
+def unhooked_alias(tensor: torch.Tensor, *, of_ours: bool = False) -> torch.Tensor:
     """The tensor as one that nobody else has; as it is where it has no history.
 
     A view of what a user holds stays one: what is written to it reaches the other. What it shows is
     nobody's where it is `of_ours`.
 
     >>> w = torch.ones(2, requires_grad=True)
-    >>> y = same(w * 3)
+    >>> y = unhooked_alias(w * 3)
     >>> _ = y.register_hook(torch.neg)
     >>> y *= 2
     >>> y.sum().backward()
@@ -40,5 +40,5 @@ def same(tensor: torch.Tensor, *, of_ours: bool = False) -> torch.Tensor:
         return tensor
     if tensor._is_view() and not of_ours:
         return tensor.view_as(tensor)
-    result: torch.Tensor = _Same.apply(tensor)
+    result: torch.Tensor = _UnhookedAlias.apply(tensor)
     return result
