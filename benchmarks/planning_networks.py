@@ -18,7 +18,7 @@ from ooc_cudnn.bench import script
 from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.cost.compute_seconds import order_seconds
+from ooc_cudnn.network.cost.compute_seconds import layout_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
@@ -76,7 +76,7 @@ def body(report: script.Report) -> None:
     for case in SMALL if report.quick else CASES:
         net, loss = getattr(networks, case.network)(batch=case.batch)
         step = net.training_phases(loss)
-        orders = order_seconds(canonicalize(step, "best"), shipped(MACHINE), ORDERS)
+        orders = layout_seconds(canonicalize(step, "best"), shipped(MACHINE), ORDERS)
         report.measure(
             f"{case}: computing", {"in one order": dict(orders.throughout), "each": orders.each}
         )

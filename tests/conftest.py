@@ -132,12 +132,12 @@ def few_plans(monkeypatch, searches_are_shared):
 @pytest.fixture
 def fewest_plans(monkeypatch, few_plans):
     """Of those one, in `make test`, whose copies come when they come: for values of models."""
-    from ooc_cudnn.network.search import best
+    from ooc_cudnn.network.search import plan_search
 
     if not sampling.EVERY:
-        monkeypatch.setattr(best, "BEST_OF", ("remake",))
-        monkeypatch.setattr(best, "refine_prefetch", lambda *_: None)
-        monkeypatch.setattr(best, "WAITING_A_LITTLE", math.inf)
+        monkeypatch.setattr(plan_search, "BEST_OF", ("remake",))
+        monkeypatch.setattr(plan_search, "refine_prefetch", lambda *_: None)
+        monkeypatch.setattr(plan_search, "WAITING_A_LITTLE", math.inf)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ooc_cudnn.network.graph.builders.windows import WindowBuilders
 from ooc_cudnn.network.graph.initializers import zeros
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.runtime.runnable import Runnable
+from ooc_cudnn.network.runtime.planning_api import Runnable
 from ooc_cudnn.operations.core.window_arguments import is_int
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES

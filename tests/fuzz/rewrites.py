@@ -18,7 +18,7 @@ from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
 from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import rematerializable, rematerialize
+from ooc_cudnn.network.passes.remat_for_backward import rematerializable, rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.pass_pipeline import canonicalize

@@ -3,7 +3,7 @@
 import pytest
 
 from ooc_cudnn import Network, networks
-from ooc_cudnn.network.search import best
+from ooc_cudnn.network.search import plan_search
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_no_micro_batches_are_tried_where_weights_alone_take_more_than_there_is(
     net, loss = networks.vgg16(batch=8, image=32, width=1 / 8, classes=10, dropout=0)
     tried = []
     monkeypatch.setattr(
-        best, "split_into_microbatches", lambda step, parts: tried.append(parts) or step
+        plan_search, "split_into_microbatches", lambda step, parts: tried.append(parts) or step
     )
     net.plan(loss, memory_limit="1MiB", machine="h200", policy="offload")
     assert set(tried) == {1}

@@ -168,14 +168,14 @@ def test_a_search_that_is_ended_says_how_far_from_its_bound_it_is(monkeypatch):
     limit = int(0.8 * planned("4MiB", policy="keep").device_bytes)
     whole = net.plan(loss, memory_limit=limit, policy="checkmate", machine="h200")
     assert (whole.gap, "solver" in whole.explain()) == (0.0, False)
-    solve = mo_sos.Program.solved
+    solve = mo_sos.RematMilp.solved
 
     def ended(program, *limits):
         found = solve(program, *limits)
         below = found.objective - 0.2 * (program.constant_seconds + found.objective)
         return found._replace(bound=below)  # as if the search had been ended early
 
-    monkeypatch.setattr(mo_sos.Program, "solved", ended)
+    monkeypatch.setattr(mo_sos.RematMilp, "solved", ended)
     made = net.plan(loss, memory_limit=limit, policy="checkmate", machine="h200")
     assert made.gap == pytest.approx(0.25)
     assert "solver     stopped 25.0 % above" in made.explain()

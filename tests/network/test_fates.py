@@ -9,7 +9,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.batch_slices import slice_batch
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.tensor import ORDERS

@@ -8,7 +8,7 @@ import ooc_cudnn
 from ooc_cudnn import PlanInfeasibleError
 from ooc_cudnn.devices.host.device import HostDevice
 from ooc_cudnn.devices.kernels.runners import WORKSPACE
-from ooc_cudnn.network.search import best
+from ooc_cudnn.network.search import plan_search
 from tests.functions.test_plan import CALLS
 
 
@@ -43,8 +43,8 @@ def test_calls(function, with_workspace):
 def test_steps(policy, with_workspace, monkeypatch):
     """In bands and in parts sums are added to, and that takes more than all at once: they do not
     count where they do not fit."""
-    monkeypatch.setattr(best, "BEST_OF", ("keep", "remake"))  # the others take as much
-    monkeypatch.setattr(best, "VDNN", ())
+    monkeypatch.setattr(plan_search, "BEST_OF", ("keep", "remake"))  # the others take as much
+    monkeypatch.setattr(plan_search, "VDNN", ())
     net = ooc_cudnn.Network(seed=1)
     y = net.activation(net.convolution(net.input("x", (2, 2, 4, 3)), 2, window=3), "relu")
     loss = net.softmax_cross_entropy(net.linear(y, 3), net.input("labels", (2,), "int64"))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import ooc_cudnn
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import rematerializable, rematerialize
+from ooc_cudnn.network.passes.remat_for_backward import rematerializable, rematerialize
 from ooc_cudnn.operations.normalization.batch_two_phase import ChannelMomentsCall
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network

@@ -13,7 +13,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.lower import _Lowering
-from ooc_cudnn.network.passes.rematerialize import rematerializable
+from ooc_cudnn.network.passes.remat_for_backward import rematerializable
 from ooc_cudnn.network.policies.policy import mixed
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.pipeline.hazards import Hazards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ooc_cudnn.network.search import best, by_policy
+from ooc_cudnn.network.search import plan_search, policy_planner
 
 
 def compare_few(patch):
@@ -10,8 +10,12 @@ def compare_few(patch):
 
     What is left keeps, makes again, offloads and streams; tests of networks compare all plans.
     """
-    patch.setattr(best, "BEST_OF", ("keep", "remake"))
-    patch.setattr(by_policy, "SHARES_HELD", (1.0,))
-    patch.setattr(best, "VDNN", ())
-    patch.setattr(best, "STRATEGIES", ())
-    patch.setattr(best, "propose_remat", lambda *asked, **options: (candidate for candidate in ()))
+    patch.setattr(plan_search, "BEST_OF", ("keep", "remake"))
+    patch.setattr(policy_planner, "SHARES_HELD", (1.0,))
+    patch.setattr(plan_search, "VDNN", ())
+    patch.setattr(plan_search, "STRATEGIES", ())
+    patch.setattr(
+        plan_search,
+        "propose_remat_plans",
+        lambda *asked, **options: (candidate for candidate in ()),
+    )

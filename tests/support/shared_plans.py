@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from ooc_cudnn.network.runtime import plan_cache
-from ooc_cudnn.network.search import best, by_policy
+from ooc_cudnn.network.search import plan_search, policy_planner
 
 #: Plans that are kept; a test makes a few.
 KEPT = 200
@@ -28,9 +28,14 @@ def shared():
         key = (
             plan_cache._key(name, step, constraints, policy, micro_batches),
             plan_cache._host_bytes(step, constraints),
-            *(best.BEST_OF, best.VDNN, best.STRATEGIES, best.WAITING_A_LITTLE),
-            best.propose_remat.__qualname__,
-            by_policy.SHARES_HELD,
+            *(
+                plan_search.BEST_OF,
+                plan_search.VDNN,
+                plan_search.STRATEGIES,
+                plan_search.WAITING_A_LITTLE,
+            ),
+            plan_search.propose_remat_plans.__qualname__,
+            policy_planner.SHARES_HELD,
         )
         if key not in known:
             known[key] = plan_step(

@@ -12,7 +12,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.lowering.device_gradients import GradientBlock
-from ooc_cudnn.network.runtime import prepared
+from ooc_cudnn.network.runtime import lazy_step
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch import call, function
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
@@ -103,9 +103,9 @@ def test_phases_are_made_once(monkeypatch):
     for module in (call, function):
         monkeypatch.setattr(module, "at", at)
     made = []
-    make = prepared.PreparedStep._step.fget
+    make = lazy_step.LazyStep._step.fget
     monkeypatch.setattr(
-        prepared.PreparedStep, "_step", property(lambda self: made.append(make(self)) or made[-1])
+        lazy_step.LazyStep, "_step", property(lambda self: made.append(make(self)) or made[-1])
     )
     model = ooc.limit(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "1MiB")
     with ooc_cudnn.settings(device="host", machine="host", plan_cache=True):

@@ -8,7 +8,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.search import best
+from ooc_cudnn.network.search import plan_search
 from tests.support import sampling
 from tests.support.torch_checks import TOLERANCE, check, close
 from tests.support.torch_operations import MAP, OPERATIONS, around
@@ -24,7 +24,7 @@ def test_an_operation_is_pytorchs(name, fewest_plans, monkeypatch):
     policies = ("keep", "remake")
     if not sampling.EVERY:
         policies = policies[list(OPERATIONS).index(name) % 2 :][:1]
-    monkeypatch.setattr(best, "BEST_OF", policies)
+    monkeypatch.setattr(plan_search, "BEST_OF", policies)
     make, shape = OPERATIONS[name]
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)

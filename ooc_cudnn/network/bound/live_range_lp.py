@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ooc_cudnn.network.bound.abstract_step import Outline, TensorSummary
+from ooc_cudnn.network.bound.coarse_step import CoarseStep, TensorSummary
 from ooc_cudnn.network.solver.model import ONE, LinearProgram, Sum
 
 
-class LiveRangeProgram(LinearProgram):
+class LiveRangeLp(LinearProgram):
     """The variables of all things, and what they add up to, group by group.
 
     Bytes are shares of the budget.
     """
 
-    def __init__(self, outline: Outline, budget_bytes: int, repeated: int = 1) -> None:
+    def __init__(self, coarse: CoarseStep, budget_bytes: int, repeated: int = 1) -> None:
         super().__init__()
-        self.outline, self.budget = outline, budget_bytes
+        self.coarse, self.budget = coarse, budget_bytes
         self.repeated = repeated
-        self.group_of = outline.group_of()
-        self.count = count = len(outline.groups)
+        self.group_of = coarse.group_of()
+        self.count = count = len(coarse.groups)
         #: By the end of each group: what must have come in, can have left, must leave some time.
         self.wanted, self.made, self.gone = ([Sum() for _ in range(count + 1)] for _ in range(3))
         #: Of each group, what is held of things that it does not use.
@@ -36,9 +36,9 @@ class LiveRangeProgram(LinearProgram):
         self.kept: dict[int, int] = {}
         self.fetched: dict[int, int] = {}
         #: Of each phase that may run again, the share of it that does, by group.
-        self.again, self.asked = _runs(outline, self.group_of)
+        self.again, self.asked = _runs(coarse, self.group_of)
         self.m = {at: {s: self.variable(1.0) for s in found} for at, found in self.again.items()}
-        for index, thing in enumerate(outline.things):
+        for index, thing in enumerate(coarse.things):
             if thing.uses:
                 _TensorVariables(self, index, thing)
 
@@ -46,7 +46,7 @@ class LiveRangeProgram(LinearProgram):
 class _TensorVariables:
     """The variables of one thing: use, gap, use, ..."""
 
-    def __init__(self, program: LiveRangeProgram, index: int, thing: TensorSummary) -> None:
+    def __init__(self, program: LiveRangeLp, index: int, thing: TensorSummary) -> None:
         self.program, self.index, self.thing = program, index, thing
         self.size = thing.nbytes / program.budget
         uses: dict[int, tuple[bool, bool]] = {}
@@ -90,7 +90,7 @@ class _TensorVariables:
                 program.gone[use_group].add(gone, self.size)
             if after and after is not around:
                 before = self._gap(use_group, stop, after)
-                if use_group < program.outline.forward_groups <= stop and not is_last:
+                if use_group < program.coarse.forward_groups <= stop and not is_last:
                     (program.kept[index],) = after
         end = range(groups[-1] + 1 if not after else stop, program.count)
         for group in end:
@@ -128,7 +128,7 @@ class _TensorVariables:
             program.at_least(share, 1 - changed / program.repeated)
             if (
                 first is False
-                and group >= program.outline.forward_groups
+                and group >= program.coarse.forward_groups
                 and self.index not in program.fetched
             ):
                 program.fetched[self.index] = fetch
@@ -173,25 +173,25 @@ class _TensorVariables:
 
 
 def _runs(
-    outline: Outline, group_of: Sequence[int]
+    coarse: CoarseStep, group_of: Sequence[int]
 ) -> tuple[dict[int, list[int]], dict[int, set[int]]]:
     """The groups in which each phase may run again; and in which each thing may be asked for.
 
     Where a phase reads what it makes; and where others run again that do.
     """
     makes = defaultdict[int, list[int]](list)
-    for index, thing in enumerate(outline.things):
+    for index, thing in enumerate(coarse.things):
         if thing.maker is not None:
             makes[thing.maker].append(index)
     runs, asked = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for maker in sorted(makes, reverse=True):
         for index in makes[maker]:
-            for use in outline.things[index].uses:
-                if use.reads and group_of[use.phase] >= outline.forward_groups:
+            for use in coarse.things[index].uses:
+                if use.reads and group_of[use.phase] >= coarse.forward_groups:
                     runs[maker].add(group_of[use.phase])
-        for parent in outline.parents[maker]:
+        for parent in coarse.parents[maker]:
             asked[parent] |= runs[maker]
-            other = outline.things[parent].maker
+            other = coarse.things[parent].maker
             if other is not None:
                 runs[other] |= runs[maker]
     return {maker: sorted(runs[maker]) for maker in makes}, asked

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from ooc_cudnn.network.bound.abstract_step import Outline, outline_step
+from ooc_cudnn.network.bound.coarse_step import CoarseStep, coarsen_step
 from ooc_cudnn.network.bound.relaxation import Link, solve
 from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
@@ -63,16 +63,16 @@ def bound_of(step: Step, constraints: PlanConstraints, counts: Iterable[int]) ->
     return best
 
 
-def outline_of(
+def coarse_step_of(
     step: Step, constraints: PlanConstraints, seconds_of: Callable[[Phase], float]
-) -> Outline:
-    """A step in outline, in as many groups as are solved quickly."""
+) -> CoarseStep:
+    """Coarsen a step, to as many groups as are solved quickly."""
     on_device = constraints.on_device
     together = sum(each.nbytes for each in step.tensors.values() if not each.of)
     small = max(int(SMALL * min(constraints.target.room_bytes, together)), 1)
-    fine = outline_step(step, seconds_of, small_bytes=small, on_device=on_device)
+    fine = coarsen_step(step, seconds_of, small_bytes=small, on_device=on_device)
     most = min(max(MOST_PAIRS // (len(fine.things) or 1), FEWEST_GROUPS), MOST_GROUPS)
-    return outline_step(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
+    return coarsen_step(step, seconds_of, small_bytes=small, on_device=on_device, most_groups=most)
 
 
 def _bound(
@@ -89,13 +89,13 @@ def _bound(
         if sum(map(seconds_of, step.phases)) >= most:
             return None
         issued = _issued(step.phases, machine)
-        optimum = solve(outline_of(step, constraints, seconds_of), link, room, issued=issued)
+        optimum = solve(coarse_step_of(step, constraints, seconds_of), link, room, issued=issued)
         return None if optimum is None else max(optimum.seconds, issued[-1])
     parts = parts_of(step, count)
     once = sum(map(seconds_of, (*parts.once, *parts.rest)))
     if once + parts.equal * sum(map(seconds_of, parts.part.phases)) >= most:
         return None
-    outline = outline_of(parts.part, constraints, seconds_of)
+    coarse = coarse_step_of(parts.part, constraints, seconds_of)
     whole = {name: each.nbytes for name, each in step.tensors.items()}
     things = tuple(
         replace(
@@ -106,9 +106,9 @@ def _bound(
         )
         if each.is_given or each.is_result
         else each
-        for each in outline.things
+        for each in coarse.things
     )
-    optimum = solve(replace(outline, things=things), link, room, repeated=parts.equal)
+    optimum = solve(replace(coarse, things=things), link, room, repeated=parts.equal)
     return None if optimum is None else once + parts.equal * optimum.seconds
 
 

@@ -1,6 +1,6 @@
 """The linear program over fates and copies: what no plan of a step can beat, and what is worth it.
 
-See docs/planning-networks.md. Of every thing (`abstract_step.py`), in every gap between two groups
+See docs/planning-networks.md. Of every thing (`coarse_step.py`), in every gap between two groups
 of phases that use it, a share k is held; what comes back is fetched (f) or made again (m). Phases
 of backward may make again what is only wanted for making others again: in a gap the share held (c)
 changes from group to group. Bytes cross the link in prefix sums: D out and Q in, by the end of each
@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ooc_cudnn.network.bound.abstract_step import Outline
-from ooc_cudnn.network.bound.live_range_lp import LiveRangeProgram
+from ooc_cudnn.network.bound.coarse_step import CoarseStep
+from ooc_cudnn.network.bound.live_range_lp import LiveRangeLp
 from ooc_cudnn.network.solver.highs import optional_solver
 from ooc_cudnn.network.solver.model import Sum, running
 from perfmodel import MachineModel
@@ -70,7 +70,7 @@ class Optimum:
 
 
 def solve(
-    outline: Outline,
+    coarse: CoarseStep,
     link: Link,
     budget_bytes: int,
     *,
@@ -93,7 +93,7 @@ def solve(
     """
     if budget_bytes <= 0:
         return None
-    program = Program(outline, budget_bytes, repeated)
+    program = BoundLp(coarse, budget_bytes, repeated)
     program.fits(margin or {})
     program.copies()
     program.lasts(link, issued)
@@ -109,7 +109,7 @@ def solve(
     return Optimum(float(optimum.values[program.E[-1]]) * program.unit, kept, fetched)
 
 
-class Program(LiveRangeProgram):
+class BoundLp(LiveRangeLp):
     """The rows; bytes are shares of the budget, seconds shares of all computing.
 
     Attributes
@@ -118,9 +118,9 @@ class Program(LiveRangeProgram):
         The variables of seconds by the end of each group: the last one is to be least.
     """
 
-    def __init__(self, outline: Outline, budget_bytes: int, repeated: int = 1) -> None:
-        super().__init__(outline, budget_bytes, repeated)
-        self.unit = sum(outline.seconds) or 1.0
+    def __init__(self, coarse: CoarseStep, budget_bytes: int, repeated: int = 1) -> None:
+        super().__init__(coarse, budget_bytes, repeated)
+        self.unit = sum(coarse.seconds) or 1.0
         #: By the end of each group: seconds, bytes out and bytes in. Another follows the last.
         self.E, self.D, self.Q = (self.variables(self.count + 1) for _ in range(3))
         self.costs[self.E[-1]] = 1.0
@@ -131,7 +131,7 @@ class Program(LiveRangeProgram):
     def _parents(self) -> None:
         """Constrain what a phase reads to be there when it runs again."""
         for maker, runs in self.m.items():
-            for parent in self.outline.parents[maker]:
+            for parent in self.coarse.parents[maker]:
                 for at, variable in runs.items():
                     if (parent, at) not in self.used:
                         self.at_least(self.there[parent, at] - Sum.of([variable]))
@@ -139,24 +139,22 @@ class Program(LiveRangeProgram):
     def fits(self, margin: Mapping[int, int]) -> None:
         """Constrain bytes held in each phase; of a group, in the phases that use most."""
         touched = defaultdict[int, set[int]](set)
-        for index, thing in enumerate(self.outline.things):
+        for index, thing in enumerate(self.coarse.things):
             for use in thing.uses:
                 touched[use.phase].add(index)
         kept = self.levels(self.held)
-        for group, (start, settled, stop) in enumerate(self.outline.groups):
+        for group, (start, settled, stop) in enumerate(self.coarse.groups):
             held = self.variable()
             self.at_least(Sum({held: 1, kept[group]: -1}) - self.moving[group])
             indices = sorted({index for phase in range(start, stop) for index in touched[phase]})
             spans = {
                 index: [
-                    use.phase
-                    for use in self.outline.things[index].uses
-                    if start <= use.phase < stop
+                    use.phase for use in self.coarse.things[index].uses if start <= use.phase < stop
                 ]
                 for index in indices
             }
             # before, what is made again in the group need not be there
-            forward = group < self.outline.forward_groups
+            forward = group < self.coarse.forward_groups
             rows_of = range(start if forward else settled, stop)
             rows = set[tuple[frozenset[int], int]]()
             for phase in rows_of:
@@ -168,7 +166,7 @@ class Program(LiveRangeProgram):
                 row = Sum.of((self.P[group], self.U[group], held), -1.0)
                 for index in indices:
                     before, used, after = self.used[index, group]
-                    size = self.outline.things[index].nbytes / self.budget
+                    size = self.coarse.things[index].nbytes / self.budget
                     if spans[index][0] <= phase <= spans[index][-1]:
                         if index in touched[phase]:
                             row[used] -= size
@@ -205,11 +203,11 @@ class Program(LiveRangeProgram):
                 self.at_least(fetch)
             self.at_least(lasts.plus(fetch, -each_in).plus(out, -each_out * beside_out))
             self.at_least(lasts.plus(out, -each_out).plus(fetch, -each_in * beside_in))
-            start, _, stop = self.outline.groups[group] if group < self.count else (0, 0, 0)
+            start, _, stop = self.coarse.groups[group] if group < self.count else (0, 0, 0)
             for maker, runs in self.m.items():
                 if group in runs:
-                    lasts[runs[group]] = -self.outline.seconds[maker] / self.unit
+                    lasts[runs[group]] = -self.coarse.seconds[maker] / self.unit
             lasts = lasts.plus(fetch, -each_in * link.loss).plus(out, -each_out * link.loss)
-            self.at_least(lasts, sum(self.outline.seconds[start:stop]) / self.unit)
+            self.at_least(lasts, sum(self.coarse.seconds[start:stop]) / self.unit)
             if issued and 0 < group < self.count:
                 self.at_least({self.E[group - 1]: 1.0}, issued[start] / self.unit)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ooc_cudnn.devices.machines import computing_machine
-from ooc_cudnn.network.ir.constraints import OrderSeconds
+from ooc_cudnn.network.ir.constraints import LayoutSeconds
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.launch_cache import launches_on
@@ -35,14 +35,14 @@ def seconds_in(
     return seconds
 
 
-def order_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> OrderSeconds:
+def layout_seconds(step: Step, machine: MachineModel, orders: Sequence[str]) -> LayoutSeconds:
     """Compute seconds of a step, by memory order."""
     total, mixed = dict.fromkeys(orders, 0.0), 0.0
     for call, count in Counter(phase.call for phase in step.phases).items():
         by_order = {order: count * seconds_in(order, call, machine) for order in orders}
         total = {order: total[order] + seconds for order, seconds in by_order.items()}
         mixed += min(by_order.values())
-    return OrderSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), mixed)
+    return LayoutSeconds(tuple(sorted(total.items(), key=lambda of: of[1])), mixed)
 
 
 def phase_seconds(machine: MachineModel) -> Callable[[Phase], float]:

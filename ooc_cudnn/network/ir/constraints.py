@@ -12,7 +12,7 @@ from ooc_cudnn.tensor import TensorSpec
 from perfmodel.cached import cached_property
 
 
-class OrderSeconds(NamedTuple):
+class LayoutSeconds(NamedTuple):
     """Seconds of computing a step in one piece.
 
     In each memory order throughout, the fastest first; and with each phase in its own fastest one,
@@ -42,7 +42,7 @@ class PlanConstraints:
         keeps.
     order : str
         Memory order of maps on the device.
-    by_order : OrderSeconds, optional
+    by_order : LayoutSeconds, optional
         What computing takes in each, where there was a choice.
     synchronous : bool
         Whether computing waits at the end of a phase for the copies that leave there, as vDNN does.
@@ -57,7 +57,7 @@ class PlanConstraints:
     target: Target
     given: Mapping[str, TensorSpec]
     order: str = "channels_first"
-    by_order: OrderSeconds | None = None
+    by_order: LayoutSeconds | None = None
     synchronous: bool = False
     host: Room | None = None
     misaligned: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from ooc_cudnn.call_planner.explain import align_columns
-from ooc_cudnn.network.ir.constraints import OrderSeconds
+from ooc_cudnn.network.ir.constraints import LayoutSeconds
 from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.units import format_bytes, format_seconds
@@ -83,7 +83,7 @@ class NetworkPlan:
         Every call of the step, in order.
     order : str
         Memory order of maps on the device.
-    by_order : OrderSeconds, optional
+    by_order : LayoutSeconds, optional
         What computing takes in each, where there was a choice.
     synchronous : bool
         Whether computing waits at the end of a layer for what leaves there.
@@ -139,7 +139,7 @@ class NetworkPlan:
     fates: tuple[Fate, ...]
     tasks: tuple[TaskFigures, ...]
     order: str = "channels_first"
-    by_order: OrderSeconds | None = field(default=None, compare=False)
+    by_order: LayoutSeconds | None = field(default=None, compare=False)
     synchronous: bool = False
     taken: str = ""
     apart: bool = False
@@ -293,7 +293,7 @@ class NetworkPlan:
             known["tasks"] = tuple(TaskFigures(*each) for each in data["tasks"])
             if known.get("by_order") is not None:
                 throughout, mixed = known["by_order"]
-                known["by_order"] = OrderSeconds(tuple((o, s) for o, s in throughout), mixed)
+                known["by_order"] = LayoutSeconds(tuple((o, s) for o, s in throughout), mixed)
             return cls(**known)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no plan of a network: {error}") from error
@@ -303,7 +303,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-def _orders(by_order: OrderSeconds) -> list[tuple[str, ...]]:
+def _orders(by_order: LayoutSeconds) -> list[tuple[str, ...]]:
     """The seconds of computing in each memory order, as rows."""
     rows = [
         (f"{order.replace('_', '-')} throughout", format_seconds(seconds))

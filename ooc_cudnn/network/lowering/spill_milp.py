@@ -51,7 +51,7 @@ def minimize_copies(
         return dict(live_ranges)
     room = room_bytes - np.minimum(pieces, MOST_FOR_PIECES * room_bytes)
     held = live_bytes(step, live_ranges)
-    program = _Program(step, held > room, room_bytes)
+    program = _SpillMilp(step, held > room, room_bytes)
     for base, (live_range,) in live_ranges.items():
         nbytes = align(step.tensors[base].nbytes)
         if (
@@ -66,7 +66,7 @@ def minimize_copies(
     return dict(live_ranges) if spilled is None else {**live_ranges, **spilled}
 
 
-class _Program(LinearProgram):
+class _SpillMilp(LinearProgram):
     """The variables and rows of the program; bytes are shares of the room."""
 
     def __init__(self, step: Step, is_short: np.ndarray[Any, Any], room_bytes: int) -> None:

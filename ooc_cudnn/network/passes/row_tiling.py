@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.passes.rematerialize import (
+from ooc_cudnn.network.passes.remat_for_backward import (
     forward_only_maps,
     rematerializable,
     rematerialize,

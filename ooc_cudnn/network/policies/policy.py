@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import Step
-from ooc_cudnn.network.passes.rematerialize import (
+from ooc_cudnn.network.passes.remat_for_backward import (
     forward_only_maps,
     remat_seconds,
     rematerializable,

@@ -16,11 +16,11 @@ from ooc_cudnn.network.runtime.executable import (
     ResultAllocation,
 )
 from ooc_cudnn.network.runtime.inputs import NONE, arrays_given, plain, results_given
-from ooc_cudnn.network.runtime.prepared import PreparedStep
+from ooc_cudnn.network.runtime.lazy_step import LazyStep
 from ooc_cudnn.settings import current
 
 
-class ForwardStep(PreparedStep[ExecutableStep]):
+class ForwardStep(LazyStep[ExecutableStep]):
     """Forward of a network to some outputs; `Network.forward` makes one for each call."""
 
     _name = "forward"

@@ -24,13 +24,13 @@ from ooc_cudnn.network.runtime.array_cache import ArrayCache
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.network.runtime.executable import ExecutableStep, number
 from ooc_cudnn.network.runtime.inputs import Holder, arrays_given, as_held
-from ooc_cudnn.network.runtime.prepared import PreparedStep
+from ooc_cudnn.network.runtime.lazy_step import LazyStep
 from ooc_cudnn.profiling import Call
 from ooc_cudnn.settings import current
 from ooc_cudnn.warnings_once import warn
 
 
-class TrainingStep(PreparedStep[ExecutableStep]):
+class TrainingStep(LazyStep[ExecutableStep]):
     """A step of training of a network.
 
     Call it with the inputs by name; it returns the loss as a float. After a call that fails,

@@ -27,7 +27,7 @@ from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.runtime.executable import DEFAULT_ALLOCATION, Executable, ResultAllocation
 from ooc_cudnn.network.runtime.gradient_buckets import final_items
 from ooc_cudnn.network.runtime.inputs import NONE, arrays_given, check_given, plain, results_given
-from ooc_cudnn.network.runtime.prepared import PreparedStep
+from ooc_cudnn.network.runtime.lazy_step import LazyStep
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.segments import split_at_pauses
@@ -35,7 +35,7 @@ from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
 
 
-class TwoPartStep(PreparedStep["ExecutableParts"]):
+class TwoPartStep(LazyStep["ExecutableParts"]):
     """A step of training of a network that pauses at the outputs.
 
     Examples

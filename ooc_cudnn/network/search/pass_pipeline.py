@@ -10,9 +10,9 @@ from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_g
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
 from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import rematerialize
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.remat_for_backward import rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
 from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.plan import canonicalize_whole_maps

@@ -7,7 +7,6 @@ from itertools import zip_longest
 
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.bound.lower_bound import bound_of
-from ooc_cudnn.network.cost.compute_seconds import order_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.plan import NetworkPlan
@@ -16,13 +15,12 @@ from ooc_cudnn.network.lowering.external_memory import reserve_external_memory
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
-from ooc_cudnn.network.search.best import BEST_OF, VDNN, Comparison
-from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.gc_pause import no_garbage_collection
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
+from ooc_cudnn.network.search.layout_assignment import assign_layout
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
 from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
 from ooc_cudnn.network.search.mo_sos.plan import plan_mo_sos
@@ -31,6 +29,8 @@ from ooc_cudnn.network.search.pass_pipeline import (
     canonicalize,
     rematerialize_in_parts,
 )
+from ooc_cudnn.network.search.plan_search import BEST_OF, VDNN, PlanSearch
+from ooc_cudnn.network.search.policy_planner import PolicyPlanner
 from ooc_cudnn.network.search.strategies.row_tiles import MOST_BANDS
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 from ooc_cudnn.operations.core.window_arguments import is_int
@@ -72,33 +72,33 @@ def plan_step(
     of_all = step, constraints
     step, constraints = reserve_external_memory(step, constraints)
     original, asked = step, constraints
-    step, constraints = _taken(original, asked, policy)
+    step, constraints = _canonical(original, asked, policy)
     if policy in WHOLE:
         return plan_mo_sos(name, step, constraints, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, constraints, micro_batches or 1)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    comparison = Comparison(PlanRequest(name, step, constraints, micro_batches), policy)
-    comparison.by_policies()
+    search = PlanSearch(PlanRequest(name, step, constraints, micro_batches), policy)
+    search.by_policies()
     if policy == "best":
-        comparison.try_strategies()
-        comparison.by_vdnn(*_taken(original, asked, "vdnn_all"))  # the same for each of vDNN's
-    comparison.by_streaming()
-    incumbent = comparison.incumbent
+        search.try_strategies()
+        search.by_vdnn(*_canonical(original, asked, "vdnn_all"))  # the same for each of vDNN's
+    search.by_streaming()
+    incumbent = search.incumbent
     if incumbent.best is None and incumbent.skips and incumbent.least is not None:
         # with room for that nothing is passed over which wants less still
         enough = Room(incumbent.least.host_bytes, None, 0)
         incumbent.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
     if policy == "best":
-        comparison.by_streaming_for_comparison()
+        search.by_streaming_for_comparison()
     return _named(incumbent.found(), policy)
 
 
 def plan_with_bound(
     plan: NetworkPlan, step: Step, constraints: PlanConstraints, micro_batches: int | None = None
 ) -> NetworkPlan:
-    """Return the plan of a step beside the bound: `bound.py`, over all numbers of micro-batches."""
+    """Return a step's plan beside its bound (`lower_bound.py`), over all micro-batch counts."""
     taken = apply_passes(canonicalize(step, "best"), frozenset(), 1, 1)
     bound = bound_of(taken, constraints, micro_batches_of(taken, micro_batches, constraints))
     return replace(plan, bound_seconds=None if bound is None else bound.seconds)
@@ -168,13 +168,12 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     return incumbent.found()
 
 
-def _taken(step: Step, constraints: PlanConstraints, policy: str) -> tuple[Step, PlanConstraints]:
+def _canonical(
+    step: Step, constraints: PlanConstraints, policy: str
+) -> tuple[Step, PlanConstraints]:
     """Return the step that a policy takes, and constraints with its fastest memory order."""
-    step, target = canonicalize(step, policy), constraints.target
-    if len(target.layouts) > 1:
-        by_order = order_seconds(step, target.machine, target.layouts)
-        constraints = replace(constraints, order=by_order.fastest, by_order=by_order)
-    return step, constraints
+    step = canonicalize(step, policy)
+    return step, assign_layout(step, constraints)
 
 
 def _vdnn_dyn(name: str, step: Step, constraints: PlanConstraints, parts: int) -> LoweredStep:

@@ -2,7 +2,7 @@
 
 A map may be let go, and made again before any phase of backward, or come back from the host: an
 event. Whoever reads it later reads what was had last. So any set of events makes a step
-(`rematerialize_events.py`), in which each version of a map lives from its making to its last
+(`insert_remat_events.py`), in which each version of a map lives from its making to its last
 reader. What is given, inputs and weights, is on the host as well, and may come back from there.
 """
 
@@ -20,8 +20,8 @@ from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.network.cost.copy_timeline import Copy, copy_of, offload_ends, prefetch_starts
 from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
-from ooc_cudnn.network.passes.rematerialize import compared_maps, is_repeatable
-from ooc_cudnn.network.passes.rematerialize_events import producers_of
+from ooc_cudnn.network.passes.insert_remat_events import producers_of
+from ooc_cudnn.network.passes.remat_for_backward import compared_maps, is_repeatable
 from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room, live from their first use to their last.

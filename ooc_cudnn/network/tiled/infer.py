@@ -22,7 +22,7 @@ from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.arrays.stores import Store, room_for
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.files import bases
-from ooc_cudnn.network.cost.compute_seconds import order_seconds
+from ooc_cudnn.network.cost.compute_seconds import layout_seconds
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.parameters import Parameters
 from ooc_cudnn.network.ir.constraints import PlanConstraints
@@ -240,7 +240,7 @@ def plan_tiles(step: Step, under: TilingConstraints) -> TilePlan:
         If the memory limit admits no plan.
     """
     target = under.constraints(step).target
-    computing = order_seconds(step, target.machine, ORDERS).throughout[0][1]
+    computing = layout_seconds(step, target.machine, ORDERS).throughout[0][1]
     fewest = _largest_phase_bytes(step) / max(target.room_bytes, 1)
     tiles: TilePlan | None = None
     if fewest > 1:

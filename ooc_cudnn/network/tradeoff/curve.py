@@ -14,7 +14,7 @@ from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
-from ooc_cudnn.network.runtime.runnable import Runnable
+from ooc_cudnn.network.runtime.planning_api import Runnable
 from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as SLOW
 from ooc_cudnn.network.search.plan_step import NAMES, plan_step
 from ooc_cudnn.units import format_bytes, format_seconds

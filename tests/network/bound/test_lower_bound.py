@@ -12,7 +12,7 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.bound.abstract_step import Group, Outline, TensorSummary, Use, outline_step
+from ooc_cudnn.network.bound.coarse_step import CoarseStep, Group, TensorSummary, Use, coarsen_step
 from ooc_cudnn.network.bound.relaxation import Link, solve
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
@@ -36,7 +36,7 @@ class Layers:
         self.seconds = seconds  # of layers, then of gradients from the last to the first
         self.each_in, self.each_out = in_seconds, out_seconds
 
-    def outline(self):
+    def coarse(self):
         n = self.count
         uses = [[] for _ in range(n)]
         for at in range(n):
@@ -53,7 +53,7 @@ class Layers:
         )
         parents = {at: (at - 1,) if at else () for at in range(n)}
         groups = tuple(Group(at, at, at + 1) for at in range(2 * n))
-        return Outline(tuple(self.seconds), groups, n, things, parents)
+        return CoarseStep(tuple(self.seconds), groups, n, things, parents)
 
     def least(self, budget):
         """Seconds of the best of all schedules; infinite where none fits."""
@@ -122,7 +122,7 @@ def test_no_schedule_of_whole_maps_beats_the_bound():
         most = sum(sizes)
         for budget in {most, int(0.7 * most), max(a + b for a, b in itertools.pairwise(sizes))}:
             least = layers.least(budget)
-            found = solve(layers.outline(), Link(speed, speed * 1.5), budget)
+            found = solve(layers.coarse(), Link(speed, speed * 1.5), budget)
             assert found is not None
             assert found.seconds <= least * (1 + 1e-7), (draw, budget)
             near += found.seconds >= least * (1 - 1e-7)
@@ -141,8 +141,8 @@ def test_half_a_parent_makes_half_a_child():
     b = TensorSummary("b", 4, [Use(1, False, True), Use(4, True, False)], maker=1)
     c = TensorSummary("c", 6, [Use(2, False, True), Use(3, True, False)], maker=2)
     seconds, groups = (10.0, 1.0, 1.0, 1.0, 1.0), tuple(Group(at, at, at + 1) for at in range(5))
-    outline = Outline(seconds, groups, 3, (a, b, c), {0: (), 1: (0,), 2: ()})
-    found = solve(outline, Link(1e8, 1e8), 7)  # nothing crosses it
+    coarse = CoarseStep(seconds, groups, 3, (a, b, c), {0: (), 1: (0,), 2: ()})
+    found = solve(coarse, Link(1e8, 1e8), 7)  # nothing crosses it
     assert found.seconds == pytest.approx(sum(seconds) + 6)
 
 
@@ -215,7 +215,7 @@ def test_parts_of_concatenations_are_things():
     a, b = (net.convolution(x, channels, window=1) for channels in (4, 5))
     y = net.convolution(net.concatenate([a, b], name="joined"), 2, window=1)
     step = net.training_phases(net.mean_squared_error(y, net.input("target", y.shape)))
-    outline = outline_step(step, lambda phase: 1.0, small_bytes=1)
-    parts = [thing for thing in outline.things if thing.name == "joined"]
+    coarse = coarsen_step(step, lambda phase: 1.0, small_bytes=1)
+    parts = [thing for thing in coarse.things if thing.name == "joined"]
     assert [part.nbytes for part in parts] == [2 * 4 * 64 * 4, 2 * 5 * 64 * 4]
     assert [part.maker for part in parts] == [0, 1]

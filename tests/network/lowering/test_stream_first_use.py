@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.network.ir.live_ranges import LiveRange, check_live_ranges, keep_all
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.stream_first_use import stream_first_uses
-from ooc_cudnn.network.search import best, candidate, refine_prefetch
+from ooc_cudnn.network.search import candidate, plan_search, refine_prefetch
 
 
 def network(images=8, size=8):
@@ -46,7 +46,7 @@ def test_the_first_convolution_computes_while_images_come(monkeypatch):
         net.linear(net.pooling(y, window=224, mode="average_include_padding"), 10),
         net.input("labels", (256,), "int64"),
     )
-    monkeypatch.setattr(best, "VDNN", ())  # its readers stream, too
+    monkeypatch.setattr(plan_search, "VDNN", ())  # its readers stream, too
     with ooc_cudnn.settings(allow_tf32=True):
         plan = net.plan(loss, machine="h200", memory_limit="40GiB")
         monkeypatch.setattr(refine_prefetch, "stream_first_uses", lambda *given: ())

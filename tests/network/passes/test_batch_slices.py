@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.microbatch import WholeBatchError
-from ooc_cudnn.network.passes.rematerialize import rematerializable
+from ooc_cudnn.network.passes.remat_for_backward import rematerializable
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices

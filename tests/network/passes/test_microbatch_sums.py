@@ -14,7 +14,7 @@ from ooc_cudnn.network.passes.microbatch_sums import run_before, sum_microbatche
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.pass_pipeline import canonicalize, rematerialize_in_parts
 from ooc_cudnn.network.search.plan_step import plan_step
-from ooc_cudnn.network.search.remat_candidates import INPUTS, propose_remats
+from ooc_cudnn.network.search.remat_solutions import INPUTS, find_remat_solutions
 from tests.support.interpreter import run_step
 from tests.support.network_checks import check_network
 from tests.support.sampling import number
@@ -136,7 +136,7 @@ def test_a_search_knows_what_is_made_beside_what_parts_share():
     with ooc_cudnn.settings(machine="h200"):
         limits = (share * total // 100 for share in range(12, 40))
         every = (constraints_for(limit, None, step, {}) for limit in limits)
-        found = (propose_remats(step, constraints, 2, copied=INPUTS) for constraints in every)
+        found = (find_remat_solutions(step, constraints, 2, copied=INPUTS) for constraints in every)
         assert any(made.again for each in found for made in each)
 
 

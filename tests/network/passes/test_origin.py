@@ -9,9 +9,9 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.network.ir.tensor import Origin
 from ooc_cudnn.network.passes.batch_slices import slice_batch
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import rematerializable, rematerialize
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.remat_for_backward import rematerializable, rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows
 from ooc_cudnn.network.search.pass_pipeline import RematEvent, canonicalize
 

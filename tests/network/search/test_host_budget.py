@@ -13,7 +13,7 @@ from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.lowering.lower import peak_live_bytes
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import constraints_for

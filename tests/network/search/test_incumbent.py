@@ -10,9 +10,9 @@ from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.search import incumbent, pass_pipeline, plan_step
-from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import MOST_WORK, WORK_A_SECOND, Incumbent
+from ooc_cudnn.network.search.policy_planner import PolicyPlanner
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 

@@ -9,11 +9,11 @@ import ooc_cudnn
 from ooc_cudnn import networks
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import RematEvent
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.mo_sos.plan import MO_SOS, _program
 from ooc_cudnn.network.search.mo_sos.problem import Choice, Map, Problem, Stage
-from ooc_cudnn.network.search.mo_sos.program import Freedom, Program
+from ooc_cudnn.network.search.mo_sos.program import Freedom, RematMilp
 from ooc_cudnn.network.search.mo_sos.replay import schedule_of
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from tests.fuzz.networks import PLENTY, Drawn
@@ -64,7 +64,7 @@ def test_no_schedule_of_a_tiny_problem_is_faster(seed, policy):
     whole = sum(each.nbytes for each in problem.maps)
     fitting = 0
     for budget in range(whole + 4, 5, -3):
-        program = Program(problem, budget, allowed)
+        program = RematMilp(problem, budget, allowed)
         solved = program.solved(0.0, 10**6, 60.0)
         expected = least_seconds(problem, budget, **allowed._asdict())
         found = math.inf if solved is None else schedule_of(program, solved).seconds
@@ -160,9 +160,9 @@ def test_what_leaves_was_whole_before():
         x = net.activation(net.convolution(x, 4, window=2, stride=2))
     loss = net.mean_squared_error(x, net.input("target", x.shape))
     step = canonicalize(net.training_phases(loss), "mo_sos")
-    posed, program = _program(step, constraints_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
-    bias = next(t for t, s in enumerate(posed.problem.stages) if s.adds_to)
-    (own,) = posed.problem.stages[bias].adds_to
+    built, program = _program(step, constraints_for("1MiB", "p40", step, {}), MO_SOS, 2**20)
+    bias = next(t for t, s in enumerate(built.problem.stages) if s.adds_to)
+    (own,) = built.problem.stages[bias].adds_to
     starts = [t for t, j in program.copies.out if j == own]
     assert bias < min(starts)
-    assert posed.problem.whole_after(own) == bias
+    assert built.problem.whole_after(own) == bias

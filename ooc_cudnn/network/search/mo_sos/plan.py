@@ -19,11 +19,11 @@ from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.incumbent import Incumbent
+from ooc_cudnn.network.search.mo_sos.build_problem import BuiltProblem, build_problem
 from ooc_cudnn.network.search.mo_sos.choices import PhaseChoices
-from ooc_cudnn.network.search.mo_sos.pack import pack
-from ooc_cudnn.network.search.mo_sos.pose import PosedProblem, pose
-from ooc_cudnn.network.search.mo_sos.program import Freedom, Program
+from ooc_cudnn.network.search.mo_sos.program import Freedom, RematMilp
 from ooc_cudnn.network.search.mo_sos.replay import replay_schedule, schedule_of
+from ooc_cudnn.network.search.mo_sos.workspace_fit import fit_workspaces
 
 MO_SOS, STR = Freedom(), Freedom(algorithms=False)
 CHECKMATE = Freedom(offload=False, algorithms=False)
@@ -108,12 +108,12 @@ def _planned(
 
     With the seconds of computing that the program found.
     """
-    posed, program = _program(step, constraints, allowed, budget)
+    built, program = _program(step, constraints, allowed, budget)
     solved = program.solved(stop, MOST_NODES, MOST_SECONDS)
     if solved is None:
         return None
     schedule = schedule_of(program, solved)
-    followed = replay_schedule(posed, program, schedule)
+    followed = replay_schedule(built, program, schedule)
     rewritten, live_ranges = followed.step, followed.live_ranges
     check_live_ranges(rewritten, live_ranges)
     tensors = [
@@ -122,7 +122,7 @@ def _planned(
         for live_range in found
         if base not in _on_device(constraints)
     ]
-    reserved = pack(tensors, followed.wanted, constraints.target.room_bytes)
+    reserved = fit_workspaces(tensors, followed.wanted, constraints.target.room_bytes)
     if reserved is None:
         return None
     spec = RewriteSpec(again=followed.again, reserved=tuple(sorted(reserved.items())))
@@ -142,11 +142,11 @@ def _planned(
 
 def _program(
     step: Step, constraints: PlanConstraints, allowed: Freedom, budget: int
-) -> tuple[PosedProblem, Program]:
-    posed = pose(
+) -> tuple[BuiltProblem, RematMilp]:
+    built = build_problem(
         step, PhaseChoices(constraints.target, constraints.order), budget, _on_device(constraints)
     )
-    return posed, Program(posed.problem, budget, allowed)
+    return built, RematMilp(built.problem, budget, allowed)
 
 
 def _on_device(constraints: PlanConstraints) -> frozenset[str]:

@@ -39,7 +39,7 @@ class Freedom(NamedTuple):
     algorithms: bool = True
 
 
-class Program(LinearProgram):
+class RematMilp(LinearProgram):
     """The program of a problem for a budget of bytes.
 
     Bytes in its rows are whole units, of which the budget has about `UNITS`: whole numbers add up

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import RematEvent, Step
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
-from ooc_cudnn.network.search.mo_sos.pose import PosedProblem
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
+from ooc_cudnn.network.search.mo_sos.build_problem import BuiltProblem
 from ooc_cudnn.network.search.mo_sos.problem import Choice
-from ooc_cudnn.network.search.mo_sos.program import Program
+from ooc_cudnn.network.search.mo_sos.program import RematMilp
 from ooc_cudnn.network.solver.highs import Solution
 
 
@@ -44,7 +44,7 @@ class Schedule(NamedTuple):
     bound_seconds: float
 
 
-def schedule_of(program: Program, solved: Solution) -> Schedule:
+def schedule_of(program: RematMilp, solved: Solution) -> Schedule:
     """Read a solution."""
     chosen, copies = [value > 0.5 for value in solved.values], program.copies
     problem = program.problem
@@ -86,23 +86,23 @@ class ReplayedStep(NamedTuple):
     wanted: dict[int, tuple[Choice, ...]]
 
 
-def replay_schedule(posed: PosedProblem, program: Program, schedule: Schedule) -> ReplayedStep:
+def replay_schedule(built: BuiltProblem, program: RematMilp, schedule: Schedule) -> ReplayedStep:
     """Rewrite a step as a schedule has it."""
-    return _Replay(posed, program, schedule).followed()
+    return _Replay(built, program, schedule).followed()
 
 
 class _Replay:
-    def __init__(self, posed: PosedProblem, program: Program, schedule: Schedule) -> None:
-        self.posed, self.schedule, self.touched = posed, schedule, program.touched
-        self.stages = posed.problem.stages
-        self.names = [each.name for each in posed.problem.maps]
+    def __init__(self, built: BuiltProblem, program: RematMilp, schedule: Schedule) -> None:
+        self.built, self.schedule, self.touched = built, schedule, program.touched
+        self.stages = built.problem.stages
+        self.names = [each.name for each in built.problem.maps]
         self.again = tuple(self._again())
         #: Of each phase of the step that is rewritten, how many are put in before it.
-        self.put_in = [0] * len(posed.step.phases)
+        self.put_in = [0] * len(built.step.phases)
         for event in self.again:
             if event.is_made:
-                self.put_in[event.before] += len(posed.makers[self.names.index(event.name)])
-        self.step = insert_remat_events(posed.step, self.again)
+                self.put_in[event.before] += len(built.makers[self.names.index(event.name)])
+        self.step = insert_remat_events(built.step, self.again)
 
     def followed(self) -> ReplayedStep:
         """The step, and its tensors' live ranges: those of maps that leave in several parts."""
@@ -120,7 +120,7 @@ class _Replay:
         for t, (stage, choices) in enumerate(zip(self.stages, self.schedule.runs, strict=True)):
             index = self._starts(t)
             for j in (j for of, j in self.schedule.remakes if of == t):
-                for _ in self.posed.makers[j]:
+                for _ in self.built.makers[j]:
                     by_phase[index] = self.schedule.remakes[t, j]
                     index += 1
             by_phase |= {phase + sum(self.put_in[: phase + 1]): choices for phase in stage.phases}

@@ -8,14 +8,14 @@ from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.lowering.lower import LoweredProgram, accept_any
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
-from ooc_cudnn.network.search.by_remat import SEARCHED
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.host_budget import amounts, remat_to_fit, remat_to_least
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.remat_plans import SEARCHED
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ooc_cudnn.network.policies.policy import Policy, keep, mixed
-from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
+from ooc_cudnn.network.search.policy_planner import PolicyPlanner
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Shares of the bytes that can be rematerialized, beside all and none.

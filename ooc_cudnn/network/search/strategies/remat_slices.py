@@ -5,10 +5,10 @@ from __future__ import annotations
 from ooc_cudnn.network.lowering.lower import max_touched_bytes
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.search.by_remat import propose_remat
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
-from ooc_cudnn.network.search.remat_candidates import ALL, INPUTS
+from ooc_cudnn.network.search.remat_plans import propose_remat_plans
+from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
 from ooc_cudnn.network.search.strategies.strategy import WAITING, PlanRequest, Strategy
 
 #: More slices are not tried, for each adds its phases to plan.
@@ -43,6 +43,8 @@ class RematerializeSlices(Strategy):
             except WholeBatchError:
                 return
             if (
-                yield from propose_remat(sliced, constraints, incumbent, (INPUTS, ALL), slabs=slabs)
+                yield from propose_remat_plans(
+                    sliced, constraints, incumbent, (INPUTS, ALL), slabs=slabs
+                )
             ):
                 return

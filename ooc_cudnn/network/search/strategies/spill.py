@@ -6,7 +6,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
-from ooc_cudnn.network.passes.rematerialize import forward_only_maps, remat_seconds
+from ooc_cudnn.network.passes.remat_for_backward import forward_only_maps, remat_seconds
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES, mixed
 from ooc_cudnn.network.search.candidate import Candidate

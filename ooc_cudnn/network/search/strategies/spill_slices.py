@@ -8,8 +8,8 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.passes.rematerialize import rematerializable
+from ooc_cudnn.network.passes.remat_for_backward import rematerializable
 from ooc_cudnn.network.policies.policy import Decision, Policy, keep
-from ooc_cudnn.network.search.by_policy import PolicyPlanner
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import MICRO_BATCHES, has_room_for_shared
+from ooc_cudnn.network.search.policy_planner import PolicyPlanner
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 

@@ -1,4 +1,4 @@
-"""Candidates in which maps are rematerialized as a search decides: `remat_candidates.py`."""
+"""Candidates in which maps are rematerialized as a search decides: `remat_solutions.py`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import rematerialize_in_parts
-from ooc_cudnn.network.search.remat_candidates import propose_remats, refetch_live_ranges
+from ooc_cudnn.network.search.remat_solutions import find_remat_solutions, refetch_live_ranges
 
 #: The policy that a plan shows whose events a search found.
 SEARCHED = "repeat"
 
 
-def propose_remat(
+def propose_remat_plans(
     step: Step,
     constraints: PlanConstraints,
     incumbent: Incumbent,
@@ -43,7 +43,9 @@ def propose_remat(
     for copied in copied_kinds:
         if slabs > 1 and copied is not copied_kinds[0] and not before:
             break  # with many slabs a search that finds nothing takes long
-        for solution in propose_remats(step, constraints, parts, copied=copied, before=before):
+        for solution in find_remat_solutions(
+            step, constraints, parts, copied=copied, before=before
+        ):
             if solution.seconds >= least:
                 break
             rewritten = rematerialize_in_parts(step, solution.again, parts)

@@ -9,7 +9,7 @@ from ooc_cudnn.network.ir.live_ranges import keep_all, live_bytes
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import whole_region
 from ooc_cudnn.network.passes.microbatch import images_of
-from ooc_cudnn.network.passes.rematerialize import compared_maps, makes_maps_alone
+from ooc_cudnn.network.passes.remat_for_backward import compared_maps, makes_maps_alone
 from ooc_cudnn.network.search.mo_sos.choices import PIECES, PhaseChoices, run_together
 from ooc_cudnn.network.search.mo_sos.problem import Map, Problem, Stage
 
@@ -20,7 +20,7 @@ SHORT, LITTLE = 0.02, 0.25
 
 
 @dataclass(frozen=True)
-class PosedProblem:
+class BuiltProblem:
     """A problem, and the step that it is of.
 
     Attributes
@@ -34,9 +34,9 @@ class PosedProblem:
     makers: tuple[tuple[int, ...], ...]
 
 
-def pose(
+def build_problem(
     step: Step, choosing: PhaseChoices, budget_bytes: int, given: frozenset[str]
-) -> PosedProblem:
+) -> BuiltProblem:
     """Return the problem of a step.
 
     Parameters
@@ -44,10 +44,10 @@ def pose(
     given : frozenset of str
         Tensors that the user holds on the device: they take nothing of the budget.
     """
-    return _Posing(step, choosing, budget_bytes, given).posed()
+    return _ProblemBuilder(step, choosing, budget_bytes, given).built()
 
 
-class _Posing:
+class _ProblemBuilder:
     def __init__(
         self, step: Step, choosing: PhaseChoices, budget_bytes: int, inputs: frozenset[str]
     ) -> None:
@@ -65,13 +65,13 @@ class _Posing:
             choosing.choices(phase, self._strided_bytes(phase)) for phase in step.phases
         ]
 
-    def posed(self) -> PosedProblem:
+    def built(self) -> BuiltProblem:
         """The problem."""
         maps = [
             self._map(name, makers) for name, makers in zip(self.number, self.makers, strict=True)
         ]
         rates = (self.choosing.rate(direction) for direction in ("copy_out", "copy_in"))
-        return PosedProblem(
+        return BuiltProblem(
             Problem(tuple(maps), tuple(self._stages()), *rates), self.step, self.makers
         )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ooc_cudnn import settings
-from ooc_cudnn.network.cost.compute_seconds import order_seconds, seconds_in
+from ooc_cudnn.network.cost.compute_seconds import layout_seconds, seconds_in
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.tensor import ORDERS
@@ -24,7 +24,7 @@ def planned():
 def test_every_order_is_told_and_the_fastest_is_taken(planned):
     step, plan = planned
     machine = shipped("h200")
-    told = order_seconds(step, machine, ORDERS)
+    told = layout_seconds(step, machine, ORDERS)
     by_hand = {
         order: sum(seconds_in(order, phase.call, machine) for phase in step.phases)
         for order in ORDERS

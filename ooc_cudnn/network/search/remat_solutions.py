@@ -14,8 +14,8 @@ from ooc_cudnn.network.ir.live_ranges import LiveRange, LiveRanges, keep_all
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.lowering.lower import working_bytes
+from ooc_cudnn.network.passes.insert_remat_events import producers_of
 from ooc_cudnn.network.passes.microbatch import parts_of
-from ooc_cudnn.network.passes.rematerialize_events import producers_of
 from ooc_cudnn.network.search.remat_greedy import fits, search
 from ooc_cudnn.network.search.remat_state import RematState
 
@@ -45,7 +45,7 @@ class RematSolution(NamedTuple):
     Attributes
     ----------
     again : tuple of RematEvent
-        As `repeated` wants them.
+        As `insert_remat_events` wants them.
     back : tuple of Refetch
         What comes from the host.
     left : mapping
@@ -85,7 +85,7 @@ class Refetch(NamedTuple):
     name: str
 
 
-def propose_remats(
+def find_remat_solutions(
     step: Step,
     constraints: PlanConstraints,
     micro_batches: int,

@@ -1,7 +1,7 @@
 """Repeating: forward phases run again wherever a plan says, as often as it says.
 
-A rewrite of a step. What `rematerialize` makes again just before its first reader is there until
-its last; here a map may be let go, made again, let go and be back from the host.
+A rewrite of a step. What `remat_for_backward` makes again just before its first reader is there
+until its last; here a map may be let go, made again, let go and be back from the host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
-from ooc_cudnn.network.passes.rematerialize import Rematerialization
+from ooc_cudnn.network.passes.remat_for_backward import Rematerialization
 
 
 def insert_remat_events(step: Step, again: Iterable[RematEvent]) -> Step:

@@ -14,7 +14,7 @@ from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
 from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.passes.rematerialize import rematerialize
+from ooc_cudnn.network.passes.remat_for_backward import rematerialize
 from ooc_cudnn.network.policies.offload import offload_just_in_time
 from ooc_cudnn.network.policies.policy import POLICIES, Policy
 from ooc_cudnn.network.search.candidate import Candidate

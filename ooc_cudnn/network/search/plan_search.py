@@ -8,12 +8,12 @@ from ooc_cudnn.network.lowering.lower import max_touched_bytes
 from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
 from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
-from ooc_cudnn.network.search.by_policy import MAX_FAILED_TRIES, StandalonePolicy
-from ooc_cudnn.network.search.by_remat import propose_remat
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Candidates, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
+from ooc_cudnn.network.search.policy_planner import MAX_FAILED_TRIES, StandalonePolicy
 from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
-from ooc_cudnn.network.search.remat_candidates import ALL, INPUTS
+from ooc_cudnn.network.search.remat_plans import propose_remat_plans
+from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
 from ooc_cudnn.network.search.strategies import STRATEGIES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 
@@ -27,7 +27,7 @@ VDNN = ("vdnn_all", "vdnn_conv", "vdnn_dyn")
 WAITING_A_LITTLE = 1.05
 
 
-class Comparison:
+class PlanSearch:
     """Plans of a step by one policy, or by all that `best` has; `incumbent` holds the fastest.
 
     Each method tries some more, in the order in which they stand here.
@@ -89,7 +89,9 @@ class Comparison:
     def _by_search(self, parts: int) -> bool:
         name, _, constraints, _ = self._request
         kinds = (INPUTS, ALL) if parts == 1 else (INPUTS,)
-        candidates = propose_remat(self._ready, constraints, self.incumbent, kinds, parts=parts)
+        candidates = propose_remat_plans(
+            self._ready, constraints, self.incumbent, kinds, parts=parts
+        )
         is_faster = self.incumbent.explore(name, candidates)
         if parts == 1:  # the faster it is, the fewer others may be
             self._refine_prefetch()

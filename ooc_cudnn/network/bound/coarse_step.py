@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.passes.rematerialize import is_repeatable
+from ooc_cudnn.network.passes.remat_for_backward import is_repeatable
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.tensor import ITEM_BYTES
 
@@ -71,8 +71,8 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outline:
-    """Decisions of a step, in outline.
+class CoarseStep:
+    """Phases of a step in groups, and the tensors that a decision is about.
 
     Attributes
     ----------
@@ -98,15 +98,15 @@ class Outline:
         return [at for at, group in enumerate(self.groups) for _ in range(group.first, group.stop)]
 
 
-def outline_step(
+def coarsen_step(
     step: Step,
     seconds_of: Callable[[Phase], float],
     *,
     small_bytes: int,
     on_device: frozenset[str] = frozenset(),
     most_groups: int = 10**9,
-) -> Outline:
-    """Return a step in outline.
+) -> CoarseStep:
+    """Coarsen a step.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def outline_step(
     groups = _groups(things, seconds, 0, forward, most_groups)
     count = len(groups)
     groups += _groups(things, seconds, forward, len(step.phases), most_groups)
-    return Outline(seconds, tuple(groups), count, tuple(things), parents)
+    return CoarseStep(seconds, tuple(groups), count, tuple(things), parents)
 
 
 def _tensor_summaries(

@@ -15,7 +15,9 @@ from ooc_cudnn.network.search.mo_sos.problem import Choice
 Wanted = Mapping[int, Sequence[Choice]]
 
 
-def pack(tensors: Sequence[LiveBuffer], wanted: Wanted, room_bytes: int) -> dict[int, int] | None:
+def fit_workspaces(
+    tensors: Sequence[LiveBuffer], wanted: Wanted, room_bytes: int
+) -> dict[int, int] | None:
     """Bytes of workspace by phase, so that all has an address; None if not even tensors have.
 
     Examples
@@ -23,13 +25,13 @@ def pack(tensors: Sequence[LiveBuffer], wanted: Wanted, room_bytes: int) -> dict
     Bytes 256 to 512 are free before the tensor at 0 ends, then those below 256.
 
     >>> held = [LiveBuffer(0, 1, 256)]
-    >>> pack(held, {1: (Choice(1.0, 512), Choice(3.0, 256)), 2: (Choice(1.0, 512),)}, 512)
+    >>> fit_workspaces(held, {1: (Choice(1.0, 512), Choice(3.0, 256)), 2: (Choice(1.0, 512),)}, 512)
     {1: 256, 2: 512}
     """
-    return _Packing(tensors, wanted, room_bytes).found()
+    return _WorkspaceFit(tensors, wanted, room_bytes).found()
 
 
-class _Packing:
+class _WorkspaceFit:
     def __init__(self, tensors: Sequence[LiveBuffer], wanted: Wanted, room_bytes: int) -> None:
         self.tensors, self.wanted, self.room = tensors, wanted, room_bytes
         #: Of each phase which of its choices it has.

@@ -45,7 +45,7 @@ MUCH_MORE = 1.1
 R = TypeVar("R", bound=Executable)
 
 
-class PreparedStep(ABC, Generic[R]):
+class LazyStep(ABC, Generic[R]):
     """A step of a network, ready to run on arrays that lie as those before did.
 
     Attributes

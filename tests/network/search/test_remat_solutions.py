@@ -18,16 +18,16 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.lowering.lower import peak_live_bytes
-from ooc_cudnn.network.passes.rematerialize_events import insert_remat_events
+from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search import pass_pipeline, plan_step
-from ooc_cudnn.network.search.by_remat import propose_remat
-from ooc_cudnn.network.search.remat_candidates import (
+from ooc_cudnn.network.search.remat_plans import propose_remat_plans
+from ooc_cudnn.network.search.remat_solutions import (
     ALL,
     INPUTS,
     RematSolution,
-    propose_remats,
+    find_remat_solutions,
     refetch_live_ranges,
 )
 from ooc_cudnn.network.search.remat_state import RematState
@@ -119,7 +119,7 @@ def test_what_it_makes_again_fits():
     seconds, before = phase_seconds(shipped("h200")), 0.0
     for share in (0.8, 0.6, 0.4, 0.25):
         room = int(share * full)
-        made, again = (next(propose_remats(step, under(room), 1)) for _ in range(2))
+        made, again = (next(find_remat_solutions(step, under(room), 1)) for _ in range(2))
         assert made == again
         rewritten = insert_remat_events(step, made.again)
         assert peak_live_bytes(rewritten, refetch_live_ranges(step, rewritten, made, room)) <= room
@@ -127,20 +127,20 @@ def test_what_it_makes_again_fits():
         assert takes > before
         before = takes
     assert max(Counter(each.name for each in made.again).values()) > 1  # and let go in between
-    assert not list(propose_remats(step, under(full // 10), 1))
+    assert not list(find_remat_solutions(step, under(full // 10), 1))
 
 
 def test_copies_that_save_nothing_are_not_searched(monkeypatch):
     """What is made again in less time than it takes to copy it is made again."""
     step, full = taken(*blocks(256, 56, 3, channels=64))
     constraints = under(int(0.6 * full))
-    made = next(propose_remats(step, constraints, 1))
-    again = partial(propose_remats, step, constraints, 1, copied=ALL, before=made.events)
+    made = next(find_remat_solutions(step, constraints, 1))
+    again = partial(find_remat_solutions, step, constraints, 1, copied=ALL, before=made.events)
     state = searchable(step, full, copied=ALL)
     state.change(add=made.events)
     assert 0 < state.saved_by_copies < 1
     assert next(again()).seconds <= made.seconds
-    monkeypatch.setattr("ooc_cudnn.network.search.remat_candidates.WORTH_COPYING", 1.0)
+    monkeypatch.setattr("ooc_cudnn.network.search.remat_solutions.WORTH_COPYING", 1.0)
     assert not list(again())
 
 
@@ -164,7 +164,9 @@ def test_its_plans_run(make, share, parts, copied):
         limit = int(share * full)
         constraints = constraints_for(limit, None, step, {})
         recorder = Recorder(constraints)
-        recorder.explore("step", propose_remat(step, constraints, recorder, (copied,), parts=parts))
+        recorder.explore(
+            "step", propose_remat_plans(step, constraints, recorder, (copied,), parts=parts)
+        )
         made = recorder.plans[0]
         assert made.plan.again
         plan = type(made.plan).from_json(replace(made.plan, policy="best").to_json())
@@ -193,7 +195,7 @@ def test_of_one_image_there_are_no_parts_to_search():
     h = net.activation(net.linear(net.input("x", (1, 12), gradient=True), 30, name="fc"), "tanh")
     net.linear(h, 4, name="end")
     step = net.gradient_phases(net.graph.tensors["end"])
-    assert list(propose_remats(step, under(2**20), 2, copied=INPUTS)) == []
+    assert list(find_remat_solutions(step, under(2**20), 2, copied=INPUTS)) == []
 
 
 def test_long_chains_of_makings_do_not_send_a_unet_to_the_link():
