@@ -93,7 +93,7 @@ def body(report: script.Report) -> None:
             figures = {
                 "ok": plan.device_bytes <= limit
                 and (
-                    max(plan.bands, plan.slabs) > 1
+                    max(plan.bands, plan.batch_slices) > 1
                     or plan.seconds >= (plan.bound_seconds or 0.0) * (1 - 1e-6)
                 ),
                 "limit_bytes": limit,
@@ -104,7 +104,7 @@ def body(report: script.Report) -> None:
                 "taken": plan.taken,
                 "micro_batches": plan.micro_batches,
                 "bands": plan.bands,
-                "slabs": plan.slabs,
+                "slabs": plan.batch_slices,
                 "planning_seconds": between - begin,
                 "bounding_seconds": time.process_time() - between,
             }

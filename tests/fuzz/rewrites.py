@@ -72,9 +72,9 @@ class Rewritten:
             if self.random.integers(2):
                 said, step = [*said, "fused"], fuse_chains(step)
             elif self.random.integers(2):
-                slabs = int(self.random.integers(2, 5))
+                slices = int(self.random.integers(2, 5))
                 try:
-                    said, step = [*said, f"{slabs} slabs"], slice_batch(step, slabs)
+                    said, step = [*said, f"{slices} slabs"], slice_batch(step, slices)
                 except WholeBatchError:
                     said = [*said, "needs the whole batch"]
         if not self.net.running and self.random.integers(2) and "slabs" not in said[-1]:

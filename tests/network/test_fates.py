@@ -30,10 +30,12 @@ def test_what_is_remade_is_counted_once_however_the_batch_is_cut(built):
     whole, parts = (
         net.plan(loss, machine="h200", policy="checkpoint", micro_batches=count) for count in (1, 2)
     )
-    assert len(whole.remade) > 0
-    assert set(whole.remade) <= {name for name, fate in whole.fate.items() if fate == "recomputed"}
+    assert len(whole.rematerialized) > 0
+    assert set(whole.rematerialized) <= {
+        name for name, fate in whole.fate.items() if fate == "recomputed"
+    }
     sizes = {name: tensor.nbytes for name, tensor in net.graph.tensors.items()}
-    assert remade_bytes(whole) >= sum(sizes.get(name, 0) for name in whole.remade)
+    assert remade_bytes(whole) >= sum(sizes.get(name, 0) for name in whole.rematerialized)
     assert remade_bytes(parts) == remade_bytes(whole)
 
 
@@ -54,7 +56,7 @@ def test_of_a_map_in_slices_each_slice_has_its_fate():
     target = Target(shipped("h200"), 2**30, 2**30, ORDERS, None, overlap=True)
     candidate = Candidate(
         step, POLICIES["keep"].live_ranges_of(step), PlanConstraints(target, {}), "keep",
-        RewriteSpec(again=again, slabs=2),
+        RewriteSpec(again=again, batch_slices=2),
     )  # fmt: skip
     fates = lower_and_replay("step", candidate).plan.fate
     assert {name: fates[name] for name in ("a [0]", "a [1]")} == {

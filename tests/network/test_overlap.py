@@ -67,10 +67,10 @@ def test_a_share_is_remade_and_of_the_rest_all_may_leave():
     total = sum(step.tensors[name].nbytes for name in can)
     for share in (0.25, 0.5, 1):
         *_, last = mixed(step, machine, share)
-        made = sum(step.tensors[name].nbytes for name in last.remade)
+        made = sum(step.tensors[name].nbytes for name in last.rematerialized)
         assert share * total - 70_000 < made <= share * total
-        assert can <= last.remade | last.offloaded
-        assert not last.remade & last.offloaded
+        assert can <= last.rematerialized | last.offloaded
+        assert not last.rematerialized & last.offloaded
 
 
 def test_best_remakes_some_maps_and_lets_others_leave():

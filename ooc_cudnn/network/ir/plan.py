@@ -14,6 +14,8 @@ from ooc_cudnn.units import format_bytes, format_seconds
 
 #: What becomes of a tensor: in the words of NETWORKS.md.
 FATES = ("kept", "offloaded", "recomputed", "streamed", "given")
+#: Fields of a plan whose keys in JSON are other words: those of plans that are stored already.
+_KEYS = {"rematerialized": "remade", "live_ranges": "stays", "batch_slices": "slabs"}
 #: How many of the largest tensors and of the longest phases `explain` shows.
 SHOWN = 12
 
@@ -74,10 +76,10 @@ class NetworkPlan:
         Parts of the batch that go through the network one after the other.
     bands : int
         Tiles of rows in which phases between whole maps are gone through.
-    remade : tuple of str
+    rematerialized : tuple of str
         Maps that are recomputed in backward.
-    stays : tuple of (str, tuple of LiveRange)
-        Live ranges: the phases in which each tensor is on the device.
+    live_ranges : tuple of (str, tuple of LiveRange)
+        The phases in which each tensor is on the device.
     fates : tuple of Fate
     tasks : tuple of TaskFigures
         Every call of the step, in order.
@@ -99,12 +101,12 @@ class NetworkPlan:
         among them, which are kept until the new ones are whole.
     bound_seconds : float, optional
         What no plan of its kind can beat, where that was asked for; bands of rows are another kind,
-        and so are slabs.
+        and so are batch slices.
     again : tuple of RematEvent
         Where maps are rematerialized that may be dropped and rematerialized once more.
     reserved : tuple of (int, int)
         Phases that find so many bytes beside tensors, for the workspace of their engines.
-    slabs : int
+    batch_slices : int
         Slices of the batch that the outer phases go through, whose maps are large
         (`passes/batch_slices.py`).
     gap : float
@@ -134,8 +136,8 @@ class NetworkPlan:
     pieces: int
     micro_batches: int
     bands: int
-    remade: tuple[str, ...]
-    stays: tuple[tuple[str, tuple[LiveRange, ...]], ...]
+    rematerialized: tuple[str, ...]
+    live_ranges: tuple[tuple[str, tuple[LiveRange, ...]], ...]
     fates: tuple[Fate, ...]
     tasks: tuple[TaskFigures, ...]
     order: str = "channels_first"
@@ -148,7 +150,7 @@ class NetworkPlan:
     bound_seconds: float | None = None
     again: tuple[RematEvent, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
-    slabs: int = 1
+    batch_slices: int = 1
     gap: float = 0.0
     outside_bytes: int = 0
     on_host: tuple[str, ...] = ()
@@ -164,7 +166,7 @@ class NetworkPlan:
         taken = f" ({self.taken})" * (self.taken not in ("", self.policy))
         parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
         parts += f", in {self.bands} bands of rows" * (self.bands > 1)
-        parts += f", the outer phases in {self.slabs} slabs" * (self.slabs > 1)
+        parts += f", the outer phases in {self.batch_slices} slabs" * (self.batch_slices > 1)
         waiting = max(0.0, self.seconds - self.compute_seconds)
         lines = [
             f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
@@ -255,7 +257,7 @@ class NetworkPlan:
         above = (self.seconds / self.bound_seconds - 1) * 100
         said = f"{above:.1f} % above" if above >= 0 else f"{-above:.1f} % below"
         kind = "possible of its kind"
-        if self.bands > 1 or self.slabs > 1:
+        if self.bands > 1 or self.batch_slices > 1:
             kind = f"possible without {'bands of rows' if self.bands > 1 else 'slabs'}"
         return [f"  bound      {format_seconds(self.bound_seconds)}: {said} the best {kind}"]
 
@@ -267,7 +269,10 @@ class NetworkPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return {
+            _KEYS.get(each.name, each.name): _plain(getattr(self, each.name))
+            for each in fields(self)
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -279,14 +284,15 @@ class NetworkPlan:
             If that is no such plan.
         """
         try:
-            known = dict(data)
-            known["remade"] = tuple(data["remade"])
+            names = {key: name for name, key in _KEYS.items()}
+            known = {names.get(key, key): value for key, value in data.items()}
+            known["rematerialized"] = tuple(data["remade"])
             known["anew"] = tuple(data.get("anew", ()))
             for name in ("on_host", "notes"):
                 known[name] = tuple(data.get(name, ()))
             known["again"] = tuple(RematEvent(*each) for each in data.get("again", ()))
             known["reserved"] = tuple((at, nbytes) for at, nbytes in data.get("reserved", ()))
-            known["stays"] = tuple(
+            known["live_ranges"] = tuple(
                 (name, tuple(LiveRange(*stay) for stay in stays)) for name, stays in data["stays"]
             )
             known["fates"] = tuple(Fate(*each) for each in data["fates"])

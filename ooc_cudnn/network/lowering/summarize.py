@@ -28,12 +28,12 @@ class RewriteSpec(NamedTuple):
 
     micro_batches: int = 1
     bands: int = 1
-    remade: tuple[str, ...] = ()
+    rematerialized: tuple[str, ...] = ()
     apart: bool = False
     anew: tuple[str, ...] = ()
     again: tuple[RematEvent, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
-    slabs: int = 1
+    batch_slices: int = 1
 
 
 def summarize(
@@ -82,13 +82,13 @@ def summarize(
         pieces=schedule.pieces,
         micro_batches=how.micro_batches,
         bands=how.bands,
-        remade=how.remade,
+        rematerialized=how.rematerialized,
         apart=how.apart,
         anew=how.anew,
         again=how.again,
         reserved=how.reserved,
-        slabs=how.slabs,
-        stays=tuple((base, tuple(found)) for base, found in lowered.live_ranges.items()),
+        batch_slices=how.batch_slices,
+        live_ranges=tuple((base, tuple(found)) for base, found in lowered.live_ranges.items()),
         fates=tuple(_fates(step, lowered.live_ranges, constraints)),
         tasks=tasks,
         order=constraints.order,

@@ -1,14 +1,14 @@
-"""Slabs: the outer phases of a step, whose maps are large, go through the batch in some parts.
+"""Batch slices: the outer phases of a step, whose maps are large, take the batch in parts.
 
-A rewrite of a step. The first phases of forward, and the last ones of backward, run slab by slab.
-A phase is large if, whole, it touches more bytes than the largest phase does for one slab. Cut are
+A rewrite of a step. The first phases of forward, and the last ones of backward, run slice by slice.
+A phase is large if, whole, it touches more bytes than the largest phase does for one slice. Cut are
 the phases of forward up to the last large one, and those of backward from the first large one on.
 The phases between them run once, for all images.
 
-A batch normalization needs the statistics of the whole batch, so all slabs must have come to it
+A batch normalization needs the statistics of the whole batch, so all slices must have come to it
 before any goes on: the phases from one such barrier to the next are a *region*. Each map is one
-tensor for each slab, which is kept, made again or on the host by itself. What is summed adds up in
-place; statistics are found for each slab and merged behind the last.
+tensor for each slice, which is kept, made again or on the host by itself. What is summed adds up in
+place; statistics are found for each slice and merged behind the last.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
 
-def slice_batch(step: Step, slabs: int) -> Step:
-    """Rewrite a step so that its outer phases go through the batch in so many slabs.
+def slice_batch(step: Step, slices: int) -> Step:
+    """Rewrite a step so that its outer phases go through the batch in so many slices.
 
     Raises
     ------
@@ -33,30 +33,30 @@ def slice_batch(step: Step, slabs: int) -> Step:
         If one of these phases needs all images for another reason than statistics, or has to sum
         them up in their order.
     """
-    return step if slabs == 1 else _Slices(step, slabs).step_of()
+    return step if slices == 1 else _Slices(step, slices).step_of()
 
 
 class _SlicedRegion:
-    """Phases that can go slab by slab, and those that follow once all slabs have."""
+    """Phases that can go slice by slice, and those that follow once all slices have."""
 
     def __init__(self) -> None:
         self.each: list[int] = []
         self.tail: list[int] = []
-        #: What is there whole no sooner than at the end of all slabs.
+        #: What is there whole no sooner than at the end of all slices.
         self.summed: set[str] = set()
-        #: What the tail touches: no slab may change it before.
+        #: What the tail touches: no slice may change it before.
         self.late: set[str] = set()
 
 
 class _Slices(OfImages):
-    """A step cut into regions, those of outer phases into slabs."""
+    """A step cut into regions, those of outer phases into slices."""
 
     numbered = "batch_slice"
 
-    def __init__(self, step: Step, slabs: int) -> None:
+    def __init__(self, step: Step, slices: int) -> None:
         super().__init__(step)
-        self._inner = self._inner_phases(slabs)
-        size = -(-self.images // slabs)
+        self._inner = self._inner_phases(slices)
+        size = -(-self.images // slices)
         starts = range(0, self.images, size)
         self.parts: list[Range] = [(at, min(at + size, self.images)) for at in starts]
         self.sliced_regions = self._sliced_regions()
@@ -83,14 +83,14 @@ class _Slices(OfImages):
             if self._stays_whole(name) or self._base(name) not in apart
         }
 
-    def _inner_phases(self, slabs: int) -> range:
+    def _inner_phases(self, slices: int) -> range:
         """The phases that are not cut, between those that are."""
         tensors, names = self.step.tensors, self.own
         touched = [
             sum(tensors[base].nbytes for base in {self._base(phase.binds[n]) for n in names[at]})
             for at, phase in enumerate(self.step.phases)
         ]
-        large = [at for at, nbytes in enumerate(touched) if slabs * nbytes > max(touched)]
+        large = [at for at, nbytes in enumerate(touched) if slices * nbytes > max(touched)]
         turn = self.step.turn
         forward, backward = ([at for at in large if (at < turn) == before] for before in (1, 0))
         return range(max(forward, default=-1) + 1, min(backward, default=len(touched)))
@@ -117,7 +117,7 @@ class _Slices(OfImages):
         return regions
 
     def _is_cut(self, sliced_region: _SlicedRegion) -> bool:
-        """True if a region goes slab by slab."""
+        """True if a region goes slice by slice."""
         return bool(sliced_region.each) and sliced_region.each[0] not in self._inner
 
     def step_of(self) -> Step:
@@ -168,7 +168,7 @@ class _Slices(OfImages):
         return made
 
     def _merged(self, indices: Iterable[int]) -> Iterable[Phase]:
-        """The phases that make statistics of all images from those of slabs."""
+        """The phases that make statistics of all images from those of slices."""
         for index in indices:
             phase = self.step.phases[index]
             for kind in (name for name in self._sums(index) if name in STATES):

@@ -1,6 +1,6 @@
-"""Policies: who decides what is kept, offloaded and remade.
+"""Policies: who decides what is kept, offloaded and rematerialized.
 
-Each says which maps of a step are remade, and where its tensors are.
+Each says which maps of a step are rematerialized, and where its tensors are.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from perfmodel import MachineModel
 
 
 class Decision(NamedTuple):
-    """Which maps of a step are remade, and which leave between forward and backward."""
+    """Which maps of a step are rematerialized, and which leave between forward and backward."""
 
-    remade: frozenset[str] = frozenset()
+    rematerialized: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
 
 
@@ -45,7 +45,7 @@ class Policy:
     live_ranges_of : callable
         Where its tensors are, but for what a decision lets leave.
     decisions : callable
-        What is remade and what leaves: a list, for memory that gets shorter and shorter.
+        What is rematerialized and what leaves: a list, for memory that gets shorter and shorter.
     synchronous : bool
         Whether computing waits at the end of a layer for what leaves there, as vDNN does.
     """
@@ -86,9 +86,9 @@ def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Dec
     remaking = [
         decision
         for decision in remake(step, machine)
-        if sum(step.tensors[name].nbytes for name in decision.remade) <= most
+        if sum(step.tensors[name].nbytes for name in decision.rematerialized) <= most
     ]
-    return [*remaking[:-1], *offload_decisions(step, machine, remaking[-1].remade)]
+    return [*remaking[:-1], *offload_decisions(step, machine, remaking[-1].rematerialized)]
 
 
 # Rematerialization ------------------------------------------------------------------------------

@@ -123,13 +123,12 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
         If it is the plan of another step, or cannot be followed: plans are data, and may be edited.
     """
     check_asked(plan.policy, plan.micro_batches)
-    for what in ("bands", "slabs"):
-        count = getattr(plan, what)
+    for what, count in (("bands", plan.bands), ("slabs", plan.batch_slices)):
         if not (is_int(count) and count > 0):
             raise ValueError(f"{what} must be a positive int, not {count!r}")
     if plan.bands > MOST_BANDS:  # each is gone through, however few rows there are
         raise ValueError(f"bands must be at most {MOST_BANDS}, not {plan.bands}")
-    again = frozenset(plan.remade)
+    again = frozenset(plan.rematerialized)
     step, constraints = reserve_external_memory(step, constraints, plan.on_host)
     step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
     if plan.apart:
@@ -138,12 +137,12 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     if plan.policy in WHOLE:
         step = insert_remat_events(step, plan.again)
     elif plan.again:
-        step = slice_batch(apply_passes(step, frozenset(), 1, 1), plan.slabs)
+        step = slice_batch(apply_passes(step, frozenset(), 1, 1), plan.batch_slices)
         step = rematerialize_in_parts(step, plan.again, plan.micro_batches)
         step = fuse_chains(step) if plan.apart else step
     else:
         step = apply_passes(step, again, plan.micro_batches, plan.bands, anew)
-        step = slice_batch(step, plan.slabs)
+        step = slice_batch(step, plan.batch_slices)
     names = [figures.name for figures in plan.tasks], [phase.name for phase in step.phases]
     if names[0] != names[1]:  # live ranges count phases
         stranger, actual = next(pair for pair in zip_longest(*names) if pair[0] != pair[1])
@@ -151,14 +150,14 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
             f"the plan is of another network: it has {stranger or 'no phase'!r} where this one has "
             f"{actual or 'none'!r}"
         )
-    check_live_ranges(step, dict(plan.stays))
+    check_live_ranges(step, dict(plan.live_ranges))
     if plan.order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {plan.order!r}")
     constraints = replace(
         constraints, order=plan.order, by_order=plan.by_order, synchronous=plan.synchronous
     )
     candidate = Candidate(
-        step, dict(plan.stays), constraints, plan.policy, plan, reserved=dict(plan.reserved)
+        step, dict(plan.live_ranges), constraints, plan.policy, plan, reserved=dict(plan.reserved)
     )
     planned = lower_and_replay(plan.name, candidate)
     assert planned is not None

@@ -66,7 +66,7 @@ class PolicyPlanner:
         self.decisions = self.rule.decisions(step, constraints.target.machine)
         self._step = share_gradient_memory(fuse_gradient_sums(step)) if ready is None else ready
         self._known = dict[int, tuple[Step, LiveRanges]]()
-        #: By what is remade: decisions on what leaves change nothing of it.
+        #: By what is rematerialized: decisions on what leaves change nothing of it.
         self._rewritten = dict[frozenset[str], Step]()
         self._first = self._first_that_fits()
         self.fits = True
@@ -102,7 +102,9 @@ class PolicyPlanner:
                 live_ranges,
                 self.constraints,
                 self.policy,
-                RewriteSpec(self.parts, remade=tuple(sorted(self.decisions[index].remade))),
+                RewriteSpec(
+                    self.parts, rematerialized=tuple(sorted(self.decisions[index].rematerialized))
+                ),
                 may_stream=may_stream and index == last,
                 share=share,
                 key=key,
@@ -122,12 +124,12 @@ class PolicyPlanner:
         """The step as a decision rewrites it, and its live ranges."""
         if index not in self._known:
             decision = self.decisions[index]
-            rewritten = self._rewritten.get(decision.remade)
+            rewritten = self._rewritten.get(decision.rematerialized)
             if rewritten is None:
                 rewritten = split_into_microbatches(
-                    rematerialize(self._step, decision.remade), self.parts
+                    rematerialize(self._step, decision.rematerialized), self.parts
                 )
-                self._rewritten[decision.remade] = rewritten
+                self._rewritten[decision.rematerialized] = rewritten
             if decision.offloaded:
                 live_ranges = offload_just_in_time(rewritten, decision.offloaded)
             else:

@@ -6,8 +6,8 @@ An *event* (`RematEvent`) is that a map is made again before a phase, or back fr
   events are taken out without which all still fits (`trim`).
 - That is done twice, for there are too many events to try all. By the first measure, those are
   tried that take the fewest seconds a byte of their map, whatever else must be made for them; by
-  the second, the fewest with that, a byte that is too much meanwhile. The second time the slabs of
-  a map go together, for there may be many.
+  the second, the fewest with that, a byte that is too much meanwhile. The second time the batch
+  slices of a map go together, for there may be many.
 - Then one event after the other is forbidden, and others take its place where that is faster
   (`improve`).
 
@@ -84,9 +84,9 @@ class _Candidate(NamedTuple):
         return self.seconds / (self.meanwhile if measure else self.nbytes), self.name, self.events
 
 
-def _together(slabs: Sequence[_Candidate]) -> _Candidate:
-    """The candidate of all slabs of a map."""
-    name, events, *figures = zip(*slabs, strict=True)
+def _together(slices: Sequence[_Candidate]) -> _Candidate:
+    """The candidate of all batch slices of a map."""
+    name, events, *figures = zip(*slices, strict=True)
     return _Candidate(
         name[0], tuple(dict.fromkeys(chain.from_iterable(events))), *map(sum, figures)
     )
@@ -99,7 +99,8 @@ class _Search:
     def begin(self, measure: int, most: int, *, together: bool = False) -> None:
         """Begin anew, by a measure; `most` is how often bytes may be counted, times tensors.
 
-        The slabs of a map may go together, which takes fewer states; else each goes by itself.
+        The batch slices of a map may go together, which takes fewer states; else each goes by
+        itself.
         """
         self.measure, self.states = measure, most // (len(self.state.versions) or 1)
         self.together = together

@@ -23,7 +23,7 @@ def propose_remat_plans(
     copied_kinds: Sequence[Sequence[str]],
     *,
     parts: int = 1,
-    slabs: int = 1,
+    slices: int = 1,
 ) -> Candidates[bool]:
     """Propose what the search finds, until a candidate has room; return whether one had.
 
@@ -32,17 +32,17 @@ def propose_remat_plans(
     Parameters
     ----------
     step : Step
-        Summed and in place, and cut already where it goes in slabs.
+        Summed and in place, and cut already where it goes in batch slices.
     copied_kinds : sequence of sequence of str
         Kinds of tensors that may come back from the host: a search for each, which goes on from
         what the one before it found.
-    parts, slabs : int
-        Micro-batches, and the slabs that the step is in.
+    parts, slices : int
+        Micro-batches, and the batch slices that the step is in.
     """
     least, before = float("inf"), frozenset[RematEvent]()
     for copied in copied_kinds:
-        if slabs > 1 and copied is not copied_kinds[0] and not before:
-            break  # with many slabs a search that finds nothing takes long
+        if slices > 1 and copied is not copied_kinds[0] and not before:
+            break  # with many slices a search that finds nothing takes long
         for solution in find_remat_solutions(
             step, constraints, parts, copied=copied, before=before
         ):
@@ -53,7 +53,7 @@ def propose_remat_plans(
             live_ranges = refetch_live_ranges(step, rewritten, solution, room_bytes)
             if not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 break
-            spec = RewriteSpec(parts, again=solution.again, slabs=slabs)
+            spec = RewriteSpec(parts, again=solution.again, batch_slices=slices)
             planned = yield Candidate(
                 rewritten, live_ranges, constraints, SEARCHED, spec, may_stream=False
             )

@@ -43,7 +43,7 @@ def test_what_is_made_for_each_reader_anew(monkeypatch):
     twice = [name for name in made.step.tensors if name.endswith(" (2) remade")]
     assert some
     assert twice
-    assert set(made.plan.anew) <= set(made.plan.remade)
+    assert set(made.plan.anew) <= set(made.plan.rematerialized)
     assert hazards(make_schedule(made.lowered.program)) == []
     drawn.check(int(0.6 * full), "best", plan=made.plan)
 

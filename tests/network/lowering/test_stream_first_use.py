@@ -52,8 +52,8 @@ def test_the_first_convolution_computes_while_images_come(monkeypatch):
         monkeypatch.setattr(refine_prefetch, "stream_first_uses", lambda *given: ())
         waiting = net.plan(loss, machine="h200", memory_limit="40GiB")
     assert plan.seconds < 0.95 * waiting.seconds
-    assert dict(waiting.stays)["x"][0].first == 0
-    assert all(live_range.first > 0 for live_range in dict(plan.stays).get("x", ()))
+    assert dict(waiting.live_ranges)["x"][0].first == 0
+    assert all(live_range.first > 0 for live_range in dict(plan.live_ranges).get("x", ()))
 
 
 def test_results_are_the_same(monkeypatch, host_device):

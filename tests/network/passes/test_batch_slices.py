@@ -28,8 +28,8 @@ def test_slabs_of_drawn_networks_compute_what_pytorch_does(seed):
     step = split_concatenations(canonicalize(drawn.net.training_phases(drawn.loss), "best"))
     for again in (frozenset(), rematerializable(step)):
         rewritten = apply_passes(step, again, 1, 1, again)
-        for slabs in (2, 3, 50):
-            made = slice_batch(rewritten, slabs)
+        for slices in (2, 3, 50):
+            made = slice_batch(rewritten, slices)
             cut += len(made.phases) > len(rewritten.phases)
             drawn.check(made)
     assert cut > 0
@@ -56,8 +56,8 @@ def test_a_plan_in_slabs_is_stored_and_computes_what_keeping_all_does(strategy, 
     inputs = {"x": random.standard_normal((12, 3, 16, 16)), "labels": np.arange(12) % 4}
     with ooc_cudnn.settings(machine="host"):
         made = spilling_plans(net, loss, limit, strategy)[0]
-    assert made.plan.slabs > 1
-    assert f", the outer phases in {made.plan.slabs} slabs" in made.plan.explain()
+    assert made.plan.batch_slices > 1
+    assert f", the outer phases in {made.plan.batch_slices} slabs" in made.plan.explain()
     assert made.plan.again
     assert made.plan.apart == isinstance(strategy, SpillSlices)
     assert made.plan.device_bytes <= limit

@@ -338,7 +338,10 @@ def test_a_plan_of_another_policy_or_network_is_ignored():
         planned(policy="offload"),
         planned(*network(depth=2), policy="keep"),
         replace(first, bound_seconds=-1.0),
-        replace(first, stays=((first.stays[0][0], (LiveRange(9, 2),)), *first.stays[1:])),
+        replace(
+            first,
+            live_ranges=((first.live_ranges[0][0], (LiveRange(9, 2),)), *first.live_ranges[1:]),
+        ),
         replace(first, order="sideways"),
     ):
         forged(path, stranger.to_json())

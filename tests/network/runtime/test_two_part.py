@@ -89,7 +89,7 @@ def test_a_step_that_pauses_may_go_in_slabs():
         constraints = constraints_for(limit, None, step, {})
         made = plans_by(RematerializeSlices(), step, constraints)[0]
         plan = replace(made.plan, policy="best")
-        assert plan.slabs > 1
+        assert plan.batch_slices > 1
         assert plan.again
         paused = TwoPartStep(net, partial(net.pausing_phases, y), limit, {}, plan).forward(x=x)
         found = paused.backward([seed])
@@ -284,7 +284,7 @@ def test_some_images_at_a_time_go_forward_and_then_forward_again_with_backward()
     _, expected, gradients = without_sums(LARGE, policy="keep")
     step, found, others = without_sums("700KiB", policy="remake", micro_batches=3)
     assert step.plan.micro_batches == 3
-    assert step.plan.remade
+    assert step.plan.rematerialized
     assert step.plan.device_bytes <= step.plan.memory_limit
     names = [each.name for each in step.plan.tasks]
     turn = next(at for at, name in enumerate(names) if "again" in name or "gradient" in name)

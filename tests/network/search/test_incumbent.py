@@ -72,7 +72,7 @@ def test_policies_that_come_to_the_same_are_placed_once(step):
         assert offered == []
         alone = Incumbent(constraints())
         assert explore(policy, alone)
-        assert alone.best.plan.stays == kept.plan.stays
+        assert alone.best.plan.live_ranges == kept.plan.live_ranges
 
 
 def test_comparing_ends_where_a_faster_plan_saves_little(step, monkeypatch):

@@ -10,6 +10,6 @@ def test_remaking_all_may_take_more_than_remaking_some():
     limit = int(0.8 * kept.device_bytes)
     for policy in ("remake", "mixed"):
         plan = net.plan(loss, policy=policy, machine="h200", memory_limit=limit)
-        assert plan.remade
+        assert plan.rematerialized
         assert "streamed" not in plan.fate.values()
         assert plan.seconds < 1.2 * kept.seconds

@@ -12,7 +12,7 @@ from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
 from ooc_cudnn.network.search.strategies.strategy import WAITING, PlanRequest, Strategy
 
 #: More slices are not tried, for each adds its phases to plan.
-MOST_SLABS = 8
+MOST_SLICES = 8
 #: As a share of memory: there are so many slices that no phase touches more. The search has the
 #: rest for what lives meanwhile.
 SMALL_PHASE = 0.4
@@ -35,16 +35,16 @@ class RematerializeSlices(Strategy):
         step = apply_passes(request.step, frozenset(), 1, 1)
         small_bytes = max(int(SMALL_PHASE * constraints.target.room_bytes), 1)
         fewest = -(-max_touched_bytes(step, constraints) // small_bytes)
-        if not 1 < fewest <= min(MOST_SLABS, images_of(step)):
+        if not 1 < fewest <= min(MOST_SLICES, images_of(step)):
             return
-        for slabs in (fewest, fewest + 1):
+        for slices in (fewest, fewest + 1):
             try:
-                sliced = slice_batch(step, slabs)
+                sliced = slice_batch(step, slices)
             except WholeBatchError:
                 return
             if (
                 yield from propose_remat_plans(
-                    sliced, constraints, incumbent, (INPUTS, ALL), slabs=slabs
+                    sliced, constraints, incumbent, (INPUTS, ALL), slices=slices
                 )
             ):
                 return

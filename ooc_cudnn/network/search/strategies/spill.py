@@ -32,13 +32,16 @@ class Spill(Strategy):
         constraints, count = request.constraints, request.micro_batches or 1
         step = split_concatenations(request.step)
         for share in SHARES_SPILLED:
-            remade, anew = _rematerialized(step, constraints, share)
-            rewritten = apply_passes(step, remade, count, 1, anew)
+            rematerialized, anew = _rematerialized(step, constraints, share)
+            rewritten = apply_passes(step, rematerialized, count, 1, anew)
             live_ranges = POLICIES["keep"].live_ranges_of(rewritten)
             if not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 continue  # before it is known what spills, which takes long
             spec = RewriteSpec(
-                count, remade=tuple(sorted(remade)), apart=True, anew=tuple(sorted(anew))
+                count,
+                rematerialized=tuple(sorted(rematerialized)),
+                apart=True,
+                anew=tuple(sorted(anew)),
             )
             try:
                 yield Candidate(rewritten, live_ranges, constraints, "spill", spec, spill=True)
@@ -51,12 +54,12 @@ def _rematerialized(
 ) -> tuple[frozenset[str], set[str]]:
     """Maps to rematerialize, up to a share of their bytes; and those of them for each reader."""
     machine, room_bytes = constraints.target.machine, constraints.target.room_bytes
-    remade = mixed(step, machine, share)[-1].remade
-    seconds_of = remat_seconds(step, machine, remade | forward_only_maps(step))
+    rematerialized = mixed(step, machine, share)[-1].rematerialized
+    seconds_of = remat_seconds(step, machine, rematerialized | forward_only_maps(step))
     anew = {
         name
-        for name in remade
+        for name in rematerialized
         if (nbytes := step.tensors[name].nbytes) > LARGE * room_bytes
         and seconds_of(name) < machine.transfer.copy_seconds("copy_in", "pinned", nbytes)
     }
-    return remade, anew
+    return rematerialized, anew

@@ -16,11 +16,11 @@ from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.host_budget import remat_to_fit
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
-from ooc_cudnn.network.search.strategies.remat_slices import MOST_SLABS
+from ooc_cudnn.network.search.strategies.remat_slices import MOST_SLICES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Slices are so small that memory holds this many of the largest map's.
-SLABS_OF_ROOM = 12
+SLICES_OF_ROOM = 12
 #: How many times what memory holds may live at once: the rest is on the host. The first counts
 #: with which the search finds what to rematerialize.
 LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
@@ -42,15 +42,15 @@ class SpillSlices(Strategy):
             request.is_whole_batch
             and not request.step.pauses
             and incumbent.waits(WAITING_MOSTLY)
-            and _slabs_of(request) > 1
+            and _slices_of(request) > 1
         )
 
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose one candidate, if the search finds what to rematerialize."""
-        constraints, slabs = request.constraints, _slabs_of(request)
+        constraints, slices = request.constraints, _slices_of(request)
         try:
             sliced = slice_batch(
-                apply_passes(split_concatenations(request.step), frozenset(), 1, 1), slabs
+                apply_passes(split_concatenations(request.step), frozenset(), 1, 1), slices
             )
         except WholeBatchError:
             return
@@ -65,7 +65,7 @@ class SpillSlices(Strategy):
             return next(tries, None) is not None and incumbent.can_beat_incumbent(step, live_ranges)
 
         live_ranges = POLICIES["keep"].live_ranges_of(rewritten)
-        spec = RewriteSpec(apart=True, again=events, slabs=slabs)
+        spec = RewriteSpec(apart=True, again=events, batch_slices=slices)
         try:
             yield Candidate(
                 rewritten, live_ranges, constraints, "slabs", spec, spill=True, is_worth=is_worth
@@ -74,8 +74,8 @@ class SpillSlices(Strategy):
             return  # a part of a call may take more than all of it: it adds to what is there
 
 
-def _slabs_of(request: PlanRequest) -> int:
-    """The number of slices of which memory holds `SLABS_OF_ROOM`, no more than there are images."""
+def _slices_of(request: PlanRequest) -> int:
+    """The number of slices: memory holds `SLICES_OF_ROOM`; no more than there are images."""
     step, room_bytes = request.step, max(request.constraints.target.room_bytes, 1)
     largest = max(tensor.nbytes for tensor in step.tensors.values())
-    return min(-(-SLABS_OF_ROOM * largest // room_bytes), MOST_SLABS, images_of(step))
+    return min(-(-SLICES_OF_ROOM * largest // room_bytes), MOST_SLICES, images_of(step))

@@ -24,7 +24,7 @@ def slice_batch(step):
         constraints = constraints_for(limit, None, step, {})
         try:
             for made in plans_by(RematerializeSlices(), step, constraints):
-                if made.plan.slabs > 1 and made.plan.again:
+                if made.plan.batch_slices > 1 and made.plan.again:
                     return replace(made.plan, policy="best"), limit
         except PlanInfeasibleError:
             continue
