@@ -34,8 +34,8 @@ CONVOLUTIONS = {
     "CV9": (32, 3, 224), "CV10": (32, 128, 56), "CV11": (32, 256, 28), "CV12": (32, 512, 14),
 }  # fmt: skip
 LARGE_INPUT = 64 * 10**6
-#: Its pooling layers: images, channels, extent and window; strides are 2. PAPERS.md has the extents
-#: and windows; images and channels are those of the networks.
+#: Its pooling layers: images, channels, extent and window; strides are 2. Their paper has the
+#: extents and windows; images and channels are those of the networks.
 POOLINGS = {
     "PL1": (128, 16, 28, 2), "PL2": (128, 16, 14, 2), "PL3": (128, 64, 24, 3),
     "PL4": (128, 64, 12, 3), "PL5": (128, 96, 55, 3), "PL6": (128, 192, 27, 3),

@@ -1,4 +1,4 @@
-"""From everything that was measured to a machine model."""
+"""Fit the cost model's coefficients to what calibration measured."""
 
 from __future__ import annotations
 

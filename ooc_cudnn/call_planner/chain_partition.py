@@ -1,4 +1,4 @@
-"""A long chain as shorter ones, run one after the other: what lies between goes through the host.
+"""Split a chain that does not fit into shorter ones; intermediates spill to the host.
 
 A piece of a chain needs room for the widest of its intermediates, and each of its operations rows
 enough to be worth a launch. Where memory is short for that, two chains with an intermediate between

@@ -1,4 +1,4 @@
-"""The pieces of a few splits exactly: those that are alike are counted, not gone through."""
+"""Exact costs of a few tilings, counting classes of equal tiles."""
 
 from __future__ import annotations
 

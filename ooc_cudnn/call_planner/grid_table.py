@@ -1,4 +1,4 @@
-"""The pieces of a whole grid of splits, from a few pieces.
+"""Interpolated costs of a whole grid of tilings.
 
 What a piece costs is linear in its size along each axis: seconds, as the model of computing has
 them, and the bytes of each buffer. So a few pieces tell all of a grid: those whose sizes are nodes

@@ -1,4 +1,4 @@
-"""Verdicts on disk: beside the tables of engines, a file for each card, cuDNN and library version.
+"""The database of engine checks on disk: a file for each card, cuDNN and library version.
 
 A file that cannot be read is as good as none: that is said once, and engines are checked again.
 """

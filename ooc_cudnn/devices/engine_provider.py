@@ -1,4 +1,4 @@
-"""The engines that a device can choose from for a convolution."""
+"""What a device provides of cuDNN's engines: candidates for a convolution, and their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of engines on disk: beside the machine models, a file for each card and version of cuDNN.
+"""The tuning database: measured cuDNN engines on disk.
 
 A file says what it is and what it holds for. One that is of something else, or that cannot be read,
 is as good as none, and that is said once: cuDNN's heuristics choose then, as without any.

@@ -1,4 +1,4 @@
-"""Tuning: the seconds of a launch, by each engine that may run it, measured on the device.
+"""Autotuning: each engine that may run a launch is timed on the device, and the best kept.
 
 A first short timing prunes the engines; those that may be worth having are timed well and checked
 against float64. What cannot be checked is kept only where nothing could be. It takes seconds, so

@@ -1,4 +1,4 @@
-"""Engines of which something is known: which of them a plan has room for, and how fast that is."""
+"""Choose among measured cuDNN engines those whose workspace fits beside a plan."""
 
 from __future__ import annotations
 

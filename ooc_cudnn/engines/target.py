@@ -1,4 +1,4 @@
-"""The target of planning a call: device, memory and known engines; and the planned call."""
+"""Planning target: device, memory limit, machine model, known engines."""
 
 from __future__ import annotations
 

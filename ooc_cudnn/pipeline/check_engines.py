@@ -1,4 +1,4 @@
-"""Engines that a program is about to use, checked for wrong results where nobody did before.
+"""Check the engines that a program is about to use, where nobody did, for wrong results.
 
 On a version of cuDNN that was not searched (`devices.engine_verdicts`), each engine computes the
 small problems of its kind once, against float64, before a program runs that would use it. So it

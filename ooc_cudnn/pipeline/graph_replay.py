@@ -1,4 +1,4 @@
-"""Runs of one program at the same addresses: the second is recorded, and launched whole from then.
+"""Graph replay: a run at the same addresses is recorded the second time, then launched whole.
 
 A network's step has hundreds of steps of microseconds, and to issue one takes the host longer. The
 device goes through recorded ones by itself.

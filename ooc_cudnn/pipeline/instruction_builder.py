@@ -1,4 +1,4 @@
-"""Issuing: steps are appended in order, each with those of other streams that it waits for."""
+"""Builder of a program's instructions, each with those of other streams that it waits for."""
 
 from __future__ import annotations
 

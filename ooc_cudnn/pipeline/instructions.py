@@ -1,4 +1,4 @@
-"""A step of a schedule: one copy or one computation of one piece."""
+"""Instructions of a schedule: one copy or one computation of one piece each."""
 
 from __future__ import annotations
 

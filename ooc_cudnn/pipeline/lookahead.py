@@ -1,4 +1,4 @@
-"""Lookahead: how far the host issues steps ahead of the device."""
+"""Lookahead: how far the host issues instructions ahead of the device."""
 
 from __future__ import annotations
 

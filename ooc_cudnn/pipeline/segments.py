@@ -1,4 +1,4 @@
-"""A program in several calls, each up to a pause; and what is in its block between them.
+"""Segments of a program between its pauses, and what is in its block meanwhile.
 
 All parts work in one block, at the same addresses, and on the same pinned memory. Where somebody
 else wants the block meanwhile, what later parts read of it is copied to the host, and back before

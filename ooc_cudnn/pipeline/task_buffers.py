@@ -1,4 +1,4 @@
-"""Offset assignment of a task's rings and intermediates in the program's block."""
+"""Buffers of a task: offsets of its rings and intermediates in the program's block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording: TorchDynamo's graph of torch functions, run on fake tensors, as ATen's operations.
+"""Tracing to ATen: TorchDynamo's graph of torch functions, run on fake tensors.
 
 Nothing is computed. Each function is called as PyTorch calls it, and the operations that it comes
 to are noted above autograd and autocast: "conv2d", "batch_norm", as modules call them, not taken

@@ -1,4 +1,4 @@
-"""Values of dtypes that the network has not: their bits, in integers that it holds."""
+"""Bitcasts: values of dtypes that the network has not, in integers that it holds."""
 
 from __future__ import annotations
 

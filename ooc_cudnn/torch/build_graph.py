@@ -1,4 +1,4 @@
-"""Building a graph of a recording: dead code, and changes to what was given."""
+"""Build the graph from a recording: dead-code elimination, write-backs of mutated inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards that TorchDynamo lacks: tensors that change in place, shared memory, classes, new names.
+"""Extra guards that TorchDynamo lacks: tensors changed in place, shared memory, classes, names.
 
 TorchDynamo compares what forward reads by versions of dictionaries: where that of a module and
 those of its parts have not changed, nothing within is looked at. `requires_grad_()`, `.data = ...`

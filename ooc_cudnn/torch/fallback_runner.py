@@ -1,4 +1,4 @@
-"""A few operations of a model that PyTorch computes: some images at a time, within a network.
+"""Run a fallback subgraph in PyTorch, batch slice by batch slice; backward recomputes it.
 
 Forward runs them. Backward runs them again under PyTorch's autograd, and keeps nothing between.
 """

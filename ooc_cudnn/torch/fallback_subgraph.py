@@ -1,4 +1,4 @@
-"""A few operations of a model that are computed together, and what goes in and out of them."""
+"""A fallback subgraph of ATen operations, with its inputs and outputs."""
 
 from __future__ import annotations
 

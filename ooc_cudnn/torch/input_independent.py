@@ -1,4 +1,4 @@
-"""Operations that PyTorch runs before each call: they depend on no input. Differentiated.
+"""Input-independent operations of the graph, run by PyTorch before each call, with autograd.
 
 Folded weights (weight_norm), drawn masks of whole images, constants, counters.
 """

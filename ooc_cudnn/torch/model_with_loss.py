@@ -1,4 +1,4 @@
-"""A model and its loss in one plan: `with_loss`. For outputs that are large themselves."""
+"""A model with its loss in one plan: `with_loss`. For outputs that are large themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes to a model's plan: memory that the library does not hold."""
+"""Notes of a model's plan: memory that the library does not hold."""
 
 from __future__ import annotations
 

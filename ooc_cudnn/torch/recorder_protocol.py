@@ -1,4 +1,4 @@
-"""The interface of a recorder to rules that note operations of their own."""
+"""Protocol of a recorder: what rules that note operations of their own may call."""
 
 from __future__ import annotations
 

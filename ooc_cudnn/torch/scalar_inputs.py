@@ -1,4 +1,4 @@
-"""Numbers of Python that a graph is given: counters of forward, and flags that hang on them."""
+"""Scalar inputs of a graph: counters of forward, and flags that hang on them."""
 
 from __future__ import annotations
 

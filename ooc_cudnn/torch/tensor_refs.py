@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them: looked at once, and again only where they have moved."""
+"""Cache of array descriptors (address, strides), rebuilt only when an array moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor as another one, with history of its own: hooks on it are of it alone."""
+"""An alias that is no autograd view, so that its hooks are its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines with verdicts: which of cuDNN's plans may be chosen."""
+"""Engines checked for wrong results: which of cuDNN's plans may be chosen."""
 
 from __future__ import annotations
 

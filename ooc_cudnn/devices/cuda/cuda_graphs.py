@@ -1,4 +1,4 @@
-"""Runs that are repeated: their steps are recorded once, as a CUDA graph, and launched as one.
+"""CUDA graphs: the steps of a repeated run are recorded once, and launched as one.
 
 To issue a step takes the host about as long as a small kernel takes the card. A graph has the same
 steps on the same three streams, ordered by the same events, and the card goes through them alone.

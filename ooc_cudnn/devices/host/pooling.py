@@ -1,4 +1,4 @@
-"""Pooling on the host, box by box; its gradient is in `pooling_backward`.
+"""Pooling on the host, box by box; its gradient is in `pooling_gradient.py`.
 
 A window's maximum or sum is taken along one axis after the other, and along each by taps or by
 windows, whichever are fewer: a window of a million elements costs no million steps.

@@ -1,4 +1,4 @@
-"""Declarations of the CUDA sources, read from them: the structs that kernels take, and constants.
+"""CUDA structs that kernels take, and constants, read from the sources as NumPy types.
 
 A struct stands once, beside the kernel that takes it by value. Its NumPy type has the same fields
 at the same offsets, by C's rules of alignment, and a launch names what it hands over; the compiler

@@ -1,4 +1,4 @@
-"""From a planned launch to the card.
+"""Launches of CUDA kernels: planned and compiled once, called with pointers.
 
 A launch has two halves. What depends only on types, shapes, strides and alignment (which template
 to instantiate, the grid, the geometry the kernel reads) is planned and compiled once, and

@@ -1,4 +1,4 @@
-"""`plan`: how a call would run, and how long it would take, without running it."""
+"""The planning API of one call: how it would run, and how long, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step in outline: what the linear program of `relaxation.py` knows of it.
+"""The step coarsened for the LP: groups of phases, and tensors or parts of them.
 
 Phases in groups, with what they take; and *things*, the bytes that come and go. A thing is a tensor
 that is no view, or a part of one where phases make or read parts of it (concatenations). What is

@@ -1,4 +1,4 @@
-"""The lives of things in the linear program: used, held for a gap, used again.
+"""LP variables and constraints for each tensor's live range (held, refetched, rematerialized).
 
 `relaxation.py` says what the letters mean, and makes rows of what is gathered here.
 """

@@ -12,7 +12,7 @@ from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.units import format_bytes, format_seconds
 
-#: What becomes of a tensor: in the words of NETWORKS.md.
+#: What becomes of a tensor: in the words of docs/networks.md.
 FATES = ("kept", "offloaded", "recomputed", "streamed", "given")
 #: Fields of a plan whose keys in JSON are other words: those of plans that are stored already.
 _KEYS = {"rematerialized": "remade", "live_ranges": "stays", "batch_slices": "slabs"}

@@ -1,4 +1,4 @@
-"""Time to copy: tensors on the device a while longer, so that nobody waits for their copies.
+"""Schedule prefetches: lengthen live ranges so that copies overlap computing.
 
 Memory that a tensor is fetched into is its own from the phase on in which the copy must begin, and
 what leaves keeps its memory until it has left, where there is room for that. Else the copy waits

@@ -1,4 +1,4 @@
-"""Live ranges with the fewest copied bytes, by a mixed-integer linear program.
+"""Spilling by MILP: live ranges that copy the fewest bytes and fit.
 
 A whole number program. Of each use u of a tensor it decides whether the tensor is on the device in
 that phase (there), else the phase streams it; of each gap g between two uses, whether it stays. It

@@ -1,4 +1,4 @@
-"""Inputs that need not be there before computing begins.
+"""Stream an input's first reader, so that computing starts before the input is resident.
 
 An input on the device is copied whole before its first reader starts, and nothing computes
 meanwhile. That reader may stream it instead: its pieces compute while the next ones come.

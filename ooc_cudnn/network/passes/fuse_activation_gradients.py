@@ -1,4 +1,4 @@
-"""Backward through an activation within the phases of the normalization before it.
+"""Fuse an activation's backward into the preceding normalization's backward.
 
 A rewrite of a step, the first one, for fewer maps are read in backward afterwards. The phases take
 the slope of the activation, made again of what was normalised. The gradient between the two is

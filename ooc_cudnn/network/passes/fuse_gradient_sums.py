@@ -1,4 +1,4 @@
-"""Sums beside the gradients that they are of: fewer passes over gradients.
+"""Fuse reductions (bias and batch-norm sums) into the pass that makes the gradient.
 
 A rewrite of a step, the last one: which maps backward reads stays the same.
 

@@ -1,4 +1,4 @@
-"""Repeating: forward phases run again wherever a plan says, as often as it says.
+"""Apply remat events: clone forward phases before any reader, as often as a plan says.
 
 A rewrite of a step. What `remat_for_backward` makes again just before its first reader is there
 until its last; here a map may be let go, made again, let go and be back from the host.

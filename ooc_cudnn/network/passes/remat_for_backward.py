@@ -1,4 +1,4 @@
-"""Rematerialization: forward phases repeated in backward, so that their results need not be kept.
+"""Rematerialization for backward: forward phases repeated there, so that less is kept.
 
 A rewrite of a step. Each tensor that is to be remade gets a second one that backward reads in its
 place, made by the same call just before its first reader, of what is kept or itself remade. Or each

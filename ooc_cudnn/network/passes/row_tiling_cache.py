@@ -1,4 +1,4 @@
-"""Rows that are read often: a band's rows of a whole tensor come to the device once.
+"""Cache input rows of a band on the device, instead of streaming them for each reader.
 
 A rewrite of a step that goes down the rows. A whole tensor may lie on the host; what several phases
 of a region read of it would cross the link for each of them. Instead a phase copies it, and they

@@ -1,4 +1,4 @@
-"""Under what a step is planned: for the device at hand, or for a machine by its name."""
+"""Build PlanConstraints from the current device, or from a named machine profile."""
 
 from __future__ import annotations
 

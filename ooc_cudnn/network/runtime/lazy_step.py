@@ -1,4 +1,4 @@
-"""A step that is planned at its first call, and again where arrays lie elsewhere."""
+"""A step planned lazily, at its first call, and again where arrays lie elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning and running a network: `plan`, `training_step`, `forward`."""
+"""The planning API of a network: `plan`, `training_step`, `forward` and their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrite a step as its policy takes it, and as its plan says."""
+"""The pass pipeline: which rewrites of a step run, in which order."""
 
 from __future__ import annotations
 

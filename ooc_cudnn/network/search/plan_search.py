@@ -1,4 +1,4 @@
-"""The loop of the search: policies, then strategies, against one incumbent."""
+"""Plan search: policies, then strategies, against one incumbent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans by one policy: its first decision for a step that fits, or one of those after it."""
+"""Plan candidates of one policy: its first decision that fits, or one of those after it."""
 
 from __future__ import annotations
 

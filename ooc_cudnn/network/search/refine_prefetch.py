@@ -1,4 +1,4 @@
-"""Refine the fastest plans: time to copy what they have on the host."""
+"""Re-lower the plans nearest the incumbent with earlier prefetches."""
 
 from __future__ import annotations
 

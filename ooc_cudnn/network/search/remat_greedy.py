@@ -1,4 +1,4 @@
-"""The search for what to make again: events that take few seconds, and fit.
+"""Greedy search for remat events (recompute or refetch): fit, trim, improve.
 
 An *event* (`RematEvent`) is that a map is made again before a phase, or back from the host.
 

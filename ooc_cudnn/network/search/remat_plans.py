@@ -1,4 +1,4 @@
-"""Candidates in which maps are rematerialized as a search decides: `remat_solutions.py`."""
+"""Turn the remat search's solutions into plan candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates for rematerialization and offload with which a step fits, the fastest first."""
+"""Solutions of the remat search with which a step fits, the fastest first."""
 
 from __future__ import annotations
 

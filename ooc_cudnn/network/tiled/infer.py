@@ -1,8 +1,8 @@
 """Inference of an output too large for its maps to be on the device: block by block, all exact.
 
-A block is a step of its own (`blocks.py`), which keeps what it makes on the device. What is in the
-halo of two blocks is made for both. That is less work than to bring whole maps to the host and back
-as soon as blocks are large, and the halo is a small part of them.
+A block is a step of its own (`tile_step.py`), which keeps what it makes on the device. What is in
+the halo of two blocks is made for both. That is less work than to bring whole maps to the host and
+back as soon as blocks are large, and the halo is a small part of them.
 """
 
 from __future__ import annotations

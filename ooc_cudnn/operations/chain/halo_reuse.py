@@ -1,4 +1,4 @@
-"""Which rows each operation of a chain makes in one piece, and which it finds and keeps.
+"""Halo rows kept from the tile before: which rows an operation computes, which it reuses.
 
 The rows of an intermediate are clipped to the intermediate tensor, and what the next operation
 needs beyond them is that operation's own padding. Where pieces follow each other down the rows, the

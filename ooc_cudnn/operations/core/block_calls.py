@@ -1,4 +1,4 @@
-"""Tiles of a call: images, channels and every spatial axis cut at once; each a call of its own.
+"""Block calls: a call cut along images, channels and every spatial axis at once.
 
 A piece is cut along one spatial axis, its plan's rows, and lives inside its call. A tile may be
 cut along all of them, and what it takes and makes is whole for whoever runs it: another machine.

@@ -1,4 +1,4 @@
-"""One elementwise pass that does everything around a convolution at once.
+"""Fused epilogue: bias, activation, alpha and beta in one elementwise pass.
 
     destination = alpha * activation(value + addend + shift) + beta * old
 

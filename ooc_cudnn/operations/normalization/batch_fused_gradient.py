@@ -24,7 +24,7 @@ from ooc_cudnn.tensor import ACCUMULATOR, SMALLEST_STEP, UNIT_ROUNDOFF
 
 @dataclass(frozen=True)
 class ActivationSumsCall(PerChannel):
-    """dx = (dy + more) * f'(y), and the `ChannelSums` of that with an x of before the activation.
+    """dx = (dy + more) * f'(y), and the `GradientSums` of that with an x of before the activation.
 
     x was normalised, added to, and rectified: y. In one pass; dx is the gradient of what was added,
     too. The gradient of y comes in two parts: of one, two passes are faster.

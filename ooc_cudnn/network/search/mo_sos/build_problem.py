@@ -1,4 +1,4 @@
-"""The problem of a step: its maps, its stages, and what each takes."""
+"""Build the MO-SOS problem of a step (its maps, stages, costs)."""
 
 from __future__ import annotations
 

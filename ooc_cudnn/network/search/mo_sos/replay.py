@@ -1,4 +1,4 @@
-"""From a solution to what is run: the step with what is made again, and where its tensors are."""
+"""Decode a MILP solution: remat events, live ranges, algorithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for workspaces between addresses: the program counts bytes, and not where they lie.
+"""Fit of workspaces between the tensors' addresses, which the MILP does not know.
 
 Where a block has no range for all workspaces that were decided on, some phases take less: those
 that lose least by it.
