@@ -162,9 +162,12 @@ def _by_itself(
         sizes.append(result.stop - result.start)
         factors.append(factor)
     corners = (scaled[0].corners,) if "nearest" not in operation.name else ()
-    # an image whose size stays is copied: one that is to be interpolated gets a row more
+    # PyTorch copies an image whose size stays, and takes the nearest rows of one of twice the size
+    # without a look at the factor: where it is another one, a row more is made
     for dim, (axis, span) in enumerate(zip(scaled, spans[2:], strict=True), 2):
-        if span.cut and axis.step != 1 and sizes[dim - 2] == lead[dim].stop - lead[dim].start:
+        rows = lead[dim].stop - lead[dim].start
+        of_itself = [step for step in (1, 1 / 2) if span.cut and axis.step != step]
+        while any(sizes[dim - 2] * step == rows for step in of_itself):
             sizes[dim - 2] += 1
             makes[dim] = makes[dim]._replace(stop=makes[dim].stop + 1)
     made_by = ByItself(operation.name, tuple(sizes), corners, tuple(factors))

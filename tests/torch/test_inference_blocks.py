@@ -183,6 +183,21 @@ def test_blocks_are_those_of_the_whole_image(name, dtype, infer_in):
     close(found, expected, name, tolerance={"float64": 1e-12, "float32": 1e-5}[dtype])
 
 
+@pytest.mark.parametrize("factor", [2, 3, 4, 8])
+def test_nearest_rows_of_blocks_of_any_size(factor, infer_in):
+    """PyTorch takes others where a result is twice as large as what it reads, by any factor."""
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return self[0](F.interpolate(x.softmax(1), scale_factor=factor))
+
+    x = torch.randn(1, 2, 7, 6, dtype=torch.float64)
+    model = Model(nn.Conv2d(2, 2, 1)).eval().double()
+    with torch.no_grad():
+        found = infer_in(model, x, [(1, 2, 4, 5, 8, 14), (2, 8, 16, 17)])
+        close(found, model(x), "result", tolerance=1e-12)
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_needs_whole_images_is_told(name, infer_in):
     model = around(name, torch.float64)
