@@ -325,6 +325,8 @@ def _check_out(out: Any, ready: ReadyModel, reduce: str | None) -> None:
     if isinstance(out, Store):
         out.check_writable("out")
     elif isinstance(out, np.ndarray):
+        if min(out.strides, default=0) < 0:
+            raise ValueError("out has a negative stride: flip it afterwards, PyTorch has none")
         check_writable(LocatedArray(out, "", 0), name="out")
 
 

@@ -191,6 +191,23 @@ def test_an_out_that_does_not_fit_is_refused(model):
         ooc.infer(model, x, out=np.empty((1, 3, 31, 32)), memory_limit=LIMIT)
     with pytest.raises(TypeError, match=r"^out must be float64, not float32$"):
         ooc.infer(model, x, out=np.empty((1, 3, 32, 32), "float32"), memory_limit=LIMIT)
+    with pytest.raises(ValueError, match=r"^out has a negative stride"):
+        ooc.infer(model, x, out=np.empty((1, 3, 32, 32))[:, :, ::-1], memory_limit=LIMIT)
+
+
+def test_a_loss_is_inferred_in_one_piece(model):
+    x, t = (torch.randn(1, channels, 32, 32, dtype=torch.float64) for channels in (2, 3))
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, t):
+            return nn.functional.mse_loss(self.model(x), t)
+
+    with torch.no_grad():
+        close(ooc.infer(Loss().eval(), x, t, memory_limit="1MiB"), Loss()(x, t), "loss")
 
 
 @pytest.mark.parametrize("shape", [(1, 32, 32), (1, 1, 32, 32)])

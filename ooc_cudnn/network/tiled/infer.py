@@ -260,8 +260,13 @@ def plan_tiles(step: Step, under: TilingConstraints) -> TilePlan:
 
 
 def _best_tiles(step: Step, under: TilingConstraints, fewest: float) -> TilePlan | None:
-    """The best of blocks that are ever smaller, until two in turn take longer."""
+    """The best of blocks that are ever smaller, until two in turn take longer.
+
+    None of what has no sites, as a loss.
+    """
     shape = step.tensors[step.outputs[0]].shape
+    if len(shape) <= ROW_AXIS:
+        return None
     best, longer = None, 0
     tried: set[tuple[tuple[int, ...], ...]] = {tuple((0, extent) for extent in shape)}
     for count in CUTS:
