@@ -47,9 +47,10 @@ def test_save_on_cpu_is_refused_where_it_would_exhaust_the_host(monkeypatch):
     inputs, weights = given(case)
     tensors = torch_networks.Tensors(torch, weights, "cpu", last=False)
     placed = tuple(tensors.placed(each.copy()) for each in inputs.values())  # not of pinned memory
+    free = 2 * torch_ways.HOST_RESERVE_BYTES
+    monkeypatch.setattr(torch_ways, "available_host_bytes", lambda: free)
     torch_ways._check_room(tensors, case.twin, placed)
     free = torch_ways.HOST_RESERVE_BYTES + 1000
-    monkeypatch.setattr(torch_ways, "available_host_bytes", lambda: free)
     with pytest.raises(Unavailable, match=r"would pin .* of host memory for saved tensors"):
         torch_ways._check_room(tensors, case.twin, placed)
 
