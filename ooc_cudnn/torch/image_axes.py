@@ -282,8 +282,11 @@ class ImageAxes:
             axis -= dim < axis
         elif name in ("expand", "expand_as"):
             axis += len(result.shape) - count
-        elif told.get("dim", 0) % count == axis and result.shape != x.shape:
-            raise TogetherError("some images are taken")  # slice, narrow, split, chunk
+        elif told.get("dim", 0) % count == axis and (
+            name in ("narrow", "split", "split_with_sizes")  # of a number of images, in words
+            or result.shape != x.shape  # slice, chunk
+        ):
+            raise TogetherError("some images are taken")
         return Images(axis, *rest)
 
     def unfolded(self, operation: Operation, reads: Sequence[Value], result: Value) -> Images:
@@ -363,7 +366,7 @@ class ImageAxes:
         for terms, value in zip(taken.split(","), operation.reads, strict=True):
             if value in self.of:
                 letter = terms[self.of[value].axis]
-                if letters not in (None, letter):
+                if letters not in (None, letter) or terms.count(letter) > 1:
                     raise TogetherError("images under several letters")
                 letters = letter
         if "." in equation or not letters or letters not in right:

@@ -46,3 +46,21 @@ def test_images_are_computed_apart(name, few_plans):
         same(found, Result(eager, [x]))
     nodes = own.forward.last.lowered.network.graph.nodes.values()
     assert [node.images for node in nodes if isinstance(node, Outside)] == [4]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sort(1).values.narrow(0, 0, 2).cumsum(1),
+        lambda x: x.sort(1).values.split([2])[0].cumsum(1),
+        lambda x: x * torch.einsum("nncw->ncw", x[:, :2])[:, None],
+    ],
+    ids=["narrow", "split", "a diagonal"],
+)
+def test_all_images_by_their_number_are_computed_together(function, few_plans):
+    torch.manual_seed(0)
+    eager = Between(function, 4).double()
+    own, x = copy.deepcopy(eager), torch.randn(2, 2, 6, 5, dtype=torch.float64)
+    with ooc_cudnn.settings(device="host", machine="host", progress=False):
+        ooc.limit(own, "64KiB")
+        same(Result(own, [x]), Result(eager, [x]))
