@@ -27,6 +27,7 @@ _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkp
 #: From this version on hooks of a tensor come in the order in which they were registered.
 _ORDERED = "2.13"
 _SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
+_MARKS_DIRTY = torch.autograd.function.FunctionCtx.mark_dirty.__code__
 _ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 
 
@@ -75,6 +76,7 @@ class HigherOrder:
             _, body, tensor, *others = args
             return (self._hooked(tensor, body, *others),)
         self._check_materialized(examples)
+        self._check_dirty(args[0])
         dirty = _dirty(args, kwargs.get("dirty_idx", ()))
         if dirty:
             changed = {at for at, e in enumerate(tensors) if any(e is d for d in dirty.values())}
@@ -86,15 +88,25 @@ class HigherOrder:
 
         Of one result alone it is never called with None.
         """
-        context = TracingContext.try_get()
-        traced = getattr(context, "traced_code", None) or ()
         results = filter(_is_tensor, pytree.tree_leaves(examples))
         follows = torch.is_grad_enabled() and sum(each.requires_grad for each in results) > 1
-        if follows and _SETS_MATERIALIZE in traced:
+        if follows and _SETS_MATERIALIZE in _traced_code():
             raise UnsupportedModelError(
                 "an autograd.Function of several results calls ctx.set_materialize_grads, and "
                 "TorchDynamo traces its backward as if all of them had gradients: take the call "
                 f"out, so that backward is given zeros in place of None\n  {self._recorder.where}"
+            )
+
+    def _check_dirty(self, forward: torch.fx.GraphModule) -> None:
+        """Refuse an input that is marked dirty where TorchDynamo traces into the mark, and loses it.
+
+        PyTorch 2.13 notes it in the graph. A dirty input is a result, too.
+        """
+        if _MARKS_DIRTY in _traced_code() and _handed_on(forward):
+            raise UnsupportedModelError(
+                "an autograd.Function marks an input dirty (ctx.mark_dirty), which TorchDynamo "
+                "does not follow before PyTorch 2.13: let it change a clone, without the mark\n"
+                f"  {self._recorder.where}"
             )
 
     # A span of nodes --------------------------------------------------------------------------
@@ -260,11 +272,25 @@ def _is_hook(forward: torch.fx.GraphModule) -> bool:
     A user's identity (a gradient reversal, say) has a last line of the user's.
     """
     nodes = [each for each in forward.graph.nodes if each.meta.get("example_value") is not None]
-    views = [each for each in nodes if each.op == "call_method" and each.target == "view_as"]
-    if len(views) != 1 or any(each.op != "placeholder" for each in nodes if each not in views):
-        return False
-    trace = str(views[0].meta.get("stack_trace", "")).split('File "')
-    return str(autograd_function.__file__) in trace[-1]
+    views = _handed_on(forward)
+    return len(views) == 1 and all(each.op == "placeholder" for each in nodes if each not in views)
+
+
+def _handed_on(forward: torch.fx.GraphModule) -> list[Any]:
+    """What TorchDynamo returns of a user's own function where that returns an input: its views."""
+    return [
+        each
+        for each in forward.graph.nodes
+        if each.op == "call_method"
+        and each.target == "view_as"
+        and str(autograd_function.__file__)
+        in str(each.meta.get("stack_trace", "")).split('File "')[-1]
+    ]
+
+
+def _traced_code() -> Container[Any]:
+    """The code of all that TorchDynamo has traced for the graph."""
+    return getattr(TracingContext.try_get(), "traced_code", None) or ()
 
 
 def _without_gradients(args: Sequence[Any]) -> frozenset[int]:

@@ -17,6 +17,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 
 #: What changes all that follows, in each call; PyTorch cannot always say what the second one is.
 _NEVER_SET = ("set_default_dtype", "set_float32_matmul_precision")
+_BACKENDS = ("cuda", "mkldnn")
 
 
 class _Switch(NamedTuple):
@@ -36,6 +37,24 @@ def _set_hooks(message: str | None) -> None:
         hooks._saved_tensors_hooks_disable(message)
 
 
+def _matmul_precision() -> tuple[str | None, Sequence[str]]:
+    """The name of the precision of products in float32, if there is one, and that by backend."""
+    by_backend = [torch._C._get_fp32_precision_getter(each, "matmul") for each in _BACKENDS]
+    try:
+        return torch.get_float32_matmul_precision(), by_backend
+    except RuntimeError:  # set by backend: PyTorch has no name for all of them
+        return None, by_backend
+
+
+def _set_matmul_precision(value: tuple[str | None, Sequence[str]]) -> None:
+    name, by_backend = value
+    if name is not None:
+        torch.set_float32_matmul_precision(name)
+    for backend, precision in zip(_BACKENDS, by_backend, strict=True):
+        if torch._C._get_fp32_precision_getter(backend, "matmul") != precision:
+            torch._C._set_fp32_precision_setter(backend, "matmul", precision)
+
+
 def _switches() -> Iterator[_Switch]:
     autograd = torch._C._autograd
     yield _Switch("torch.set_grad_enabled", torch.is_grad_enabled, torch._C._set_grad_enabled)
@@ -45,6 +64,9 @@ def _switches() -> Iterator[_Switch]:
         torch.set_deterministic_debug_mode,
     )
     yield _Switch("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield _Switch(
+        "torch.set_float32_matmul_precision", _matmul_precision, _set_matmul_precision
+    )
     yield _Switch(
         "torch.autograd.graph.disable_saved_tensors_hooks",
         autograd._saved_tensors_hooks_get_disabled_error_message,
