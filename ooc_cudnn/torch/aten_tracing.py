@@ -219,7 +219,7 @@ class GraphRecording(ProxyTorchDispatchMode):
             raise UnsupportedModelError(_DERIVED + self.where)
         if name == "_get_data_attr":
             return args[0].detach()
-        if target is torch.Tensor.set_ or name == "set_":
+        if name.partition(".")[0] in ("set_", "shallow_copy_data_"):  # the latter since 2.14
             return self.memories.assign(args[0], args[1])
         if name == "_lower_version_count_by_1":
             return args[0]

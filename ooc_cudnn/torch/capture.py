@@ -39,6 +39,7 @@ from ooc_cudnn.torch.extra_guards import (
     noting_missed_lookups,
 )
 from ooc_cudnn.torch.fallback_runner import kept_as_they_are
+from ooc_cudnn.torch.lstm_states import lstm_states_of_their_shape
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
@@ -48,6 +49,7 @@ from ooc_cudnn.torch.switches import switches_kept
 #: What Dynamo must see, and compare again at each call. Shapes, numbers and flags are constants.
 _CONFIG = {
     "skip_nnmodule_hook_guards": False,
+    "skip_guards_on_constant_func_defaults": False,  # before 2.13 it loses what changes in them
     **dict.fromkeys(BY_DICTIONARIES, False),  # the backend says where they are safe
     "max_saved_pointers_for_recursive_dict_tags_check": 2**20,
     "assume_dunder_attributes_remain_unchanged": False,
@@ -297,6 +299,7 @@ class Captures:
             nest_capture(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
+            lstm_states_of_their_shape(),
             switches_kept() as call.switches,
             _quiet(),
             _as_drawn(),

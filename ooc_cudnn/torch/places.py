@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._dynamo.source import TempLocalSource
 
 #: Whose lines are not the user's.
 NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
@@ -46,7 +47,9 @@ def module_of(node: Any, names: Mapping[str, str]) -> str:
 
 
 def source_name(source: Any) -> str:
-    """Return TorchDynamo's name of a source: "L['self'].conv"; "" if there is no source."""
+    """Return TorchDynamo's name of a source: "L['self'].conv"; "" if there is none."""
+    if isinstance(source, TempLocalSource):  # of what forward makes: it raises an error
+        return ""
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)  # a method in older versions
 
