@@ -481,6 +481,8 @@ class GraphRecording(ProxyTorchDispatchMode):
         schema: Any = None,
     ) -> Operation:
         """Add an operation to those of the inputs, or to those before."""
+        if any(map(_is_unknown, pytree.tree_leaves((args, dict(kwargs))))):
+            raise UnsupportedModelError(_BY_DATA + self.where)
         operation = self._operation(function, name, args, kwargs, results, schema)
         if self.of_inputs.intersection(operation.reads):
             self.of_inputs.update(value for value in operation.results if value is not None)

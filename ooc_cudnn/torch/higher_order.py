@@ -98,7 +98,7 @@ class HigherOrder:
             )
 
     def _check_dirty(self, forward: torch.fx.GraphModule) -> None:
-        """Refuse an input that is marked dirty where TorchDynamo traces into the mark, and loses it.
+        """Refuse an input that is marked dirty where TorchDynamo loses the mark, tracing into it.
 
         PyTorch 2.13 notes it in the graph. A dirty input is a result, too.
         """

@@ -64,9 +64,7 @@ def _switches() -> Iterator[_Switch]:
         torch.set_deterministic_debug_mode,
     )
     yield _Switch("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield _Switch(
-        "torch.set_float32_matmul_precision", _matmul_precision, _set_matmul_precision
-    )
+    yield _Switch("torch.set_float32_matmul_precision", _matmul_precision, _set_matmul_precision)
     yield _Switch(
         "torch.autograd.graph.disable_saved_tensors_hooks",
         autograd._saved_tensors_hooks_get_disabled_error_message,

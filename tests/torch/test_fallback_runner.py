@@ -266,6 +266,7 @@ def test_random_numbers_that_two_parts_would_draw_apart_are_refused():
         ooc.limit(Apart(None), "1MiB")(torch.randn(4, 2, 4, 4))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch has no derivative of aminmax")
 def test_results_of_one_operation_that_layers_read_apart():
     class Both(Around):
         def forward(self, x):

@@ -92,6 +92,8 @@ LOOKUPS = {
 
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_what_is_there_in_a_later_call_is_found(name):
+    if name == "a namespace" and torch.__version__ < "2.13":
+        pytest.skip("TorchDynamo does not follow len(vars(...)), and says so")
     look, change = LOOKUPS[name]
     eager = Looking(look)
     limited = ooc.limit(Looking(look), "1MiB")

@@ -298,6 +298,21 @@ def test_a_switch_of_the_process_that_forward_leaves_is_refused_and_given_back(n
             assert (process.state(), torch.get_float32_matmul_precision()) == before
 
 
+def test_a_precision_that_has_no_name_is_given_back():
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), matmul.fp32_precision
+    under = ooc.limit(Switching(SWITCHES["set_float32_matmul_precision"]), "200KiB")
+    matmul.fp32_precision = "ieee" if before[1] == "tf32" else "tf32"
+    now = matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    try:
+        with pytest.raises(ooc.UnsupportedModelError, match="sets a switch of the whole process"):
+            under(torch.randn(2, 3, 5, 5))
+        assert (matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision) == now
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        matmul.fp32_precision = before[1]
+
+
 def test_a_refusal_where_saved_tensors_have_no_hooks_leaves_checkpoints_as_they_were():
     class Energy(nn.Conv2d):
         def forward(self, x):

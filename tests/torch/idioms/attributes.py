@@ -8,7 +8,7 @@ import functools
 import torch
 from torch import nn
 
-from tests.torch.idioms.judge import REFUSED, Idiom
+from tests.torch.idioms.judge import EQUAL_SINCE_2_13, REFUSED, Idiom
 from tests.torch.idioms.models import changed, conv, drawn, held, image, leaf, loss_of, model, train
 
 GAIN = 1.0
@@ -290,7 +290,7 @@ CASES = [
         with_class_attribute,
         changed(lambda q: setattr(type(q), "gain", 5.0)),
     ),
-    Idiom("a count on the class", counted_by_the_class, count_of_the_class),
+    Idiom("a count on the class", counted_by_the_class, count_of_the_class, EQUAL_SINCE_2_13),
     Idiom(
         "property, static and class methods",
         WithProperty,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.torch.idioms.judge import REFUSED, Idiom
+from tests.torch.idioms.judge import EQUAL_SINCE_2_13, REFUSED, Idiom
 from tests.torch.idioms.models import (
     conv,
     drawn,
@@ -438,9 +438,11 @@ CASES = [
           computed_in=torch.bfloat16),
     Idiom("labels made of the input", model(labels_of_the_input, c=conv(padding=1)), train),
     of_conv("sums of the input beside", lambda y, x: (y, x.cumsum(1), x.sort(1))),
-    of_conv("a dirty input", lambda y, x: (ReluInPlace.apply(y), y * 2)[1]),
-    of_conv("a dirty input that is a part", part_in_place),
-    Idiom("a dirty input of several", model(scaled_in_place, c=conv(), w=numbers(4, 1, 1)), train),
+    of_conv("a dirty input", lambda y, x: (ReluInPlace.apply(y), y * 2)[1], EQUAL_SINCE_2_13),
+    of_conv("a dirty input that is a part", part_in_place, EQUAL_SINCE_2_13),
+    Idiom(
+        "a dirty input of several", model(scaled_in_place, c=conv(), w=numbers(4, 1, 1)), train,
+        EQUAL_SINCE_2_13),
     of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),

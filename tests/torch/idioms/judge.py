@@ -27,6 +27,8 @@ from tests.torch.idioms import process
 from tests.torch.idioms.seen import Sight, differences
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused", "DIFFERENT"
+#: Of what TorchDynamo captures whole since that version of PyTorch.
+EQUAL_SINCE_2_13 = EQUAL if torch.__version__ >= "2.13" else REFUSED
 AMPLE = 2**30
 #: Warnings of an idiom begin so; others are PyTorch's or the library's.
 OWN_WARNING = "idiom: "

@@ -38,8 +38,7 @@ def _kernels():
 
 
 def _level():
-    within = functorch.peek_interpreter_stack()
-    return 0 if within is None else within.level()
+    return len(functorch.get_interpreter_stack() or ())
 
 
 @contextmanager
@@ -61,4 +60,4 @@ def watched():
             getattr(cuda, f"enable_{name}_sdp")(was)
         sys.stdout, sys.stderr = streams
         while _level() > before["the levels of torch.func"]:
-            functorch.pop_dynamic_layer_stack_and_undo_to_depth(_level() - 1)
+            functorch.pop_dynamic_layer_stack()
