@@ -222,7 +222,8 @@ def _no_booleans(*numbers: Any) -> None:
 def _with_factor(to: GraphLowering, one: Any, other: Any, factor: float) -> LoweredValue:
     """one + factor * other; of half types rounded once, so in float32."""
     maps = [each for each in (one, other) if isinstance(each, LoweredValue)]
-    if abs(factor) == 1 or any(DTYPES.get(each.tensor.dtype) != 2 for each in maps):
+    is_exact = abs(factor) == 1 or _is_number(other)
+    if is_exact or any(DTYPES.get(each.tensor.dtype) != 2 for each in maps):
         return _combined(to, "add", one, _times(to, other, factor))
     if len(maps) < 2:
         raise UnsupportedPatternError(f"{factor} times what is no map of a half type")
