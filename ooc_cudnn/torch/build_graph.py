@@ -105,11 +105,11 @@ def _writes(recorder: Recorder, results: Sequence[Any]) -> Iterator[Write]:
 def _written(
     recorder: Recorder, outputs: Any, writes: Sequence[Write], results: Sequence[Any]
 ) -> Iterator[Any]:
-    """The results; a parameter or buffer that was changed in place is itself handed out."""
+    """The results; a tensor that was given and changed in place is itself handed out."""
     targets = {
         id(recorder.inputs[write.target].tensor): write.target
         for write in writes
-        if write.target.kind != "input" and not write.value.requires_grad
+        if write.target.kind == "input" or not write.value.requires_grad
     }
     for leaf, result in zip(pytree.tree_leaves(outputs), results, strict=True):
         yield targets.get(id(leaf), result)

@@ -207,6 +207,9 @@ class GraphLowering:
         for output in self.graph.outputs:
             if isinstance(output, Value) and self._shows_another(output):
                 self._make_after(output)
+        for write in self.graph.writes:
+            if self._shows_given(write.value):
+                self._make_after(write.value)
         while self._shown:  # when nothing in the network is to read it any more
             self._remake(self._shown.pop())
         self.after.sort(key=self.fallbacks.place)
@@ -257,10 +260,10 @@ class GraphLowering:
         """
         if value.kind == "input":
             return False
-        maker, held = self._makers.get(value), self._held.get(value)
+        maker = self._makers.get(value)
         memories, asked = self.graph.memories, value
-        if maker is not None and held and held.tensor.name not in self.net.graph.nodes:
-            return True  # nothing was done to an input
+        if self._shows_given(value):
+            return True
         if maker is not None and maker.name == "register_hook":
             return value not in self._read
         while maker is not None and (maker.name in MOVES or value in self.graph.views):
@@ -277,6 +280,12 @@ class GraphLowering:
                 for other in self.graph.outputs
             )
         )
+
+    def _shows_given(self, value: Value) -> bool:
+        """True if an operation has made it, and nothing was done to an input."""
+        held = self._held.get(value)
+        is_given = held is not None and held.tensor.name not in self.net.graph.nodes
+        return is_given and value in self._makers
 
     def _make_after(self, value: Value) -> None:
         maker = self._makers[value]

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,11 +135,48 @@ def imported(source):
             vars(module).clear()  # what it keeps in lists of its own: TorchDynamo keeps its code
 
 
+@contextmanager
+def right_batch_norm():
+    """PyTorch's batch norm with gradients laid in order: on the CPU, of one image, others are read
+    as if they were."""
+    functional = torch.nn.functional
+    before = {name: getattr(functional, name) for name in ("batch_norm", "instance_norm")}
+
+    def mended(function):
+        def run(*args, **kwargs):
+            y = function(*args, **kwargs)
+            if y.requires_grad:
+                y.register_hook(lambda gradient: gradient.contiguous())
+            return y
+
+        return run
+
+    try:
+        for name, function in before.items():
+            setattr(functional, name, mended(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(functional, name, function)
+
+
+@contextmanager
+def default_dtype(dtype):
+    """The dtype of what names none (``torch.eye(3)``)."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def observe(source, limit=None, replaced=()):
     """Run a program; what it saw. Its header's lines are `replaced` for a judge."""
     for old, new in replaced:
         source = source.replace(old, new, 1)
-    with imported(source) as program, warnings.catch_warnings():
+    judge = right_batch_norm() if limit is None else nullcontext()
+    with imported(source) as program, warnings.catch_warnings(), judge:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)  # what another program has drawn is none of this one's
         model = program.make()
@@ -162,7 +199,8 @@ def judge_of(source):
         float64 = f"STORED, DTYPE = torch.{dtype_of(source)}, torch.float64"
         low = ("AUTOCAST, VARIED = torch.bfloat16, True", "AUTOCAST, VARIED = torch.float64, False")
         other = (low[0].replace("bfloat16", "float16"), low[1])
-        return observe(source, replaced=[(stored, float64), low, other])
+        with default_dtype(torch.float64):
+            return observe(source, replaced=[(stored, float64), low, other])
 
     def varied():
         share = UNITS * roughness(unit)

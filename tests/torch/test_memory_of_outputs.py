@@ -74,3 +74,53 @@ def test_what_is_one_tensor_is_one(name):
         for outputs in (Net(FORMS[name])(x), ooc.limit(Net(FORMS[name]), LIMIT)(x))
     ]
     assert pairs[0] == pairs[1]
+
+
+#: Of the input x and a convolution, what forward makes of x in place, and hands out.
+WRITTEN = {
+    "x.mul_(2)": lambda x, conv: x.mul_(2),
+    "a value that is used no more": lambda x, conv: (x.mul_(2), x)[1],
+    "x twice": lambda x, conv: (F.relu(x, inplace=True), x),
+    "hardtanh": lambda x, conv: F.hardtanh(x, 0, 1, inplace=True),
+    "dropout in evaluation": lambda x, conv: F.dropout(x, 0.5, False, True),
+    "a part": lambda x, conv: (x[:, 0].zero_(), x)[1],
+    "a layer's result": lambda x, conv: x.copy_(conv(x.clone())).mul_(2),
+    "by a parameter": lambda x, conv: (x.add_(conv.bias[:, None, None]), conv(x.detach())),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_input_that_is_written_to_and_returned_is_itself(name):
+    def form(y, x):
+        return WRITTEN[name](x, net.conv)
+
+    seen = []
+    for limit in (None, LIMIT):
+        net = Net(form)
+        model = net if limit is None else ooc.limit(net, limit)
+        x = torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(1))
+        outputs = model(x)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        identity = [y is x for y in outputs]
+        if outputs[0].requires_grad:
+            sum(y.sum() for y in outputs).backward()
+        gradients = {n: p.grad for n, p in net.named_parameters()}
+        seen.append((identity, x.requires_grad, x.detach().clone(), gradients))
+    assert True in seen[0][0]
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_are_swapped_in_place():
+    class Swap(nn.Module):
+        def forward(self, x, y):
+            before = x.clone()
+            x.copy_(y)
+            y.copy_(before)
+            return x * 2
+
+    x, y = torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)
+    given = x.clone(), y.clone()
+    result = ooc.limit(Swap(), LIMIT)(x, y)
+    assert torch.equal(x, given[1])
+    assert torch.equal(y, given[0])
+    assert torch.equal(result, given[1] * 2)
