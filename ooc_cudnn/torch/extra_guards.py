@@ -164,8 +164,8 @@ class Names:
     def _have_as_many(self) -> bool:
         """True if all that is counted has as many names as before, or as forward leaves it with."""
         try:
-            now = list(map(len, map(vars, map(operator.call, self._owners))))
-        except TypeError:  # one of them is gone
+            now = list(map(len, map(_NAMES, map(operator.call, self._owners))))
+        except AttributeError:  # one of them is gone
             now = [-1 if (owner := get()) is None else len(vars(owner)) for get in self._owners]
         if now == self._now:
             return True
@@ -174,6 +174,10 @@ class Names:
         if are_right:
             self._now = now
         return are_right
+
+
+#: `vars`, in a third of its time.
+_NAMES = operator.attrgetter("__dict__")
 
 
 def _is_fixed(value: tuple[Any, ...]) -> bool:

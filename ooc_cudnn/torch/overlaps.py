@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -58,6 +58,36 @@ def _pairs(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             begun.append(number)
 
 
+class Memory:
+    """Bytes that tensors take up together.
+
+    Parameters
+    ----------
+    spans : iterable of (int, int)
+        Of each the first byte, and the one behind its last.
+
+    >>> memory = Memory([(8, 16), (0, 4), (12, 20)])
+    >>> memory.meets((4, 8)), memory.meets((19, 30))
+    (False, True)
+    """
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        #: In order, none of which touches another.
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        for first, end in sorted(spans):
+            if self._ends and first <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            elif first < end:
+                self._begins.append(first)
+                self._ends.append(end)
+
+    def meets(self, span: tuple[int, int]) -> bool:
+        """True if some byte of a span is among them."""
+        at = bisect_right(self._ends, span[0])
+        return at < len(self._begins) and self._begins[at] < span[1]
+
+
 class WrittenMemory:
     """Memory that a graph changes, which no other tensor of a call may share.
 
@@ -76,11 +106,12 @@ class WrittenMemory:
             if value.kind == "buffer"
         }
         self._given = graph.given
-        self._is_written = np.array([value in written for value in graph.given], bool)
+        self._is_written = [value in written for value in graph.given]
+        self._writes_any = any(self._is_written)
         self._is_held = [value.is_held for value in graph.given]
         self._brought = [at for at, value in enumerate(graph.given) if not value.is_held]
-        #: Where what the model holds was when it was looked at, and all spans then.
-        self._seen: tuple[list[int] | None, np.ndarray] = None, np.empty((0, 2), np.int64)
+        #: Where what the model holds was when it was looked at, and what memory that is.
+        self._seen: tuple[list[int] | None, Memory] = None, Memory(())
 
     def check(self, tensors: Sequence[Any]) -> None:
         """Refuse a call in which one that is written shares bytes with another one.
@@ -104,30 +135,21 @@ class WrittenMemory:
         What the model holds is compared again where one of its tensors lies elsewhere than in the
         last call.
         """
-        if not self._is_written.any():
-            return None
-        if any(isinstance(each, FakeTensor) for each in tensors[:1]):
+        if not self._writes_any or isinstance(tensors[0], FakeTensor):
             return None
         pointers = list(map(torch.Tensor.data_ptr, compress(tensors, self._is_held)))
-        known, spans = self._seen
-        if pointers != known:
-            places = list(map(_span, tensors))
-            pair = next(filter(self._writes, _pairs(places)), None)
-            if pair is None:
-                self._seen = pointers, np.array(places, np.int64)
-            return pair
-        spans = spans.copy()
-        spans[self._brought] = [_span(tensors[at]) for at in self._brought]
-        for number in self._brought:
-            first, end = spans[number]
-            meet = (spans[:, 0] < end) & (first < spans[:, 1])
-            for other in np.flatnonzero(meet).tolist():
-                if other != number and self._writes((number, other)):
-                    return number, other
-        return None
+        known, held = self._seen
+        brought = [_span(tensors[at]) for at in self._brought]
+        if pointers == known and not any(map(held.meets, brought)) and not any(_pairs(brought)):
+            return None
+        places = list(map(_span, tensors))
+        pair = next(filter(self._writes, _pairs(places)), None)
+        if pair is None:
+            self._seen = pointers, Memory(compress(places, self._is_held))
+        return pair
 
     def _writes(self, pair: tuple[int, int]) -> bool:
-        return bool(self._is_written[pair[0]] or self._is_written[pair[1]])
+        return self._is_written[pair[0]] or self._is_written[pair[1]]
 
 
 def may_overlap_itself(tensor: torch.Tensor) -> bool:
