@@ -9,6 +9,7 @@ from functools import partial
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import EPILOGUES, FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
+    AddedBackwardData,
     AnyConvolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -25,6 +26,7 @@ def _fused(mode: str, forward: Convolution, result: str) -> FusedConvolution:
 KINDS: Mapping[str, Callable[[Convolution, str], AnyConvolution]] = {
     Convolution.name: lambda forward, result: replace(forward, y_dtype=result),
     ConvolutionBackwardData.name: ConvolutionBackwardData,
+    AddedBackwardData.name: AddedBackwardData,
     ConvolutionBackwardFilter.name: ConvolutionBackwardFilter,
     **{name: partial(_fused, mode) for mode, name in EPILOGUES.items()},
 }

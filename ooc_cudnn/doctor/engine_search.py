@@ -21,6 +21,7 @@ from ooc_cudnn.errors import OocError
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import EPILOGUES, PRECISIONS
 from ooc_cudnn.operations.convolution.gradients import (
+    AddedBackwardData,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
 )
@@ -67,8 +68,9 @@ def searched_kinds() -> Iterator[CheckedKind]:
     """Yield the kinds that are searched, those that matter most first."""
     gradients = ConvolutionBackwardData.name, ConvolutionBackwardFilter.name
     pairs = [*product((Convolution.name, *gradients), ARITHMETIC), *product(gradients, SUMMED)]
-    # the other fused one has the same engines
-    fused = [(EPILOGUES["relu"], each) for each in ARITHMETIC if each[0] in PRECISIONS]
+    # a bias without ReLU has the same engines
+    with_epilogue = EPILOGUES["relu"], AddedBackwardData.name
+    fused = [*product(with_epilogue, (each for each in ARITHMETIC if each[0] in PRECISIONS))]
     asked = {ORDERS[0]: pairs, ORDERS[1]: [*pairs, *fused]}
     for geometry, layout in product(GEOMETRIES, asked):
         for function, (precision, result) in asked[layout]:

@@ -14,7 +14,6 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, Kind, Measurement, Option, Tables
 from ooc_cudnn.engines.accuracy import border_pieces
 from ooc_cudnn.engines.autotune import PRUNED_AT, launch_of, reduce_images
-from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     forward_of,
@@ -222,9 +221,10 @@ def engine_launches(device: Device, planned: PlannedWork) -> Iterator[PlannedLau
     assert engines is not None
     for request, plan in planned.tasks:
         for operation, times in convolutions_of(request, plan):
-            if isinstance(operation, FusedConvolution) and not engines.chosen(operation):
+            alone = without_epilogue(operation)
+            if alone is not operation and not engines.chosen(operation):
                 # what no engine does as one is a convolution, and a pass after it
-                operation = without_epilogue(operation)
+                operation = alone
             yield PlannedLaunch(operation, request.machine.compute.seconds(operation.work()), times)
 
 

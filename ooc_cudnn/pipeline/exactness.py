@@ -106,17 +106,18 @@ def _in_some_channels(
     operation: AnyConvolution, inputs: tuple[Array, ...]
 ) -> tuple[AnyConvolution, tuple[Array, ...], Any]:
     """The operation that makes the first channels of a result, of what, and where they are."""
-    forward, (first, second, *bias) = forward_of(operation), inputs
+    forward, (first, second, *more) = forward_of(operation), inputs
     if forward.groups > 1:  # few channels each
         return operation, inputs, ...
     if isinstance(operation, ConvolutionBackwardData):
         w = first[:, :CHANNELS]
         x_shape = (forward.x_shape[0], w.shape[1], *forward.x_shape[2:])
         part = replace(forward, x_shape=x_shape, w_shape=w.shape)
-        return replace_forward(operation, part), (w, second), np.s_[:, :CHANNELS]
+        some = (w, second, *(each[:, :CHANNELS] for each in more))
+        return replace_forward(operation, part), some, np.s_[:, :CHANNELS]
     part = replace(forward, w_shape=(min(forward.w_shape[0], CHANNELS), *forward.w_shape[1:]))
     if isinstance(without_epilogue(operation), Convolution):
-        some = (first, second[:CHANNELS], *(b[:CHANNELS] for b in bias))
+        some = (first, second[:CHANNELS], *(b[:CHANNELS] for b in more))
         return replace_forward(operation, part), some, np.s_[:, :CHANNELS]
     return replace_forward(operation, part), (first, second[:, :CHANNELS]), np.s_[:CHANNELS]
 

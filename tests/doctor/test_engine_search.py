@@ -48,9 +48,9 @@ def test_what_networks_launch_is_searched():
     functions = {each.function for each in kinds}
     assert functions == {
         "convolution_forward", "convolution_backward_data", "convolution_backward_filter",
-        "convolution_bias_relu",
+        "convolution_bias_relu", "convolution_backward_data_add",
     }  # fmt: skip
-    for function in functions - {"convolution_bias_relu"}:
+    for function in functions - {"convolution_bias_relu", "convolution_backward_data_add"}:
         of_it = [each for each in kinds if each.function == function]
         assert {each.layout for each in of_it} == {"channels_first", "channels_last"}
         assert {each.axes for each in of_it} == {1, 2, 3}

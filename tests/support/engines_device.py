@@ -26,10 +26,14 @@ def copied(destination, source, stream=None):
     np.copyto(_array(destination), _array(source), casting="same_kind")
 
 
-def passed(destination, value, *, shift, mode, stream):
-    """A bias and an activation, as our kernel makes them."""
-    made = Pointwise(value.shape, value.dtype, destination.dtype, mode, has_shift=True)
-    host_pointwise(made, (_array(value), None, _array(shift), None), _array(destination), None)
+def passed(
+    destination, value, *, shift=None, mode="identity", old=None, beta=0.0, stream=None
+):  # fmt: skip
+    """A bias and an activation, or an addition, as our kernel makes them."""
+    shape, dtype = value.shape, destination.dtype
+    made = Pointwise(shape, value.dtype, dtype, mode, beta=beta, has_shift=shift is not None)
+    shift, old = (None if each is None else _array(each) for each in (shift, old))
+    host_pointwise(made, (_array(value), None, shift, old), _array(destination), None)
 
 
 def zeros(address, nbytes, count, step, stream):

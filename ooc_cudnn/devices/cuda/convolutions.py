@@ -32,12 +32,16 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import CudnnError
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
+    AddedBackwardData,
     AnyConvolution,
     forward_of,
     input_shapes,
+    without_epilogue,
 )
+from ooc_cudnn.tensor import packed_strides
 from ooc_cudnn.warnings_once import warn_once
 from perfmodel.cached import cached_property
 
@@ -233,9 +237,8 @@ class Convolutions:
             plan = self._choose(operation, workspace_bytes)
             if plan is not None:
                 return self._checked.unchecked(plan, self._plans)
-        if isinstance(operation, FusedConvolution):
-            return self.unchecked(operation.forward, workspace_bytes)
-        return None
+        alone = without_epilogue(operation)
+        return None if alone is operation else self.unchecked(alone, workspace_bytes)
 
     @contextmanager
     def trying(
@@ -323,10 +326,23 @@ class Convolutions:
         stream: Any,
     ) -> None:
         """Launch our own kernel; of a convolution with what comes after it, one after the other."""
+        *operands, last = inputs
         if isinstance(operation, FusedConvolution):
-            *operands, bias = inputs
             self.run(operation.forward, tuple(operands), output, workspace, stream)
-            pointwise(output, output, shift=bias, mode=operation.mode, stream=stream)
+            pointwise(output, output, shift=last, mode=operation.mode, stream=stream)
+        elif isinstance(operation, AddedBackwardData):
+            pointer, available = workspace
+            nbytes = align(operation.alone_bytes)
+            if nbytes > available:
+                raise CudnnError(
+                    f"no engine of cuDNN computes {operation}, and in two launches it takes "
+                    f"{nbytes} bytes of workspace, of which there are {available}"
+                )
+            strides = packed_strides(output.shape, operation.forward.layout)
+            dx = DeviceView(pointer, operation.alone.result_dtype, output.shape, strides)
+            rest = pointer + nbytes, available - nbytes
+            self.run(operation.alone, tuple(operands), dx, rest, stream)
+            pointwise(output, dx, old=last, beta=1.0, stream=stream)
         else:
             convolution_direct.run(operation, Call(inputs, output, workspace, stream))
 
@@ -340,7 +356,7 @@ class Convolutions:
     ) -> None:
         form, addresses = plan.form, {}
         count = len(inputs)
-        copies = (*form.inputs, None)[:count]  # a bias, the third, is taken as it is
+        copies = (*form.inputs, None)[:count]  # the third, of an epilogue, is taken as it is
         for uid, view, copy in zip(INPUTS[:count], inputs, copies, strict=True):
             addresses[uid] = pointer + copy.offset if copy else view.pointer
             if copy:

@@ -10,6 +10,7 @@ from typing import Any
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
+    AddedBackwardData,
     AnyConvolution,
     ConvolutionBackwardData,
     forward_of,
@@ -79,6 +80,9 @@ def describe(cudnn: Any, handle: Any, operation: AnyConvolution) -> Any:
     else:
         result = graph.conv_wgrad(image=first, loss=second, **windows)
     shape = operation.output_shape
+    if isinstance(operation, AddedBackwardData):
+        result.set_dim(dimensions(shape)).set_stride(strides(shape))
+        result = graph.add(a=result, b=tensor(shape, "addend", INPUTS[2]))
     if isinstance(operation, FusedConvolution):
         bias = tensor((1, shape[1], *(1 for _ in shape[2:])), "bias", INPUTS[2])
         result = graph.bias(input=result, bias=bias)

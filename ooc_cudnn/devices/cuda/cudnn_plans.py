@@ -12,7 +12,7 @@ from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
 from ooc_cudnn.devices.engines import MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
-from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
+from ooc_cudnn.operations.convolution.gradients import without_epilogue
 
 #: Where not every engine is tried, so many that the heuristics rank are: as many as PyTorch tries.
 MOST_RANKED = 10
@@ -87,7 +87,7 @@ class Plans:
         except cudnn.cudnnGraphNotSupportedError:
             return None
         except RuntimeError as error:
-            if isinstance(operation, FusedConvolution):  # there is another way
+            if without_epilogue(operation) is not operation:  # there is another way
                 return None
             raise CudnnError(f"cuDNN cannot build {operation}: {error}") from error
         finally:
@@ -215,7 +215,7 @@ def _to_ask_for(engine: Engine) -> Engine:
 def _executable(graph: Any, index: int, form: Form) -> Executable:
     engine = graph.get_plan_name_at_index(index)
     nbytes = form.nbytes + int(graph.get_workspace_size_plan_at_index(index))
-    fused = "fused" if isinstance(form.operation, FusedConvolution) else ""
+    fused = "" if without_epilogue(form.operation) is form.operation else "fused"
     return Executable(
         graph, index, nbytes, ", ".join(filter(None, (engine, form.name, fused))), form
     )

@@ -34,10 +34,14 @@ from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.kernels.spin import spin
 from ooc_cudnn.devices.tuning_database import tables_of, try_to_save_tables
 from ooc_cudnn.devices.view import DeviceView
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.memory.arena import Allocation, Arena
 from ooc_cudnn.memory.pinned import allocate, release
-from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
-from ooc_cudnn.operations.convolution.gradients import AnyConvolution
+from ooc_cudnn.operations.convolution.gradients import (
+    AddedBackwardData,
+    AnyConvolution,
+    without_epilogue,
+)
 from ooc_cudnn.operations.core.launch import Buffer, Launch
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
@@ -268,11 +272,15 @@ class CudaDevice:
                 if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
                     continue
                 plan = self.convolutions.executable(operation, budget_bytes, sparing)
-                if plan is None and isinstance(operation, FusedConvolution):
-                    operation = operation.forward  # and a pass after it
-                    plan = self.convolutions.executable(operation, budget_bytes, sparing)
+                alone, beside = without_epilogue(operation), 0
+                if plan is None and alone is not operation:  # it is made alone, and a pass after it
+                    if isinstance(operation, AddedBackwardData):
+                        beside = align(operation.alone_bytes)
+                    operation, left = alone, budget_bytes and max(budget_bytes - beside, 0)
+                    plan = self.convolutions.executable(operation, left, sparing)
+                    most = max(most, beside)
                 if plan is not None:
-                    most = max(most, plan.workspace_bytes)
+                    most = max(most, beside + plan.workspace_bytes)
                     engines[plan.name] = None
                 elif budget_bytes is None or self.convolutions.executable(operation, None) is None:
                     engines["direct"] = None

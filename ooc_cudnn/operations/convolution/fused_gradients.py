@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.operations.convolution.data_gradient import make_data_gradient
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardData
@@ -154,7 +155,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
         part = self._rows_of(build, dz, (rows.seen.start, rows.seen.stop), rows.read[0], "seen")
         w = build.in_order("w", build.layout)
         dx = self.data_gradient(piece, build.layout, build.product_dtype("dx"))
-        build.make(dx, (w, part), "dx", build.layout)
+        make_data_gradient(build, dx, (w, part), build.layout)
         build.release(w)
         if part != dz:
             build.release(part)

@@ -11,7 +11,8 @@ import numpy as np
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.tensor import DTYPES
+from ooc_cudnn.operations.core.pointwise import Pointwise
+from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
 from perfmodel import Direction, Work
 
 
@@ -80,6 +81,52 @@ class ConvolutionBackwardData(_Gradient):
         return np.ascontiguousarray(dx[(..., *inside)]).reshape(forward.x_shape)
 
 
+class AddedBackwardData(ConvolutionBackwardData):
+    """dx + a from (w, dy, a): a data gradient added to another one in its epilogue, rounded once.
+
+    `a` has the shape and the type of dx, and may be the same memory. Source: cuDNN's graphs
+    (``conv_dgrad`` and ``add``).
+    """
+
+    name = "convolution_backward_data_add"
+
+    @property
+    def alone(self) -> ConvolutionBackwardData:
+        """The gradient by itself, as a device makes it that cannot add it at once."""
+        return ConvolutionBackwardData(self.forward, ACCUMULATOR[self.result_dtype])
+
+    @property
+    def after(self) -> Pointwise:
+        """The pass that adds it then."""
+        dtype = self.alone.result_dtype
+        return Pointwise(self.output_shape, dtype, self.result_dtype, beta=1.0)
+
+    @property
+    def alone_bytes(self) -> int:
+        """Bytes of the gradient by itself."""
+        return math.prod(self.output_shape) * DTYPES[self.alone.result_dtype]
+
+    def work(self) -> Work:
+        """As much as the gradient, and `a` is read: other engines than the gradient's compute it.
+
+        Raises
+        ------
+        ValueError
+            If no window reaches the piece: there is nothing to add.
+        """
+        forward = self.forward
+        if min(forward.output_shape) < 1:
+            raise ValueError("no window reaches it, so there is nothing to add")
+        key = f"convolution/{forward.precision}/{forward.layout}/{self.direction}/added"
+        extra = math.prod(self.output_shape) * DTYPES[self.result_dtype]
+        return forward.work_of(key, forward.dtype, extra, self.direction)
+
+    def reference(self, *inputs: Array) -> Array:
+        """In float64."""
+        *of_gradient, addend = inputs
+        return super().reference(*of_gradient) + addend.astype(np.float64)
+
+
 class ConvolutionBackwardFilter(_Gradient):
     """dw from (x, dy): the part of the sum over n and hY that the piece holds.
 
@@ -128,6 +175,8 @@ def without_epilogue(
     operation: AnyConvolution,
 ) -> Convolution | ConvolutionBackwardData | ConvolutionBackwardFilter:
     """The convolution or gradient, without what comes after it."""
+    if isinstance(operation, AddedBackwardData):
+        return operation.alone
     return operation.forward if isinstance(operation, FusedConvolution) else operation
 
 
@@ -155,6 +204,8 @@ def input_shapes(operation: AnyConvolution) -> tuple[tuple[int, ...], ...]:
         return forward.x_shape, forward.w_shape, forward.w_shape[:1]
     if isinstance(operation, Convolution):
         return forward.x_shape, forward.w_shape
+    if isinstance(operation, AddedBackwardData):
+        return forward.w_shape, forward.output_shape, forward.x_shape
     if isinstance(operation, ConvolutionBackwardData):
         return forward.w_shape, forward.output_shape
     return forward.x_shape, forward.output_shape
