@@ -16,6 +16,7 @@ from functools import partial
 
 from benchmarks import mo_sos, network_steps, planning_networks, trades
 from benchmarks.pages import (
+    amp,
     curve,
     engines,
     in_core,
@@ -46,6 +47,7 @@ BLOCKS = (
     *in_core.BLOCKS,
     *trials.BLOCKS,
     *scaling.BLOCKS,
+    *amp.BLOCKS,
 )
 SETTINGS_PAGE = "docs/settings_page.py"
 
@@ -65,6 +67,7 @@ GENERATORS: dict[str, Callable[..., int]] = {
     "picture of engines": engines.picture,
     "picture of training steps": steps.picture,
     "picture of the curve": curve.picture,
+    "picture of autocast": amp.picture,
     **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
     "comments of kernels": kernels.comments,
     SETTINGS_PAGE: _settings_page,

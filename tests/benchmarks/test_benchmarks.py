@@ -23,7 +23,6 @@ NAMES = [
     "kernels",
     "passes",
     "networks",
-    "step_costs",
     "door_cost",
 ]
 
@@ -36,7 +35,6 @@ def test_a_quick_run_writes_verified_results(name, tmp_path, monkeypatch):
         "kernels",
         "passes",
         "networks",
-        "step_costs",
         "door_cost",
     ):
         pytest.importorskip("torch")  # what its contents are compared with

@@ -1,0 +1,582 @@
+"""Training steps of PyTorch's users: eager, compiled, checkpointed, and ours under limits.
+
+Networks of `amp_networks` under autocast (or in TF32), a process and a record each, and one
+table of those that are asked for: `--network NAME NAME`. Images come from pinned memory in each
+step, gradients stay on the card. Limits are shares of what eager takes at its peak. Of each way:
+seconds to the first step, peak memory, then steps of all ways in turns, and the kernels of one; of
+ours also what was planned, in which time, and tasks beside their prediction. Gradients of a small
+batch are compared with those in float64. What `--seconds` left no time for, and what failed, is
+said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import math
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch._functorch.config
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from benchmarks import networks
+from benchmarks.amp_networks import CASES, Case, made
+from benchmarks.contenders.torch_setup import precision
+from benchmarks.pages.amp import HEAD, NAME, rows_of
+from ooc_cudnn.bench import script
+from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.environment import ROOT
+from ooc_cudnn.bench.placing import available_host_bytes
+from ooc_cudnn.bench.timing import LONG_SECONDS, WARM_UP, Timing, time_call
+from ooc_cudnn.devices import get_device
+from ooc_cudnn.memory.pinned import held_bytes
+from ooc_cudnn.network.runtime import lazy_step
+from ooc_cudnn.pipeline.program import COMPUTE
+from ooc_cudnn.pipeline.simulate import simulate_program
+from ooc_cudnn.pipeline.trace import Trace
+from ooc_cudnn.units import parse_limit
+
+#: By what they are called: of autocast, and what a loss is multiplied by; TF32 is without autocast.
+DTYPES: dict[str, tuple[torch.dtype | None, float]] = {
+    "bfloat16": (torch.bfloat16, 1.0), "float16": (torch.float16, 1024.0), "tf32": (None, 1.0),
+}  # fmt: skip
+HOST_BACKEND = "aot_eager_decomp_partition"
+#: Steps of a way in its turn, and turns of it.
+IN_A_TURN, TURNS = 4, 3
+#: Of the seconds of a network, what is kept for turns: no way is prepared then.
+SHARE_OF_TURNS = 0.3
+#: How far gradients may be from those in float64, beside eager's: the median over parameters.
+APART = 1.2
+#: Of what the card has free, what "all kept" may take at the most.
+WHOLE = 0.8
+
+
+class Way(NamedTuple):
+    """A way to a step.
+
+    Attributes
+    ----------
+    budget : float, optional
+        Of a compiled step: the share of what is saved for backward that it may keep.
+    share : float or str, optional
+        Of ours: the limit, as a share of eager's peak (2 keeps all), or as it is.
+    """
+
+    budget: float | None = None
+    is_checkpointed: bool = False
+    share: float | str | None = None
+
+
+#: In the order in which they are prepared: what the others are compared with comes first.
+WAYS = {
+    "eager": Way(),
+    "ours, all kept": Way(share=2.0),
+    "ours, 1/4": Way(share=0.25),
+    "compile": Way(budget=1.0),
+    "ours, 1/2": Way(share=0.5),
+    "checkpoint": Way(is_checkpointed=True),
+    "compile, budget 0.5": Way(budget=0.5),
+    "ours, 1/8": Way(share=0.125),
+}
+
+
+# Steps --------------------------------------------------------------------------------------------
+
+
+def _compiler(budget: float, place: str) -> Callable[..., Any]:
+    """TorchInductor under a budget; on the host what cuts the graph as it does, and compiles none.
+
+    A function each, or Dynamo would take for one budget what it has for another.
+    """
+    backend = torch._dynamo.lookup_backend("inductor" if place == "cuda" else HOST_BACKEND)
+
+    def compiled(module: torch.fx.GraphModule, examples: Any) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=budget):
+            return backend(module, examples)
+
+    return compiled
+
+
+def _checkpointed(model: nn.Module, blocks: tuple[str, ...]) -> nn.Module:
+    """A model that saves the inputs of its blocks alone."""
+    for each in model.modules():
+        if type(each).__name__ in blocks:
+            each.forward = partial(
+                checkpoint, each.forward, use_reentrant=False, preserve_rng_state=False
+            )
+    return model
+
+
+class Data(NamedTuple):
+    """Images (and times, of a diffusion model) in pinned memory, and what a model is to make."""
+
+    inputs: tuple[torch.Tensor, ...]
+    target: torch.Tensor
+
+
+def drawn(case: Case, shape: tuple[int, ...], classes: int) -> Data:
+    """Normal numbers, and labels that are one of a few classes."""
+
+    def normal() -> torch.Tensor:
+        x = torch.from_numpy(script.allocate_pinned(shape, "float32"))
+        for image in x:
+            image.normal_()
+        return x
+
+    torch.manual_seed(1)
+    x = normal()
+    if not classes:
+        times = torch.from_numpy(script.allocate_pinned(shape[:1], "float32"))
+        return Data((x, times.uniform_(0, 1000)), normal())
+    sizes = (shape[0], *shape[2:]) if case.has_sites else shape[:1]
+    labels = torch.from_numpy(script.allocate_pinned(sizes, "int64"))
+    return Data((x,), labels.random_(0, min(classes, 3)))
+
+
+class Step:
+    """A step of a model in a way: gradients anew, the loss as a number.
+
+    Parameters
+    ----------
+    model : Module
+    case : Case
+    way : Way
+    limit : int, optional
+        Bytes, of ours.
+    dtype : str
+        Of `DTYPES`; "float64" without autocast.
+    place : str
+        "cuda" or "cpu".
+    """
+
+    def __init__(
+        self, model: nn.Module, case: Case, way: Way, limit: int | None, dtype: str, place: str
+    ) -> None:
+        self.model, self.place, self.limit = model, place, limit
+        self.cast, self.scale = DTYPES.get(dtype, (None, 1.0))
+        self.criterion: nn.Module = nn.CrossEntropyLoss() if case.classes else nn.MSELoss()
+        self.is_inside = case.is_loss_inside and limit is not None
+        self.run: Any = model
+        if self.is_inside:
+            self.run = ooc.with_loss(model, self.criterion, limit)
+        elif limit is not None:
+            ooc.limit(model, limit)
+        elif way.is_checkpointed:
+            _checkpointed(model, case.blocks)
+        elif way.budget is not None:
+            self.run = torch.compile(model, backend=_compiler(way.budget, place), dynamic=False)
+
+    def autocast(self) -> Any:
+        """The user's own."""
+        return nullcontext() if self.cast is None else torch.autocast(self.place, self.cast)
+
+    def __call__(self, data: Data) -> float:
+        self.model.zero_grad(set_to_none=True)
+        inputs, target = data
+        if self.limit is None:
+            inputs = tuple(each.to(self.place, non_blocking=True) for each in inputs)
+        if not self.is_inside:
+            target = target.to(self.place, non_blocking=True)
+        with self.autocast():
+            if self.is_inside:
+                loss = self.run(*inputs, target)
+            else:
+                scores = self.run(*inputs)
+                loss = self.criterion(scores["out"] if isinstance(scores, dict) else scores, target)
+        (loss * self.scale).backward()
+        return float(loss.detach())
+
+    def gradients(self) -> dict[str, Any]:
+        """In float64, as of the loss itself."""
+        named = self.model.named_parameters()
+        return {name: each.grad.double() / self.scale for name, each in named}
+
+    @property
+    def plan(self) -> Any:
+        return self.run.forward.plan
+
+    def tune(self, data: Data, seconds: float) -> list[Any]:
+        """Measure engines, as a user does."""
+        arguments = (*data.inputs, data.target) if self.is_inside else data.inputs
+        with self.autocast():
+            found: list[Any] = ooc.tune(self.run, *arguments, seconds=seconds)
+        return found
+
+
+class Memory:
+    """The most that the card held in a block: by PyTorch's count, and what is the arena's own.
+
+    What was there before does not count.
+    """
+
+    def __init__(self, report: script.Report) -> None:
+        self.cuda, self.device = report.arguments.cuda, report.arguments.device
+        self.before = torch.cuda.memory_allocated() if self.cuda else 0
+
+    def begin(self) -> None:
+        """Count from here on."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+
+    def figures(self) -> dict[str, int]:
+        arena = get_device(self.device).arena
+        held, shared = arena.held_bytes, arena.shared_bytes
+        theirs = torch.cuda.max_memory_allocated() - self.before if self.cuda else 0
+        total = theirs + held - shared
+        return {"max_memory_allocated": theirs, "arena": held, "of_the_arena_in_pytorch": shared,
+                "total": total}  # fmt: skip
+
+
+@contextmanager
+def planning_timed() -> Iterator[list[float]]:
+    """Keep the seconds of each planning."""
+    plan, seconds = lazy_step.load_or_plan, list[float]()
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return plan(*args, **kwargs)
+        finally:
+            seconds.append(time.perf_counter() - begin)
+
+    with mock.patch.object(lazy_step, "load_or_plan", timed):
+        yield seconds
+
+
+# What is measured ---------------------------------------------------------------------------------
+
+
+class Measuring:
+    """One network in all ways: prepared one after the other, then timed in turns."""
+
+    def __init__(self, report: script.Report, network: str) -> None:
+        self.report, self.asked, self.case = report, report.arguments, CASES[network]
+        self.network, self.dtype = network, report.arguments.dtype
+        self.place = "cuda" if self.asked.cuda else "cpu"
+        case = self.case
+        self.data = drawn(
+            case,
+            case.tiny_shape if report.quick else case.shape,
+            case.tiny_classes if report.quick else case.classes,
+        )
+        self.begin = time.perf_counter()
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.steps: dict[str, Step] = {}
+        report.measure("network", str(case))
+        report.measure("dtype", self.dtype)
+        report.measure("rows", self.rows, spoken="to be filled")
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return float(self.asked.seconds - (time.perf_counter() - self.begin))
+
+    def ways(self) -> dict[str, Way]:
+        """Those that are asked for; limits of the case itself where it has some."""
+        own = {f"ours, {limit}": Way(share=limit) for limit in self.asked.limit or self.case.limits}
+        return {
+            name: way
+            for name, way in {**WAYS, **own}.items()
+            if not self.asked.way or name in (*self.asked.way, *own)
+        }
+
+    def measure(self) -> None:
+        """Prepare, time, compare."""
+        for name, way in self.ways().items():
+            row = self.rows[name] = {"status": "not measured"}
+            if self.left < SHARE_OF_TURNS * self.asked.seconds:
+                row["reason"] = f"the {self.asked.seconds:g} s were over"
+            else:
+                self.attempt(name, partial(self.prepare, name, way))
+            said = ("status", "first_seconds", "second_seconds", "planning_seconds", "peak_bytes")
+            self.report.say(f"{name}: { {key: row[key] for key in said if key in row} }")
+            self.report.write()
+        self.attempt("", self.compare)
+        self.report.say(f"turns begin; {self.left:.0f} s are left")
+        self.report.write()
+        self.in_turns()
+        self.report.say(f"turns have ended; {self.left:.0f} s are left")
+        self.report.write()
+        for name in [*self.steps]:
+            if self.left > 0:
+                self.attempt(name, partial(self.look, name))
+            else:
+                self.report.note(f"{name}: no time was left to look at its tasks and kernels")
+
+    def attempt(self, name: str, run: Callable[[], None]) -> None:
+        """Run; where it fails, its row says so: others are still worth their time on the card."""
+        try:
+            run()
+        except Exception as error:
+            self.steps.pop(name, None)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            if name in self.rows:
+                self.rows[name] |= {"status": "failed", "reason": reason}
+            else:
+                self.report.check("contents: gradients", {"ok": False, "reason": reason})
+            self.report.note(f"{name or 'gradients'}: {reason}")
+            traceback.clear_frames(error.__traceback__)  # they hold tensors
+        self.release()
+
+    def release(self) -> None:
+        """Give the card back; pinned memory of prepared steps stays, for it takes long to get."""
+        for step in self.steps.values():
+            step.model.zero_grad(set_to_none=True)
+        gc.collect()
+        self.report.synchronize()
+        get_device(self.asked.device).arena.release()
+        if self.asked.cuda:
+            torch.cuda.empty_cache()
+
+    def limit(self, way: Way) -> int | None:
+        """Bytes that ours may take.
+
+        Raises
+        ------
+        Unavailable
+            If that is a share of what eager takes, which is not known.
+        """
+        if way.share is None or isinstance(way.share, str):
+            return parse_limit(way.share, name="limit") if way.share else None
+        eager = self.rows.get("eager", {}).get("peak_bytes")
+        if not eager:
+            raise Unavailable("what eager takes at its peak is not known")
+        limit = int(way.share * eager)
+        return min(limit, int(WHOLE * torch.cuda.mem_get_info()[0])) if self.asked.cuda else limit
+
+    def prepare(self, name: str, way: Way) -> None:
+        """Run the first steps of a way: their seconds, and what the card holds at the most."""
+        limit, row = self.limit(way), self.rows[name]
+        memory = Memory(self.report)
+        model = made(self.case, is_tiny=self.report.quick, place=self.place)
+        step = Step(model, self.case, way, limit, self.dtype, self.place)
+        if limit is not None:
+            row["limit_bytes"] = limit
+            if self.asked.tune_seconds:
+                begin = time.perf_counter()
+                row["engines"] = len(step.tune(self.data, self.asked.tune_seconds))
+                row["tuning_seconds"] = time.perf_counter() - begin
+        memory.begin()
+        with planning_timed() as planned:
+            run = partial(step, self.data)
+            row["first_seconds"] = time_call(run, self.report.synchronize)
+        row["second_seconds"] = time_call(run, self.report.synchronize)
+        row["memory of the first two"] = memory.figures()
+        memory.begin()  # cuDNN's engines were tried in the first
+        for _ in range(0 if row["second_seconds"] > LONG_SECONDS or self.report.quick else WARM_UP):
+            run()
+        row |= {"loss": run(), "memory": memory.figures(), "status": "prepared"}
+        row["peak_bytes"] = row["memory"]["total"]
+        if self.report.quick and limit is None:  # PyTorch counts no bytes of a host
+            ready = ooc.plan(copy.deepcopy(model), *self.data.inputs, memory_limit="1GiB",
+                             machine="host") if name == "eager" else None  # fmt: skip
+            row["peak_bytes"] = ready.device_bytes if ready else 0
+        if not math.isfinite(row["loss"]):
+            raise ArithmeticError(f"the loss is {row['loss']}")
+        if limit is not None:
+            plan = step.plan
+            row |= {"planning_seconds": sum(planned), "plan": networks.figures_of(plan)}
+            path = Path(self.asked.output) / f"{self.report.file}-{_filed(name)}.txt"
+            path.write_text(plan.explain() + "\n", encoding="utf-8")
+            row["explain"] = path.name
+        self.steps[name] = step
+
+    def in_turns(self) -> None:
+        """Time all ways in turns, each with the whole card: some steps to get there, then some."""
+        samples: dict[str, list[float]] = {name: [] for name in self.steps}
+
+        def turn(name: str, warm: int, count: int) -> None:
+            run = partial(self.steps[name], self.data)
+            for _ in range(warm):
+                run()
+            samples[name] += [time_call(run, self.report.synchronize) for _ in range(count)]
+
+        takes = {name: self.rows[name]["second_seconds"] for name in self.steps}
+        for at in range(1 if self.report.quick else TURNS):
+            for name in [*self.steps]:
+                is_long, is_ours = takes[name] > LONG_SECONDS, self.steps[name].limit is not None
+                warm, count = (0 if is_long else WARM_UP if is_ours else 2), IN_A_TURN
+                if self.report.quick or is_long:
+                    warm, count = 0, 1
+                if at and self.left < (warm + count) * takes[name]:
+                    self.report.note(f"{name}: the {self.asked.seconds:g} s left {at} turns")
+                else:
+                    self.attempt(name, partial(turn, name, warm, count))
+        for name in self.steps:
+            self.rows[name] |= {"seconds": Timing(tuple(samples[name])).to_json()}
+            self.rows[name]["status"] = "measured"
+
+    def look(self, name: str) -> None:
+        """Keep where the time of a measured way goes: kernels, and of ours tasks as predicted."""
+        step, row = self.steps[name], self.rows[name]
+        run = partial(step, self.data)
+        if step.limit is not None:
+            run()
+            with ooc_cudnn.profile() as recorded:
+                run()
+            ready = step.run.forward.last
+            predicted = simulate_program(ready.step.program)
+            traces = [call.trace for call in recorded.calls]
+            row["tasks"] = seconds_of_tasks(traces, predicted)
+            row["halves"] = [call.seconds for call in recorded.calls]
+        if self.asked.cuda and self.left > 0:
+            row["kernels"] = dict([*kernels_of(run).items()][: self.asked.kernels])
+
+    def compare(self) -> None:
+        """Compare gradients of a small batch with those in float64: ours beside eager's."""
+        case, is_tiny = self.case, self.report.quick
+        shape, classes = (case.tiny_shape, case.tiny_classes) if is_tiny else (
+            case.checked, case.classes)  # fmt: skip
+        data = drawn(case, shape, classes)
+        model = partial(made, case, is_tiny=is_tiny, place=self.place)
+        double = Step(model(dtype=torch.float64), case, Way(), None, "float64", self.place)
+        with precision(torch, tf32=False):
+            double(Data(tuple(each.double() for each in data.inputs), _double(data.target)))
+        exact = double.gradients()
+        del double
+        errors = []
+        for limit in (None, torch.cuda.mem_get_info()[0] // 2 if self.asked.cuda else 2**30):
+            step = Step(model(), case, Way(), limit, self.dtype, self.place)
+            step(data)
+            found = step.gradients()
+            errors.append(
+                {name: float((found[name] - each).norm()) for name, each in exact.items()}
+            )
+        eager, ours = errors
+        ratios = {name: ours[name] / eager[name] for name in exact if eager[name]}
+        median = statistics.median(ratios.values())
+        self.report.measure("gradients: errors, ours over eager's", ratios, spoken=f"{median:.3f}")
+        self.report.claim("gradients: error, ours over eager's, median", median, "<=", APART)
+        is_ok = math.isfinite(median) and (self.report.quick or median <= 2 * APART)
+        self.report.check("contents: gradients", {"ok": is_ok, "median": median})
+
+
+def seconds_of_tasks(measured: Sequence[Trace], predicted: Trace) -> dict[str, tuple[float, float]]:
+    """Seconds of each task on the compute stream, those first that were missed by most.
+
+    Raises
+    ------
+    ValueError
+        If these are traces of different steps; those of one may be in parts.
+    """
+    rows: dict[str, list[float]] = {}
+    for column, traces in enumerate((measured, (predicted,))):
+        for step in (step for trace in traces for step in trace.steps):
+            if step.stream == COMPUTE:
+                row = rows.setdefault(step.task, [0.0, 0.0])
+                row[column] += step.stop_seconds - step.start_seconds
+    if sum(len(trace.steps) for trace in measured) != len(predicted.steps):
+        raise ValueError("the traces are of different steps")
+    missed = sorted(rows.items(), key=lambda each: each[1][1] - each[1][0])
+    return {name: (row[0], row[1]) for name, row in missed}
+
+
+def kernels_of(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
+    """Launches and seconds of each kernel that a call runs on the card, the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watch:
+        run()
+        torch.cuda.synchronize()
+    kernels: dict[str, tuple[int, float]] = {}
+    for event in watch.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            count, seconds = kernels.get(event.name, (0, 0.0))
+            lasted = (event.time_range.end - event.time_range.start) / 1e6
+            kernels[event.name] = count + 1, seconds + lasted
+    return dict(sorted(kernels.items(), key=lambda each: -each[1][1]))
+
+
+def _double(target: torch.Tensor) -> torch.Tensor:
+    return target.double() if target.is_floating_point() else target
+
+
+def _filed(name: str) -> str:
+    return "".join(each if each.isalnum() or each == "." else "_" for each in name)
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def body(report: script.Report) -> None:
+    asked = report.arguments
+    (network,) = asked.network
+    report.file = f"{NAME}_{network}_{asked.dtype}"
+    host = held_bytes(get_device(asked.device)) + available_host_bytes()
+    more: dict[str, Any] = {"allow_tf32": True}
+    if asked.cuda:  # by a machine that is named, plans would not follow what is measured
+        more |= {"host_memory_limit": host - networks.HOST_RESERVE_BYTES, "machine": None}
+    Path(asked.output).mkdir(parents=True, exist_ok=True)
+    with script.no_stored_engines(), ooc_cudnn.settings(**more), precision(torch, tf32=True):
+        found = Measuring(report, network)
+        found.measure()
+    for name, row in found.rows.items():
+        if "plan" in row and "seconds" in row:
+            report.claim(f"{name}: predicted / measured",
+                         row["plan"]["seconds"] / row["seconds"]["median"])  # fmt: skip
+        if name != "eager" and "seconds" in row and "seconds" in found.rows.get("eager", {}):
+            eager = found.rows["eager"]["seconds"]["median"]
+            report.claim(f"{name}: times eager", row["seconds"]["median"] / eager)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    _several(parser)
+    parser.add_argument("--way", action="append", choices=WAYS, help="by default all")
+    parser.add_argument("--limit", action="append", help="of ours, beside shares of eager's peak")
+    parser.add_argument("--tune-seconds", type=float, default=15.0,
+                        help="to measure engines before each of our ways; 0: none")  # fmt: skip
+    parser.add_argument("--kernels", type=int, default=30, help="of a way, the longest, to keep")
+
+
+def _several(parser: argparse.ArgumentParser) -> None:
+    """What a process for all networks hands on to those for one."""
+    parser.add_argument("--network", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=140.0, help="for each network")
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    several = argparse.ArgumentParser(add_help=False)
+    _several(several)
+    several.add_argument("--output", default=str(script.RESULTS))
+    asked, _ = several.parse_known_args(words)
+    status, begin = 0, time.time()
+    if len(asked.network) == 1 or {"-h", "--help"} & set(words):
+        status = script.run(NAME, body, __doc__, words, more=options)
+    else:
+        for network in asked.network:
+            command = [sys.executable, "-m", "benchmarks.amp", *words, "--network", network]
+            try:  # a way that has begun ends later; what was measured is written
+                limit = 1.5 * asked.seconds + 60
+                status = max(status, subprocess.run(command, cwd=ROOT, timeout=limit).returncode)
+            except subprocess.TimeoutExpired:
+                print(f"{network}: ended after {limit:g} s", flush=True)
+                status = 1
+    rows = []
+    for network in asked.network:
+        path = Path(asked.output) / f"{NAME}_{network}_{asked.dtype}.json"
+        if path.exists() and path.stat().st_mtime >= begin - 1:
+            rows += rows_of(script.load_record(path.stem, path.parent))
+        else:
+            rows.append((f"{CASES[network]}", "", "not measured", *[""] * 6))
+    print(f"\n{asked.dtype}\n{script.table(HEAD, rows)}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
