@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -40,22 +40,20 @@ from benchmarks.contenders.torch_setup import precision
 from benchmarks.pages.amp import HEAD, NAME, rows_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
+from ooc_cudnn.bench.diagnosis import kernels_of, seconds_of_tasks
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.bench.timing import LONG_SECONDS, WARM_UP, Timing, time_call
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.network.runtime import lazy_step
-from ooc_cudnn.pipeline.program import COMPUTE
 from ooc_cudnn.pipeline.simulate import simulate_program
-from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.units import parse_limit
 
 #: By what they are called: of autocast, and what a loss is multiplied by; TF32 is without autocast.
 DTYPES: dict[str, tuple[torch.dtype | None, float]] = {
     "bfloat16": (torch.bfloat16, 1.0), "float16": (torch.float16, 1024.0), "tf32": (None, 1.0),
 }  # fmt: skip
-HOST_BACKEND = "aot_eager_decomp_partition"
 #: Steps of a way in its turn, and turns of it.
 IN_A_TURN, TURNS = 4, 3
 #: Of the seconds of a network, what is kept for turns: no way is prepared then.
@@ -103,7 +101,8 @@ def _compiler(budget: float, place: str) -> Callable[..., Any]:
 
     A function each, or Dynamo would take for one budget what it has for another.
     """
-    backend = torch._dynamo.lookup_backend("inductor" if place == "cuda" else HOST_BACKEND)
+    name = "inductor" if place == "cuda" else "aot_eager_decomp_partition"
+    backend = torch._dynamo.lookup_backend(name)
 
     def compiled(module: torch.fx.GraphModule, examples: Any) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=budget):
@@ -293,7 +292,7 @@ class Measuring:
         return {
             name: way
             for name, way in {**WAYS, **own}.items()
-            if not self.asked.way or name in (*self.asked.way, *own)
+            if not self.asked.way or name in ("eager", *self.asked.way, *own)
         }
 
     def measure(self) -> None:
@@ -392,7 +391,8 @@ class Measuring:
         if limit is not None:
             plan = step.plan
             row |= {"planning_seconds": sum(planned), "plan": networks.figures_of(plan)}
-            path = Path(self.asked.output) / f"{self.report.file}-{_filed(name)}.txt"
+            filed = "".join(each if each.isalnum() else "_" for each in name)
+            path = Path(self.asked.output) / f"{self.report.file}-{filed}.txt"
             path.write_text(plan.explain() + "\n", encoding="utf-8")
             row["explain"] = path.name
         self.steps[name] = step
@@ -447,10 +447,10 @@ class Measuring:
         model = partial(made, case, is_tiny=is_tiny, place=self.place)
         double = Step(model(dtype=torch.float64), case, Way(), None, "float64", self.place)
         with precision(torch, tf32=False):
-            double(Data(tuple(each.double() for each in data.inputs), _double(data.target)))
-        exact = double.gradients()
+            target = data.target.double() if not classes else data.target
+            double(Data(tuple(each.double() for each in data.inputs), target))
+        exact, errors = double.gradients(), []
         del double
-        errors = []
         for limit in (None, torch.cuda.mem_get_info()[0] // 2 if self.asked.cuda else 2**30):
             step = Step(model(), case, Way(), limit, self.dtype, self.place)
             step(data)
@@ -465,48 +465,6 @@ class Measuring:
         self.report.claim("gradients: error, ours over eager's, median", median, "<=", APART)
         is_ok = math.isfinite(median) and (self.report.quick or median <= 2 * APART)
         self.report.check("contents: gradients", {"ok": is_ok, "median": median})
-
-
-def seconds_of_tasks(measured: Sequence[Trace], predicted: Trace) -> dict[str, tuple[float, float]]:
-    """Seconds of each task on the compute stream, those first that were missed by most.
-
-    Raises
-    ------
-    ValueError
-        If these are traces of different steps; those of one may be in parts.
-    """
-    rows: dict[str, list[float]] = {}
-    for column, traces in enumerate((measured, (predicted,))):
-        for step in (step for trace in traces for step in trace.steps):
-            if step.stream == COMPUTE:
-                row = rows.setdefault(step.task, [0.0, 0.0])
-                row[column] += step.stop_seconds - step.start_seconds
-    if sum(len(trace.steps) for trace in measured) != len(predicted.steps):
-        raise ValueError("the traces are of different steps")
-    missed = sorted(rows.items(), key=lambda each: each[1][1] - each[1][0])
-    return {name: (row[0], row[1]) for name, row in missed}
-
-
-def kernels_of(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
-    """Launches and seconds of each kernel that a call runs on the card, the longest first."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watch:
-        run()
-        torch.cuda.synchronize()
-    kernels: dict[str, tuple[int, float]] = {}
-    for event in watch.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            count, seconds = kernels.get(event.name, (0, 0.0))
-            lasted = (event.time_range.end - event.time_range.start) / 1e6
-            kernels[event.name] = count + 1, seconds + lasted
-    return dict(sorted(kernels.items(), key=lambda each: -each[1][1]))
-
-
-def _double(target: torch.Tensor) -> torch.Tensor:
-    return target.double() if target.is_floating_point() else target
-
-
-def _filed(name: str) -> str:
-    return "".join(each if each.isalnum() or each == "." else "_" for each in name)
 
 
 # The command line ---------------------------------------------------------------------------------
@@ -524,18 +482,18 @@ def body(report: script.Report) -> None:
     with script.no_stored_engines(), ooc_cudnn.settings(**more), precision(torch, tf32=True):
         found = Measuring(report, network)
         found.measure()
-    for name, row in found.rows.items():
-        if "plan" in row and "seconds" in row:
-            report.claim(f"{name}: predicted / measured",
-                         row["plan"]["seconds"] / row["seconds"]["median"])  # fmt: skip
-        if name != "eager" and "seconds" in row and "seconds" in found.rows.get("eager", {}):
-            eager = found.rows["eager"]["seconds"]["median"]
-            report.claim(f"{name}: times eager", row["seconds"]["median"] / eager)
+    measured = {name: row for name, row in found.rows.items() if "seconds" in row}
+    takes = {name: row["seconds"]["median"] for name, row in measured.items()}
+    for name, row in measured.items():
+        if "plan" in row:
+            report.claim(f"{name}: predicted / measured", row["plan"]["seconds"] / takes[name])
+        if "eager" in takes:
+            report.claim(f"{name}: times eager", takes[name] / takes["eager"])
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     _several(parser)
-    parser.add_argument("--way", action="append", choices=WAYS, help="by default all")
+    parser.add_argument("--way", action="append", choices=WAYS, help="beside eager; by default all")
     parser.add_argument("--limit", action="append", help="of ours, beside shares of eager's peak")
     parser.add_argument("--tune-seconds", type=float, default=15.0,
                         help="to measure engines before each of our ways; 0: none")  # fmt: skip

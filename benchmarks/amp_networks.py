@@ -1,7 +1,7 @@
 """The networks that `benchmarks.amp` trains: sizes, what is checkpointed of them, tiny relatives.
 
 Of torchvision where it has them (without dropout and stochastic depth, so that gradients can be
-compared), else of `torch_models`.
+compared), else of `examples.models`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import torch_models
+from examples import models
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _efficientnet() -> nn.Module:
 
 def _deeplab() -> nn.Module:
     found, head = _models("segmentation.deeplabv3"), _models("segmentation.deeplabv3").DeepLabHead
-    backbone = torch_models.ResNet50(3, 1 / 8, (1, 1, 1, 1))
+    backbone = models.ResNet50(3, 1 / 8, (1, 1, 1, 1))
     kept = found.IntermediateLayerGetter(backbone, {"layer4": "out"})
     return found.DeepLabV3(kept, head(backbone.fc.in_features, 3, (1, 2, 3)))
 
@@ -110,11 +110,11 @@ def _named(name: str, **options: Any) -> Callable[[], nn.Module]:
 IMAGE, TINY = (8, 3, 224, 224), (2, 3, 32, 32)
 CASES = {
     "resnet50": Case(
-        "ResNet-50", torch_models.ResNet50, lambda: torch_models.ResNet50(3, 1 / 8, (1, 1, 1, 1)),
+        "ResNet-50", models.ResNet50, lambda: models.ResNet50(3, 1 / 8, (1, 1, 1, 1)),
         (768, 3, 224, 224), IMAGE, (2, 3, 64, 64), 1000, ("Bottleneck",),
     ),
     "unet": Case(
-        "U-Net", torch_models.unet, lambda: torch_models.unet(2, 1 / 16),
+        "U-Net", models.unet, lambda: models.unet(2, 1 / 16),
         (8, 3, 1024, 1024), (2, 3, 256, 256), TINY, 2, ("Stage",), 2,
         has_sites=True,
     ),
@@ -145,7 +145,7 @@ CASES = {
         (32, 3, 16, 112, 112), (4, 3, 16, 112, 112), (2, 3, 4, 32, 32), 400, ("BasicBlock",),
     ),
     "nnunet": Case(
-        "nnU-Net's 3-D U-Net", torch_models.dynunet, lambda: torch_models.dynunet(1 / 16),
+        "nnU-Net's 3-D U-Net", models.dynunet, lambda: models.dynunet(1 / 16),
         (1, 1, 256, 256, 256), (1, 1, 64, 64, 64), (1, 1, 32, 32, 64), 3, ("Stage",),
         has_sites=True,
     ),
@@ -159,30 +159,30 @@ CASES = {
         (256, 3, 224, 224), IMAGE, (2, 3, 64, 64), 1000, ("_DenseBlock",),
     ),
     "swin_unetr": Case(
-        "SwinUNETR", torch_models.SwinUNETR, lambda: torch_models.SwinUNETR(4, 3, (1, 2), 4),
+        "SwinUNETR", models.SwinUNETR, lambda: models.SwinUNETR(4, 3, (1, 2), 4),
         (4, 1, 96, 96, 96), (1, 1, 96, 96, 96), (1, 1, 16, 16, 16), 14, ("SwinBlock", "Stage"),
         has_sites=True,
     ),
     "diffusion": Case(
-        "diffusion U-Net", torch_models.DiffusionUNet,
-        lambda: torch_models.DiffusionUNet(8, (1, 2), 8, 4),
+        "diffusion U-Net", models.DiffusionUNet,
+        lambda: models.DiffusionUNet(8, (1, 2), 8, 4),
         (64, 3, 64, 64), (4, 3, 64, 64), (2, 3, 16, 16), 0, ("DiffusionBlock",), 0,
     ),
     # beyond what PyTorch can run, or nearly so
     "nnunet-512": Case(
-        "nnU-Net's 3-D U-Net", torch_models.dynunet, lambda: torch_models.dynunet(1 / 16),
+        "nnU-Net's 3-D U-Net", models.dynunet, lambda: models.dynunet(1 / 16),
         (1, 1, 512, 512, 512), (1, 1, 64, 64, 64), (1, 1, 32, 32, 64), 3, ("Stage",),
         has_sites=True,
         limits=("40GiB",), is_loss_inside=True,
     ),
     "unet-8192": Case(
-        "U-Net", torch_models.unet, lambda: torch_models.unet(2, 1 / 16),
+        "U-Net", models.unet, lambda: models.unet(2, 1 / 16),
         (1, 3, 8192, 8192), (1, 3, 256, 256), (1, 3, 32, 32), 2, ("Stage",), 2,
         has_sites=True,
         limits=("16GiB",), is_loss_inside=True,
     ),
     "segresnet-384": Case(
-        "SegResNet", torch_models.SegResNet, lambda: torch_models.SegResNet(1),
+        "SegResNet", models.SegResNet, lambda: models.SegResNet(1),
         (2, 4, 384, 384, 384), (1, 4, 64, 64, 64), (2, 4, 16, 16, 16), 3, ("ResBlock",),
         has_sites=True,
         limits=("24GiB",), is_loss_inside=True,

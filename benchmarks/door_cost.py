@@ -20,7 +20,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from benchmarks import torch_models
+from examples import models
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.torch.call import ReadyModel
@@ -91,7 +91,7 @@ def body(report: script.Report) -> None:
     torch.manual_seed(0)
     place = "cuda" if report.arguments.cuda else "cpu"
     small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    model = (small if report.quick else torch_models.ResNet50(10, 1.0)).to(place).train()
+    model = (small if report.quick else models.ResNet50(10, 1.0)).to(place).train()
     x = torch.randn((2, 3, 64, 64), device=place)
     report.check("contents", contents(model, x))
     medians = {}

@@ -22,10 +22,11 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from benchmarks import networks, torch_models
+from benchmarks import networks
 from benchmarks.amp import Data, Memory, Step, Way, drawn
 from benchmarks.amp_networks import CASES, made
 from benchmarks.contenders.torch_setup import precision
+from examples import models
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import interleave, time_repeats
@@ -145,11 +146,7 @@ def infer(report: script.Report) -> None:
     side = 128 if report.quick else report.arguments.side
     limit = "24MiB" if report.quick else report.arguments.limit or INFER_LIMIT
     torch.manual_seed(0)
-    model = (
-        Widened(torch_models.unet(3, SMALL_WIDTH if report.quick else 1.0))
-        .eval()
-        .to(_place(report))
-    )
+    model = Widened(models.unet(3, SMALL_WIDTH if report.quick else 1.0)).eval().to(_place(report))
     if report.arguments.cuda:
         model = model.to(memory_format=torch.channels_last)
     with tempfile.TemporaryDirectory(dir=script.folder_of(report.arguments)) as folder:

@@ -1,13 +1,16 @@
-"""Diagnosis of a profiled call: its plan, how busy its streams were, and where they idled."""
+"""Diagnosis of a profiled call: its plan, its tasks, and how busy its streams were or idled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import ooc_cudnn
 from ooc_cudnn.devices.base import STREAMS
+from ooc_cudnn.pipeline.program import COMPUTE
+from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.units import parse_limit
 
 
@@ -84,3 +87,53 @@ def limit_kept(found: Mapping[str, Any], limit: str | int) -> dict[str, Any]:
     allowed = int(parse_limit(limit, name="limit"))
     peak = found["peak_device_bytes"]
     return {"ok": peak <= allowed, "peak": peak, "limit": allowed}
+
+
+def seconds_of_tasks(measured: Sequence[Trace], predicted: Trace) -> dict[str, tuple[float, float]]:
+    """Compare the seconds of each task on the compute stream; those missed by most come first.
+
+    Parameters
+    ----------
+    measured : sequence of Trace
+        Of a step; of each part of one that pauses.
+    predicted : Trace
+        Of its replay.
+
+    Returns
+    -------
+    dict
+        Task to seconds, measured and predicted.
+
+    Raises
+    ------
+    ValueError
+        If these are traces of different steps.
+    """
+    rows: dict[str, list[float]] = {}
+    for column, traces in enumerate((measured, (predicted,))):
+        for step in (step for trace in traces for step in trace.steps):
+            if step.stream == COMPUTE:
+                row = rows.setdefault(step.task, [0.0, 0.0])
+                row[column] += step.stop_seconds - step.start_seconds
+    if sum(len(trace.steps) for trace in measured) != len(predicted.steps):
+        raise ValueError("the traces are of different steps")
+    missed = sorted(rows.items(), key=lambda each: each[1][1] - each[1][0])
+    return {name: (row[0], row[1]) for name, row in missed}
+
+
+def kernels_of(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
+    """Count launches and seconds of each kernel that a call runs on the card, the longest first.
+
+    PyTorch's profiler sees them (CUPTI): those of a recorded step, too.
+    """
+    torch: Any = importlib.import_module("torch")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watch:
+        run()
+        torch.cuda.synchronize()
+    kernels: dict[str, tuple[int, float]] = {}
+    for event in watch.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            count, seconds = kernels.get(event.name, (0, 0.0))
+            lasted = (event.time_range.end - event.time_range.start) / 1e6
+            kernels[event.name] = count + 1, seconds + lasted
+    return dict(sorted(kernels.items(), key=lambda each: -each[1][1]))

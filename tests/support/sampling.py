@@ -30,6 +30,7 @@ FEW = 3
 #: Of these tests one case in so many runs, and those cases that alone found a mutant. Of a product
 #: of parameters the number has no factor in common with their counts: all values have their turn.
 ALIKE = {
+    "benchmarks/test_amp.py::test_a_network_is_trained_in_every_way": (17,),
     "benchmarks/test_benchmarks.py::test_a_quick_run_writes_verified_results": (6,),
     "benchmarks/test_contenders.py::"
     "test_a_tiny_case_runs_on_the_host_and_its_contents_are_right": (3,),

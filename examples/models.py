@@ -1,4 +1,4 @@
-"""The models that PyTorch is measured with, in plain torch, where torchvision has none of the kind.
+"""Models to train and to measure, in plain torch: where torchvision has none of the kind.
 
 Layer by layer as torchvision, nnU-Net and MONAI have them; `width` is a factor of all channels, for
 smaller relatives.
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 
 def wide(channels: int, width: float) -> int:
+    """Scale a number of channels."""
     return max(1, round(channels * width))
 
 
@@ -38,6 +39,7 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the shortcut."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(y)))))
         return self.relu(y + (x if self.downsample is None else self.downsample(x)))
@@ -45,6 +47,11 @@ class Bottleneck(nn.Module):
 
 class ResNet50(nn.Module):
     """ResNet-50 (He et al., 2016), with torchvision's names; or with fewer blocks in its groups."""
+
+    layer1: nn.Module
+    layer2: nn.Module
+    layer3: nn.Module
+    layer4: nn.Module
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class ResNet50(nn.Module):
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(before, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores of classes."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
@@ -115,6 +123,7 @@ class UNet(nn.Module):
         self.head = getattr(nn, f"Conv{axes}d")(channels[0], classes, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores of sites."""
         kept = []
         for level, stage in enumerate(self.down):
             x = stage(self.pool(x) if level else x)
@@ -145,6 +154,7 @@ class ResBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the input."""
         y = self.conv1(self.relu(self.norm1(x)))
         return self.conv2(self.relu(self.norm2(y))) + x
 
@@ -159,7 +169,9 @@ class SegResNet(nn.Module):
         self.down, self.up, self.join = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for level, count in enumerate((1, 2, 2, 4)):
             channels = filters * 2**level
-            stage = [nn.Conv3d(channels // 2, channels, 3, 2, 1, bias=False)] if level else []
+            stage: list[nn.Module] = (
+                [nn.Conv3d(channels // 2, channels, 3, 2, 1, bias=False)] if level else []
+            )
             stage += [ResBlock(channels, groups) for _ in range(count)]
             self.down.append(nn.Sequential(*stage))
         for level in (2, 1, 0):
@@ -176,6 +188,7 @@ class SegResNet(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores of sites."""
         x, kept = self.first(x), []
         for stage in self.down:
             x = stage(x)
@@ -192,6 +205,8 @@ class SwinBlock(nn.Module):
     sites that are rolled around the border are not masked.
     """
 
+    relative: torch.Tensor
+
     def __init__(self, channels: int, heads: int, window: int, *, is_shifted: bool) -> None:
         super().__init__()
         self.heads, self.window, self.shift = heads, window, window // 2 if is_shifted else 0
@@ -207,10 +222,12 @@ class SwinBlock(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add attention, then the linear layers."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend to the sites of each window."""
         axes, (n, d, h, w, c), side = (1, 2, 3), x.shape, self.window
         if self.shift:
             x = torch.roll(x, (-self.shift,) * 3, axes)
@@ -252,6 +269,7 @@ class SwinUNETR(nn.Module):
         self.head = nn.Conv3d(channels, classes, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores of sites."""
         maps, x = [x], self.embed(x)
         for blocks, merge in zip(self.blocks, self.merge, strict=True):
             x = blocks(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
@@ -279,6 +297,7 @@ class DiffusionBlock(nn.Module):
             self.out = nn.Conv2d(after, after, 1)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """Add the input, then attention."""
         y = self.conv1(functional.silu(self.norm1(x))) + self.time(time)[:, :, None, None]
         x = self.conv2(functional.silu(self.norm2(y))) + self.shortcut(x)
         if not self.heads:
@@ -294,6 +313,8 @@ class DiffusionUNet(nn.Module):
 
     Attention at all levels but the first.
     """
+
+    rates: torch.Tensor
 
     def __init__(
         self,
@@ -331,6 +352,7 @@ class DiffusionUNet(nn.Module):
         self.head = nn.Sequential(nn.GroupNorm(groups, c), nn.SiLU(), nn.Conv2d(c, 3, 3, padding=1))
 
     def forward(self, x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        """Return the noise of images at times (n,)."""
         angles = times[:, None] * self.rates
         time = functional.silu(self.time(torch.cat([angles.sin(), angles.cos()], 1)))
         x = self.first(x)
