@@ -384,7 +384,8 @@ class GraphLowering:
     ) -> tuple[LoweredValue | None, ...]:
         result = lower(self, **replace_values(dict(operation.arguments), find))
         results = (result,) if isinstance(result, LoweredValue) else tuple(result)
-        in_place = isinstance(operation.function, Functional)
+        if isinstance(operation.function, Functional):  # it is written to what has a dtype
+            results = tuple(map(self._written, operation.results, results))
         for value, held in zip_longest(operation.results, results):
             if value is None:
                 continue
@@ -392,11 +393,12 @@ class GraphLowering:
                 raise UnsupportedPatternError(
                     "the model reads a result of it that the library does not make"
                 )
-            if in_place and held.axes and getattr(torch, held.tensor.dtype) != value.dtype:
-                raise UnsupportedPatternError(
-                    f"what it makes is cast to {value.dtype}, as it is written to that"
-                )
         return results
+
+    def _written(self, value: Value | None, held: LoweredValue | None) -> LoweredValue | None:
+        if value is None or held is None or not held.axes:
+            return held
+        return self.cast(held, str(value.dtype).removeprefix("torch."))
 
     def _fall_back(self, operation: Operation, why: str) -> None:
         error = UnsupportedOperationError(operation.said, operation.where, why)
@@ -493,6 +495,34 @@ class GraphLowering:
             self.differentiable.add(value)
         self.before.append(operation)
         return value
+
+    def cast(self, x: LoweredValue, dtype: str) -> LoweredValue:
+        """A value in another floating dtype.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            Of float64: PyTorch rounds it to half types by way of float32.
+        """
+        if x.tensor.dtype == dtype:
+            return x
+        if "float64" in (x.tensor.dtype, dtype):
+            raise UnsupportedPatternError(f"from {x.tensor.dtype} to {dtype}")
+        return LoweredValue(self.net.cast(x.tensor, dtype, name=self.name("cast")), x.axes)
+
+    def widened(self, value: Value, dtype: torch.dtype) -> Value:
+        """A given value in a dtype that holds all of its numbers.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            If it does not.
+        """
+        if value.dtype == dtype:
+            return value
+        if torch.promote_types(value.dtype, dtype) != dtype:
+            raise UnsupportedPatternError(f"{value.dtype} in {dtype}")
+        return self.made_as("widened", lambda given: given.to(dtype), value, dtype)
 
     def made_as(
         self, what: str, function: Callable[..., torch.Tensor], value: Value, dtype: torch.dtype

@@ -55,6 +55,23 @@ class Within(nn.Module):
         return y, h.float().mean((2, 3))
 
 
+class Scaled(nn.Module):
+    """Parameters in single precision with half maps, and the other way round; one in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.linear, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.Conv2d(4, 2, 1)
+        self.scale, self.shift = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4, 1, 1))
+        self.gain = nn.Parameter(torch.tensor(1.3))
+        self.narrow = nn.Parameter(torch.rand(4, 1, 1, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        h = self.first(x)
+        y = (self.linear(h.permute(0, 2, 3, 1)) * self.scale).permute(0, 3, 1, 2) + h
+        z = self.first(x).mul_(self.gain).add_(self.shift)
+        return y - self.narrow, self.last(z), self.gain * z
+
+
 def result(model, x, dtype=None):
     """What it makes of x, under autocast to a dtype."""
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
@@ -94,6 +111,19 @@ def test_types_and_numbers_are_those_of_autocast(make, dtype):
     rounded = result(copy.deepcopy(eager), x, dtype)
     as_near(result(under, x, dtype), rounded, exact)
     assert all(each.grad.dtype == torch.float32 for each in under.parameters())
+
+
+def test_parameters_in_single_precision_times_half_maps_are_the_librarys():
+    """A layer's scale is multiplied in float32, as PyTorch promotes; one number promotes no map."""
+    torch.manual_seed(0)
+    eager, x = Scaled(), torch.randn(4, 3, 12, 12)
+    under = ooc.limit(copy.deepcopy(eager), LIMIT, strict=True)
+    found = result(under, x, torch.bfloat16)
+    as_near(found, result(eager, x, torch.bfloat16), result(_plain(eager), x.double()))
+    assert [y.dtype for y in found.outputs] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert {name: each.grad.dtype for name, each in under.named_parameters()} == {
+        name: each.dtype for name, each in eager.named_parameters()
+    }
 
 
 def _plain(model):

@@ -138,16 +138,8 @@ def converted(to: GraphLowering, self: Any, dtype: Any = None, **how: Any) -> Lo
             to.net.image(self.tensor, dtype=wanted, name=to.name("image")), self.axes
         )
     if self.tensor.is_floating and wanted in DTYPES:
-        return _cast(to, self, wanted)
+        return to.cast(self, wanted)
     raise UnsupportedPatternError(f"from {self.tensor.dtype} to {wanted}")
-
-
-def _cast(to: GraphLowering, x: LoweredValue, dtype: str) -> LoweredValue:
-    if x.tensor.dtype == dtype:
-        return x
-    if "float64" in (x.tensor.dtype, dtype):  # PyTorch rounds to half types by way of float32
-        raise UnsupportedPatternError(f"from {x.tensor.dtype} to {dtype}")
-    return LoweredValue(to.net.cast(x.tensor, dtype, name=to.name("cast")), x.axes)
 
 
 # Sums and products ----------------------------------------------------------------------------
@@ -228,8 +220,8 @@ def _with_factor(to: GraphLowering, one: Any, other: Any, factor: float) -> Lowe
     if len(maps) < 2:
         raise UnsupportedPatternError(f"{factor} times what is no map of a half type")
     dtype = maps[0].tensor.dtype if len({each.tensor.dtype for each in maps}) == 1 else "float32"
-    one, other = (_cast(to, each, "float32") for each in maps)
-    return _cast(to, _combined(to, "add", one, _times(to, other, factor)), dtype)
+    one, other = (to.cast(each, "float32") for each in maps)
+    return to.cast(_combined(to, "add", one, _times(to, other, factor)), dtype)
 
 
 def _times(to: GraphLowering, x: Any, factor: float) -> Any:
@@ -261,20 +253,24 @@ def _combined(to: GraphLowering, what: str, one: Any, other: Any) -> LoweredValu
             raise UnsupportedPatternError(f"of {one.shape} and {other.shape}, permuted apart")
         wide = torch.promote_types(*(getattr(torch, e.tensor.dtype) for e in (one, other)))
         dtype = str(wide).removeprefix("torch.")
-        one, other = _cast(to, one, dtype), _cast(to, other, dtype)
+        one, other = to.cast(one, dtype), to.cast(other, dtype)
         return LoweredValue(build(one.tensor, other.tensor, name=to.name(what)), one.axes)
     if not isinstance(other, Value):
         raise UnsupportedPatternError(f"with {other!r}, which is no real number")
-    return LoweredValue(build(one.tensor, _broadcast(to, one, other), name=to.name(what)), one.axes)
+    wide = torch.promote_types(getattr(torch, one.tensor.dtype), other.dtype)
+    b = _broadcast(to, one, other, wide)
+    a = to.cast(one, str(wide).removeprefix("torch."))
+    y = LoweredValue(build(a.tensor, b, name=to.name(what)), one.axes)
+    return to.cast(y, one.tensor.dtype) if other.shape == () else y  # one number promotes no map
 
 
 def _size(held: LoweredValue) -> int:
     return math.prod(held.shape)
 
 
-def _broadcast(to: GraphLowering, one: LoweredValue, other: Value) -> Tensor:
-    """A given value, as it lies along the axes of a map."""
-    if other.dtype != getattr(torch, one.tensor.dtype):
+def _broadcast(to: GraphLowering, one: LoweredValue, other: Value, dtype: torch.dtype) -> Tensor:
+    """A given value in a dtype, as it lies along the axes of a map."""
+    if not other.dtype.is_floating_point:
         raise UnsupportedPatternError(f"of {one.tensor.dtype} and {other.dtype}")
     shape = [1] * len(one.axes)
     for index, extent in enumerate(reversed(other.shape)):
@@ -284,4 +280,4 @@ def _broadcast(to: GraphLowering, one: LoweredValue, other: Value) -> Tensor:
     longer = [one.axes.index(axis) for axis in range(len(shape)) if shape[axis] > 1]
     if longer != sorted(longer):  # it would have to be permuted
         raise UnsupportedPatternError(f"of {one.shape} permuted and {other.shape}")
-    return to.given(other, shape)
+    return to.given(to.widened(other, dtype), shape)

@@ -82,17 +82,9 @@ def _vectors(to: GraphLowering, x: Tensor, weight: Any, bias: Any) -> dict[str, 
     """Scale and bias, in the type that sums are held in."""
     dtype = getattr(torch, ACCUMULATOR[x.dtype])
     return {
-        name: None if value is None else to.parameter(_widened(to, value, dtype))
+        name: None if value is None else to.parameter(to.widened(value, dtype))
         for name, value in (("scale", weight), ("bias", bias))
     }
-
-
-def _widened(to: GraphLowering, value: Value, dtype: torch.dtype) -> Value:
-    if value.dtype == dtype:
-        return value
-    if torch.promote_types(value.dtype, dtype) != dtype:
-        raise UnsupportedPatternError(f"vectors of {value.dtype}")
-    return to.made_as("widened", lambda vector: vector.to(dtype), value, dtype)
 
 
 def _frozen(to: GraphLowering, name: str, weight: Any, bias: Any) -> None:
