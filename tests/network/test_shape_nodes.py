@@ -66,6 +66,8 @@ NODES = {
             lambda x: F.pad(x, (-1, 3, 1, 2), value=0.5)),
     "crop": ((2, 3, 6, 5), "crop", {"start": (1, 2), "size": (4, 3)},
              lambda x: x[:, :, 1:5, 2:5]),
+    "channels": ((2, 5, 3, 4), "channel_slice", {"start": 1, "stop": 3}, lambda x: x[:, 1:3]),
+    "channels of vectors": ((3, 5), "channel_slice", {"start": 3, "stop": 5}, lambda x: x[:, 3:]),
     "nearest": ((2, 3, 4, 5), "interpolation", {"scale_factor": 2},
                 lambda x: F.interpolate(x, scale_factor=2)),
     "trilinear": ((1, 2, 3, 4, 2), "interpolation", {"size": (5, 3, 4), "mode": "linear"},
@@ -139,9 +141,44 @@ def test_several_read_what_was_cropped_padded_and_resized():
     check_network(net, y, twin)
 
 
+def test_gradients_of_channels_are_made_in_their_place():
+    """A gate's two halves: no zeros, no sum, no copy."""
+    net, x = network_on((2, 4, 3, 5))
+    h = net.convolution(x, 6, window=1, name="c")
+    a, b = net.channel_slice(h, 0, 3), net.channel_slice(h, 3, 6)
+    y = net.multiply(net.activation(a, "tanh"), net.activation(b, "sigmoid"))
+
+    def twin(t):
+        a, b = F.conv2d(t["x"], t["c.w"], t["c.b"]).chunk(2, 1)
+        return a.tanh() * b.sigmoid()
+
+    check_network(net, y, twin)
+    names = [phase.name for phase in net.gradient_phases(y).phases]
+    assert not any(word in name for name in names for word in ("copy", "zeros", "sum of"))
+
+
+def test_channels_that_several_read_or_nobody_add_up():
+    """In parts that overlap, beside readers of all of it, of a sum that others read, too."""
+    net, x = network_on((2, 6, 3, 5))
+    h = net.activation(x, "tanh")
+    k = net.add(h, net.activation(h))
+    one, two, both = (net.channel_slice(k, *each) for each in ((1, 3), (2, 4), (0, 6)))
+    y = net.add(net.multiply(one, two), net.channel_slice(net.add(both, h), 4, 6))
+
+    def twin(t):
+        h = t["x"].tanh()
+        k = h + h.relu()
+        return k[:, 1:3] * k[:, 2:4] + (k + h)[:, 4:6]
+
+    check_network(net, y, twin)
+    check_network(net, net.channel_slice(net.channel_slice(k, 1, 5), 1, 3), lambda t: (
+        t["x"].tanh() + t["x"].tanh().relu())[:, 2:4])  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("build", "why"),
     [
+        (lambda net, x: net.channel_slice(x, 2, 4), "2 to 4 must be some of the 3 channels"),
         (lambda net, x: net.crop(x, 3, 4), "crop_1: start .* reach beyond"),
         (lambda net, x: net.interpolation(x), "interpolation_1: one of size"),
         (lambda net, x: net.transposed_convolution(x, 4, window=3, output_padding=1),

@@ -23,7 +23,8 @@ def values(net, seed=0, inputs=None):
             found[name] = random.standard_normal(tensor.shape) if given is None else given
         elif tensor.kind in ("parameter", "running"):
             lasting = net.parameters if tensor.kind == "parameter" else net.running
-            noise = random.uniform(-0.1, 0.1, tensor.shape)
+            constant = name.endswith(".zero")
+            noise = 0 if constant else random.uniform(-0.1, 0.1, tensor.shape)
             found[name] = (lasting[name] + noise).astype(tensor.dtype)
     return found
 

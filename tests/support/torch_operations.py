@@ -203,7 +203,39 @@ def _resizing():
         found[f"pad: {name}"] = (lambda pad=pad: Apply(lambda x: F.pad(x, pad)), MAP)
     found["pad: a value"] = (lambda: Apply(lambda x: F.pad(x, (1, 1, 2, 2), value=0.5)), MAP)
     found["slices"] = (lambda: Apply(lambda x: x[:, :, 1:-2, 3:]), MAP)
+    found |= {name: (lambda each=each: Apply(*each), MAP) for name, each in _parts().items()}
+    found["GLU of lines"] = (lambda: Apply(lambda x: F.glu(x, 1), after=2, axes=1), LINE)
     return found
+
+
+def _parts():
+    """Functions of some channels, and the channels of what they make."""
+
+    def gated(x):
+        a, b = x.chunk(2, 1)
+        return a.tanh() * b.sigmoid()
+
+    def last_axis(x):
+        a, b = x.permute(0, 2, 3, 1).split([1, 3], -1)
+        return (a * b[..., 1:2]).permute(0, 3, 1, 2) + x[:, :1]
+
+    def some(x):
+        return x[:, 1:3].relu() + x[:, 2:].tanh()
+
+    def joined(x):
+        parts = x.split([1, 2, 1], 1)
+        return torch.cat([parts[0], parts[1].relu(), parts[2].sigmoid()], 1) + x
+
+    return {
+        "chunks of channels": (gated, 2),
+        "chunks along an axis": (lambda x: torch.mul(*x.chunk(2, 2)), 4),
+        "a split of channels last": (last_axis, 1),
+        "some channels, some twice": (some, 2),
+        "a split that is joined": (joined, 4),
+        "narrow": (lambda x: x.narrow(1, 1, 2).narrow(2, -5, 4), 2),
+        "GLU": (lambda x: F.glu(x, 1), 2),
+        "one of unequal chunks": (lambda x: x.chunk(3, 2)[2], 4),
+    }
 
 
 def _arithmetic():

@@ -10,6 +10,7 @@ from ooc_cudnn.network.ir.tensor import (
     Origin,
     Place,
     Tensor,
+    channels_of,
     extents,
     meet,
     place_of,
@@ -19,6 +20,7 @@ from ooc_cudnn.network.ir.tensor import (
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.call import Operand, Region, TiledCall
 from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.elementwise.activation import Activation
 from ooc_cudnn.operations.elementwise.binary import AdditionCall
 from ooc_cudnn.settings_table import Settings
@@ -148,6 +150,9 @@ class Backward(_Emit):
         self.tensors = forward.tensors
         self.seeds: dict[str, str] = {}
         self._gradients: dict[str, Tensor] = {}
+        #: Channels of a tensor that its gradient, made part by part, has nothing in yet.
+        self._missing: dict[str, list[Range]] = {}
+        self._zeros: dict[str, Tensor] = {}
         #: Of each tensor whose gradient somebody has yet to read, where that lies.
         self._unread: dict[str, Place] = {}
         for output in seeds:
@@ -162,6 +167,7 @@ class Backward(_Emit):
 
     def gradient_of(self, tensor: Tensor) -> Tensor | None:
         """The gradient of a tensor as far as it is made; None if there is none."""
+        self._fill(tensor)
         return self._gradients.get(tensor.name)
 
     def done_with(self, tensor: Tensor) -> None:
@@ -189,6 +195,8 @@ class Backward(_Emit):
         wanted = {result: of for result, of in makes.items() if self.wants(of)}
         if not wanted:
             return
+        for of in wanted.values():
+            self._fill(of)
         adding = replace(call, beta=1.0)
         scaled = {result for result in call.results if adding.scaling(result)[1] == 1}
         apart = len({of.name for of in wanted.values()}) == len(wanted)
@@ -223,10 +231,72 @@ class Backward(_Emit):
             return
         if region or dy.shape != x.shape:
             dy = self.view(dy, x.shape, region, self._free(f"{x.name}.gradient"))
+        self._fill(x)
         if x.name in self._gradients:
             self._add(x, dy)
         else:
             self._holds(x, dy)
+
+    def hand_channels(self, dy: Tensor, x: Tensor, channels: Range, zero: Tensor) -> None:
+        """Make dy the gradient of some channels of x, or add it to what these have.
+
+        Whoever makes dy writes it there. Channels that nobody hands a gradient get `zero`, (1,).
+        """
+        if not self.wants(x):
+            return
+        if x.name not in self._gradients:
+            self._holds(x, self._new(x))
+            self._missing[x.name] = [(0, x.shape[1])]
+            self._zeros[x.name] = zero
+        missing = self._missing.get(x.name, [])
+        around = next((r for r in missing if r[0] <= channels[0] and channels[1] <= r[1]), None)
+        if around is not None:
+            region = channels_of(x.shape, channels)
+            if not self._lay(dy, self._gradients[x.name], region):
+                self.copy(f"copy of {dy.name}", dy, self._channels(x, channels))
+            missing.remove(around)
+            rest = ((around[0], channels[0]), (channels[1], around[1]))
+            missing += [(start, stop) for start, stop in rest if start < stop]
+            return
+        self._fill(x)
+        if not self._may_change(x):
+            gradient = self._new(x)
+            self.copy(f"copy of {x.name}.gradient", self._gradients[x.name], gradient)
+            self._holds(x, gradient)
+        call = AdditionCall(dy.shape, dy.shape, dy.dtype)
+        part = self._channels(x, channels)
+        self.phase(f"sum of {x.name}.gradient", call, y=part, b=dy)
+
+    def _fill(self, x: Tensor) -> None:
+        """Write zeros to the channels of a gradient that nobody has made a part of."""
+        for channels in self._missing.pop(x.name, ()):
+            part = self._channels(x, channels)
+            call = AdditionCall(part.shape, (1,) * len(part.shape), x.dtype, alpha_y=0.0)
+            self.phase(f"zeros of {x.name}.gradient", call, y=part, b=self._zeros[x.name])
+
+    def _channels(self, x: Tensor, channels: Range) -> Tensor:
+        """Some channels of the gradient of x."""
+        region = channels_of(x.shape, channels)
+        name = self._free(f"{x.name}.gradient")
+        return self.view(self._gradients[x.name], extents(region), region, name)
+
+    def _lay(self, part: Tensor, target: Tensor, region: Region) -> bool:
+        """Make a gradient a view of a region of another one; False if it is its maker's own."""
+        base, inner = place_of(part.name, self.tensors)
+        tensor = self.tensors[base]
+        if (
+            tensor.kind != "gradient"
+            or inner != whole_region(tensor.shape)
+            or tensor.shape != part.shape
+            or base in self.seeds.values()
+            or base == place_of(target.name, self.tensors).base
+        ):
+            return False
+        self.tensors[base] = replace(tensor, of=target.name, region=region)
+        for name, gradient in self._gradients.items():
+            if name in self._unread:
+                self._unread[name] = place_of(gradient.name, self.tensors)
+        return True
 
     def _add(self, of: Tensor, more: Tensor, *, made_here: bool = False) -> None:
         """Add `more` to the gradient of a tensor; in place on either, if that may change."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.operation import Shape
+from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.pipeline.program import inside
 from ooc_cudnn.tensor import DTYPES, ITEM_BYTES
 
@@ -117,6 +118,16 @@ def whole_region(shape: Shape) -> Region:
     ((0, 2), (0, 3))
     """
     return tuple((0, extent) for extent in shape)
+
+
+def channels_of(shape: Shape, channels: Range) -> Region:
+    """The region that is some channels of a tensor.
+
+    >>> channels_of((2, 5, 4), (1, 3))
+    ((0, 2), (1, 3), (0, 4))
+    """
+    images, _, *spatial = whole_region(shape)
+    return (images, channels, *spatial)
 
 
 def extents(region: Region) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -155,16 +156,65 @@ def part(
 ) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise UnsupportedPatternError("it does not read the inputs first")
+    first, last, _ = slice(start, end).indices(self.shape[dim])  # out of range is cut off
+    if step != 1:
+        raise UnsupportedPatternError(f"every {step}th of axis {dim}")
+    return _sliced(to, self, dim, first, last)
+
+
+@rule("narrow")
+def narrow(to: GraphLowering, self: Any, dim: int, start: Any, length: int) -> LoweredValue:
+    if not isinstance(self, LoweredValue) or not isinstance(start, int):
+        raise UnsupportedPatternError("it does not read the inputs first")
+    start %= self.shape[dim] or 1
+    return _sliced(to, self, dim, start, start + length)
+
+
+@rule("chunk", "unsafe_chunk")
+def chunk(to: GraphLowering, self: Any, chunks: int, dim: int = 0) -> tuple[LoweredValue, ...]:
+    return split(to, self, -(-self.shape[dim] // chunks), dim=dim)
+
+
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+def split(
+    to: GraphLowering,
+    self: Any,
+    split_size: Any = None,
+    split_sizes: Any = None,
+    dim: int = 0,
+) -> tuple[LoweredValue, ...]:
+    if not isinstance(self, LoweredValue):
+        raise UnsupportedPatternError("it does not read the inputs first")
+    sizes = split_size if split_sizes is None else split_sizes
     extent = self.shape[dim]
-    first, last, _ = slice(start, end).indices(extent)  # out of range is cut off
-    if (first, last) == (0, extent) and step == 1:
-        return self
-    axis = self.axes[dim]
-    if step != 1 or axis < 2 or first >= last:
+    if isinstance(sizes, int):
+        ends = [min(start + sizes, extent) for start in range(0, extent, sizes)]
+    else:
+        ends = list(itertools.accumulate(sizes))
+    pairs = zip([0, *ends], ends, strict=False)
+    return tuple(_sliced(to, self, dim, start, stop) for start, stop in pairs)
+
+
+@rule("glu")
+def gated(to: GraphLowering, self: Any, dim: int) -> LoweredValue:
+    halves = chunk(to, self, 2, dim)
+    gate = to.net.activation(halves[1].tensor, "sigmoid", name=to.name("gate"))
+    return LoweredValue(to.net.multiply(halves[0].tensor, gate, name=to.name()), self.axes)
+
+
+def _sliced(to: GraphLowering, x: LoweredValue, dim: int, start: int, stop: int) -> LoweredValue:
+    """A view of some channels, or of some rows along a spatial axis."""
+    if (start, stop) == (0, x.shape[dim]):
+        return x
+    axis = x.axes[dim]
+    if axis == 0 or start >= stop:
         raise UnsupportedPatternError(
-            f"[{start}:{end}:{step}] of axis {dim}: of spatial axes there are crops"
+            f"[{start}:{stop}] of axis {dim}: there are parts of channels and of spatial axes"
         )
-    spatial = self.tensor.shape[2:]
+    if axis == 1:
+        tensor = to.net.channel_slice(x.tensor, start, stop, name=to.name("part"))
+        return LoweredValue(tensor, x.axes)
+    spatial = x.tensor.shape[2:]
     starts, sizes = [0] * len(spatial), list(spatial)
-    starts[axis - 2], sizes[axis - 2] = first, last - first
-    return LoweredValue(to.net.crop(self.tensor, starts, sizes, name=to.name("crop")), self.axes)
+    starts[axis - 2], sizes[axis - 2] = start, stop - start
+    return LoweredValue(to.net.crop(x.tensor, starts, sizes, name=to.name("crop")), x.axes)

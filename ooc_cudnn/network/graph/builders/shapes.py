@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooc_cudnn.network.graph.builders.base import Builders, builder
+from ooc_cudnn.network.graph.initializers import zeros
+from ooc_cudnn.network.graph.nodes.channel_slice import ChannelSlice
 from ooc_cudnn.network.graph.nodes.concatenate import Concatenate
 from ooc_cudnn.network.graph.nodes.crop import Crop
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
 from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.core.window_arguments import is_int
 from ooc_cudnn.operations.elementwise.reshape import flatten
 from ooc_cudnn.operations.resampling.arguments import describe_crop, describe_padding, interpolation
 from ooc_cudnn.types import Padding, Sizes
@@ -68,6 +71,16 @@ class ShapeBuilders(Builders):
         operation = describe_crop(x.shape, start, size, dtype=x.dtype)
         y = self._result(name, operation.output_shape, x.dtype)
         return self._add(Crop(name, y, x, operation))
+
+    @builder
+    def channel_slice(self, x: Tensor, start: int, stop: int, *, name: str = "") -> Tensor:
+        """The channels of x from `start` to before `stop`; no copy."""
+        x = self._own(x)
+        if not (is_int(start) and is_int(stop) and 0 <= start < stop <= x.shape[1]):
+            raise ValueError(f"{start!r} to {stop!r} must be some of the {x.shape[1]} channels")
+        zero = self._running_statistics(name, "zero", (1,), x.dtype, zeros)
+        y = self._result(name, (x.shape[0], int(stop - start), *x.shape[2:]), x.dtype)
+        return self._add(ChannelSlice(name, y, x, zero, (int(start), int(stop))))
 
     @builder
     def interpolation(
