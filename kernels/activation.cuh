@@ -20,6 +20,7 @@ enum Mode {
     HARDSIGMOID = 9,
     HARDSWISH = 10,
     GELU_TANH = 11,  // cuDNN's GELU_APPROX_TANH
+    MISH = 12,
 };
 
 __device__ inline float exponential(float x) { return expf(x); }
@@ -37,6 +38,16 @@ __device__ inline A gelu_tanh_exponent(A x) {
     return A(1.59576912160573071176) * x * (A(1) + A(0.044715) * x * x);
 }
 
+// mish's gate, tanh(log(1 + e^x)), of x and exp(-|x|): without cancellation, and without overflow
+template <typename A>
+__device__ inline A mish_over(A x, A below) {
+    return x > A(0) ? A(1) + A(2) * below : below * (below + A(2));
+}
+template <typename A>
+__device__ inline A mish_under(A x, A below) {
+    return x > A(0) ? A(1) + A(2) * below * (below + A(1)) : below * (below + A(2)) + A(2);
+}
+
 template <int MODE, typename A>
 __device__ inline A activation(A x, A coef) {
     const A zero = 0, one = 1;
@@ -50,6 +61,10 @@ __device__ inline A activation(A x, A coef) {
     if constexpr (MODE == GELU)
         return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);
     if constexpr (MODE == GELU_TANH) return x / (one + exponential(-gelu_tanh_exponent(x)));
+    if constexpr (MODE == MISH) {
+        const A below = exponential(x > zero ? -x : x);
+        return x * (mish_over(x, below) / mish_under(x, below));
+    }
     if constexpr (MODE == LEAKY_RELU) return x > zero ? x : coef * x;
     if constexpr (MODE == HARDSIGMOID || MODE == HARDSWISH) {
         const A line = x / A(6) + A(0.5);

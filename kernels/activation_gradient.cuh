@@ -38,6 +38,12 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
         const A steep = A(1.59576912160573071176) * (inner + A(3 * 0.044715) * inner * x * x);
         return dy * ((exponent > zero ? gate : below * gate) + steep);
     }
+    if constexpr (MODE == MISH) {
+        const A below = exponential(x > zero ? -x : x);
+        const A under = mish_under(x, below), above = below * (below + one);
+        const A steep = A(4) * (x > zero ? below * above : above) / (under * under);
+        return dy * (mish_over(x, below) / under + x * steep);
+    }
     if constexpr (MODE == PRELU) return y > zero ? dy : dy * x;
     if constexpr (MODE == LEAKY_RELU) return x > zero ? dy : dy * coef;
     if constexpr (MODE == HARDSIGMOID) return y > zero && y < one ? dy * (one / A(6)) : zero;

@@ -192,7 +192,7 @@ DILATION = {
     "groups True": ({"groups": True}, (TypeError, ValueError), r"groups must.*True"),
 }
 ACTIVATION = {
-    "unknown": ({"mode": "mish"}, ValueError, r"must be one of .*relu.*gelu.*'mish'"),
+    "unknown": ({"mode": "selu"}, ValueError, r"must be one of .*relu.*gelu.*'selu'"),
     "None": ({"mode": None}, ValueError, r"must be one of.*None"),
     "coef without meaning": ({"mode": "relu", "coef": 1.0}, ValueError, r"coef has no meaning"),
     "coef text": ({"mode": "elu", "coef": "1"}, TypeError, r"coef must be a number.*'1'"),
@@ -378,7 +378,7 @@ CHAINS = {
         lambda o: [o.OpTensor("add", np.ones((3, 4, 12, 8)))], TypeError, r"b.* must be float32",
     ),
     "an unknown op": (lambda o: [o.OpTensor("divide", ones(4))], ValueError, r"op must be one of"),
-    "an unknown activation": (lambda o: [o.Activation("mish")], ValueError, r"mode must be one of"),
+    "an unknown activation": (lambda o: [o.Activation("selu")], ValueError, r"mode must be one of"),
     "an unknown pooling": (
         lambda o: [o.Pooling(2, mode="median")], ValueError, r"mode must be one of",
     ),

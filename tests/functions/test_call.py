@@ -414,7 +414,7 @@ BAD = {
     "alpha complex": ({"alpha": np.complex64(1)}, TypeError, r"alpha must be a number"),
     "beta infinite": ({"beta": float("inf")}, ValueError, r"beta must be finite.*inf"),
     "beta without out": ({"beta": 0.5, "out": None}, ValueError, r"beta=0\.5 needs out"),
-    "activation unknown": ({"activation": "mish"}, ValueError, r"activation must be .*'mish'"),
+    "activation unknown": ({"activation": "selu"}, ValueError, r"activation must be .*'selu'"),
     "activation None": ({"activation": None}, ValueError, r"activation must be one of.*None"),
     "coef without meaning": ({"coef": 1.0}, ValueError, r"coef has no meaning.*relu"),
     "coef text": ({"activation": "elu", "coef": "1"}, TypeError, r"coef must be a number.*'1'"),

@@ -71,6 +71,11 @@ def gelu_tanh_slope(x):
     return 0.5 * (1 + np.tanh(inner)) + 0.5 * x * (1 - np.tanh(inner) ** 2) * of_inner
 
 
+def mish_slope(x):
+    softplus = np.logaddexp(0, x)
+    return np.tanh(softplus) + x * gate(x) / np.cosh(np.minimum(softplus, 350)) ** 2
+
+
 def elu_slope(y, x, coef):
     if coef >= 0:
         return np.where(y <= 0, y + coef, 1.0)
@@ -139,6 +144,14 @@ MODES = {
         steepest=1.13,
         cancels=4.0,
         most=1e100,
+    ),
+    "mish": Known(
+        lambda x, coef: F.mish(x),
+        lambda x, coef: x * np.tanh(np.logaddexp(0, x)),
+        lambda y, x, coef: mish_slope(x),
+        needs_x=True,
+        steepest=1.09,
+        cancels=4.0,
     ),
     "leaky_relu": Known(
         lambda x, coef: torch.where(x > 0, x, coef * x),

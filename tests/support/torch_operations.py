@@ -103,8 +103,8 @@ class SeveralOutputs(nn.Module):
 def _activations():
     modules = (
         nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.Sigmoid(), nn.Tanh(), nn.SiLU(),
-        nn.GELU(), nn.GELU("tanh"), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardtanh(0, 2), nn.PReLU(),
-        nn.PReLU(4), nn.ReLU(inplace=True), nn.Identity(),
+        nn.GELU(), nn.GELU("tanh"), nn.Mish(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardtanh(0, 2),
+        nn.PReLU(), nn.PReLU(4), nn.ReLU(inplace=True), nn.Identity(),
     )  # fmt: skip
     return {str(each): (lambda each=each: around(each), MAP) for each in modules}
 

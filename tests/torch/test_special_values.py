@@ -47,7 +47,7 @@ MODULES = {
 #: has the latter's, and so has the library.
 TWO_ANSWERS = {name for name in MODULES if name.startswith(("relu6", "hardt", "elu", "hardswish"))}
 #: Computed by PyTorch itself, on the host in vectors.
-FALLBACKS = ("softplus", "mish", "celu", "selu", "clamp", "logsigmoid", "softsign", "tanhshrink",
+FALLBACKS = ("softplus", "celu", "selu", "clamp", "logsigmoid", "softsign", "tanhshrink",
              "softshrink", "hardshrink", "threshold")  # fmt: skip
 
 #: Of these PyTorch's slope overflows in single precision, far out, where the library's does not.

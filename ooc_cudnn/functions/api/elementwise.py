@@ -92,8 +92,8 @@ def activation_forward(
     x : array, shape (n, c, up to 3 spatial axes)
         Any placement and strides.
     mode : str
-        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, gelu_tanh, leaky_relu, hardsigmoid,
-        hardswish or identity.
+        relu, clipped_relu, elu, sigmoid, tanh, swish, gelu, gelu_tanh, mish, leaky_relu,
+        hardsigmoid, hardswish or identity.
     coef : float, optional
         Ceiling of clipped_relu (6), alpha of elu (1), beta of swish (1), negative slope of
         leaky_relu (0.01).

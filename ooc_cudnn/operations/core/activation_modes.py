@@ -93,6 +93,28 @@ def _gelu_tanh(y: Array, x: Array, coef: float) -> Array:
     return np.asarray(expit(twice) + _TWICE * (inner + 3 * _CUBE * inner * x * x))
 
 
+def _mish_terms(x: Array) -> tuple[Array, Array, Array]:
+    """Of mish's gate tanh(log(1 + exp(x))) numerator, denominator, and a factor of its slope.
+
+    By exp(-|x|): without cancellation, and without overflow.
+    """
+    below = np.exp(-np.abs(x))
+    above = below * (below + 1)
+    over = np.where(x > 0, 1 + 2 * below, below * (below + 2))
+    under = np.where(x > 0, 1 + 2 * above, below * (below + 2) + 2)
+    return over, under, np.where(x > 0, below * above, above)
+
+
+def _mish(x: Array) -> Array:
+    over, under, _ = _mish_terms(x)
+    return np.asarray(x * (over / under))
+
+
+def _mish_slope(y: Array, x: Array, coef: float) -> Array:
+    over, under, steep = _mish_terms(x)
+    return np.asarray(over / under + x * (4 * steep / (under * under)))
+
+
 def _hardswish(y: Array, x: Array, coef: float) -> Array:
     inside = np.where(x < 3, x / 3 + 0.5, 1)
     return np.where(x <= -3, 0, inside).astype(y.dtype, copy=False)
@@ -120,6 +142,8 @@ MODES = {
     "gelu_tanh": Mode(
         lambda x, c: np.asarray(x * expit(_twice_inner(x))),
         _gelu_tanh, needs_x=True, exponentials=1, of_slope=2),
+    "mish": Mode(
+        lambda x, c: _mish(x), _mish_slope, needs_x=True, exponentials=1, of_slope=1),
     "leaky_relu": Mode(
         lambda x, c: np.where(x > 0, x, c * x),
         lambda y, x, c: np.where(x > 0, y.dtype.type(1), y.dtype.type(c)),

@@ -20,6 +20,7 @@ _PLAIN = {
     "silu": "swish",
     "hardswish": "hardswish",
     "hardsigmoid": "hardsigmoid",
+    "mish": "mish",
 }
 
 
