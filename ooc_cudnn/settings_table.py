@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -72,6 +73,19 @@ def _parse_count(value: object, name: str) -> int:
     if value < 0:
         raise ValueError(f"{name}={value!r} is negative; {rule}")
     return int(value)
+
+
+def _parse_seconds(value: object, name: str) -> float:
+    rule = "give seconds, 0 or more"
+    if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {rule}")
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError(f"{name}={value!r} is no number; {rule}") from None
+    if not 0.0 <= seconds < math.inf:
+        raise ValueError(f"{name}={value!r} is not a number of seconds; {rule}")
+    return seconds
 
 
 def _parse_machine(value: object, name: str) -> MachineModel | str | None:
@@ -203,6 +217,15 @@ SETTINGS: Final = (
         "machine.",
     ),
     Setting(
+        "tune_seconds",
+        0.0,
+        _parse_seconds,
+        "Seconds that planning a network may take to time what cuDNN's heuristics rank for "
+        "convolutions of which nothing was measured. What was timed is kept for later processes.",
+        "More makes predictions right, and with them memory orders and plans; a `tune` by hand "
+        "tries more engines, and checks them.",
+    ),
+    Setting(
         "plan_cache",
         True,
         _parse_switch,
@@ -233,7 +256,7 @@ class Settings:
     Parameters
     ----------
     device, memory_limit, host_memory_limit, allow_tf32, deterministic, overlap, verify, machine, \
-plan_cache, progress
+tune_seconds, plan_cache, progress
         As in `SETTINGS`, each in its normal form. `memory_limit` is bytes (``int``), a fraction of
         the free memory (``float``) or None: see `ooc_cudnn.units.resolve_limit`.
     """
@@ -246,5 +269,6 @@ plan_cache, progress
     overlap: bool
     verify: int
     machine: MachineModel | str | None = field(hash=False)
+    tune_seconds: float
     plan_cache: bool
     progress: Progress = field(hash=False)

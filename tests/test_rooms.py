@@ -148,7 +148,7 @@ SHARED = {
     },
     "linear": {"convolution.forward", "convolution.gradients"},
     "elementwise": {"core.pointwise", "normalization.batch_launches", "softmax.channels"},
-    "fused_convolution": {"convolution.fused_forward"},
+    "fused_convolution": {"convolution.fused_forward", "convolution.gradients"},
     "gradient_sums": {"elementwise.gradient_reductions", "normalization.batch_launches"},
     "image_softmax": {"softmax.channels"},
     "masks": {"elementwise.activation_bitmask"},

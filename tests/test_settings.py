@@ -36,6 +36,7 @@ DEFAULTS = {
     "overlap": True,
     "verify": 0,
     "machine": None,
+    "tune_seconds": 0.0,
     "plan_cache": True,
     "progress": "auto",
 }

@@ -180,6 +180,26 @@ class EngineTuner:
             engines += self._sparing(engines, once, ranked, right)
         return _as_measured(operation, engines, is_complete=is_complete and every and compiled)
 
+    def ranked(self, launched: Launched, count: int) -> Measurement | None:
+        """Time the engines that the heuristics rank first, so many at most, and check none.
+
+        What they choose runs where nothing was measured, too. Of strict float32 it is all: those
+        that follow may use Fourier transforms, which are taken where they were checked. None if
+        there is no room for any.
+        """
+        operation: AnyConvolution = launched[0].operation
+        quick = Bench(
+            self.device, self.bench.limit_bytes, batches=1, batch_seconds=0.0, refill=False
+        )
+        options, ranked = self._by_heuristics(quick, launched, self.engines.chosen(operation))
+        if count > 1 and forward_of(operation).precision not in ("float32", "float64"):
+            candidates = self.engines.candidates(operation, every=False, compiled=False)
+            others = itertools.islice((e for e in candidates if e not in ranked), count - 1)
+            self._timed_once(quick, launched, others, options)
+        unchecked = (replace(each, error=None, is_right_uneven=False) for each in options)
+        engines = [TimedEngine(each, None, each.seconds) for each in unchecked]
+        return _as_measured(operation, engines, is_complete=False)
+
     def measured_again(
         self,
         launched: Launched,

@@ -267,7 +267,7 @@ def well_known(before: Iterable[Measurement], effort: Effort) -> list[AnyConvolu
     """Select those that were measured before with as much effort.
 
     A table says whether every engine was tried, those that are compiled at run time included. Where
-    these are not asked for, each table serves.
+    these are not asked for, each table serves in which an engine was checked.
     """
     is_all = effort.every and effort.compiled
     return [
@@ -276,6 +276,7 @@ def well_known(before: Iterable[Measurement], effort: Effort) -> list[AnyConvolu
         if each.operation is not None
         and each.options
         and (each.is_complete or not is_all)
+        and any(option.error is not None for option in each.options)
         and (
             any(option.is_right_uneven for option in each.options)
             or not (effort.borders and border_pieces(each.operation))

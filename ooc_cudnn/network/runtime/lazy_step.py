@@ -12,6 +12,7 @@ from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measurement
+from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
@@ -28,10 +29,11 @@ from ooc_cudnn.network.runtime.constraints_here import (
     limit_here,
     misaligned_inputs,
 )
-from ooc_cudnn.network.runtime.engine_tuning import measure_engines
+from ooc_cudnn.network.runtime.engine_tuning import measure_engines, time_first
 from ooc_cudnn.network.runtime.executable import Executable
 from ooc_cudnn.network.runtime.inputs import Holder, as_held
 from ooc_cudnn.network.runtime.plan_cache import load_or_plan
+from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.plan_step import plan_again
 from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.settings import current
@@ -70,6 +72,8 @@ class LazyStep(ABC, Generic[R]):
         self._asked, self._given_plan = asked, plan
         self._steps: dict[Settings, Step] = {}
         self._changed: tuple[Step, tuple[str, ...]] | None = None
+        #: The step whose convolutions were timed before it was planned.
+        self._timed: Step | None = None
         self._ready: dict[Hashable, R] = {}
         self._room = 0  # bytes of the device, beside all arrays, when it was planned
         self._kept = KeptGradients()
@@ -200,7 +204,20 @@ class LazyStep(ABC, Generic[R]):
         self._ready.clear()
         self._last_ready = None
 
+    def _time_first(self) -> None:
+        """Time what the heuristics rank, before the step is planned for the first time."""
+        settings, step = current(), self._step
+        device = get_device(settings.device)
+        fixed = settings.machine is not None or settings.deterministic
+        if fixed or not settings.tune_seconds or device.engines is None or step is self._timed:
+            return
+        limit, machine = limit_here(device, self._limit), machine_for(device, None)
+        time_first(device, canonicalize(step, "best"), machine, limit, settings.tune_seconds)
+        self._timed = step
+
     def _planned(self, inputs: Mapping[str, ArrayRef], *, ask: bool = True) -> LoweredStep:
+        if ask and self._given_plan is None:
+            self._time_first()
         more = self._kept_bytes(inputs) - self._given_bytes(inputs)
         constraints = constraints_for(self._limit, None, self._step, inputs, more)
         constraints = replace(constraints, target=constraints.target.asking(ask=ask, sparing=0))

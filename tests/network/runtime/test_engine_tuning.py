@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
-from ooc_cudnn.devices.tuning_database import forget_tables
+from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.network.runtime import engine_tuning
 from ooc_cudnn.operations.convolution.gradients import forward_of
@@ -77,6 +78,86 @@ def test_a_tuned_step_launches_what_was_measured(make, random, limit):
         again(**given)
         assert algorithms(again) == {"eng101 (measured)"}
         assert again.tune(**given) == []
+
+
+def known_engines():
+    """Engines of each convolution that was measured, and whether some were not checked."""
+    tables = tables_of(get_device("host"))
+    return [
+        (tuple(option.engine.number for option in each.options),
+         {option.error is None for option in each.options})
+        for each in tables
+    ]  # fmt: skip
+
+
+def test_what_is_ranked_is_timed_before_a_step_is_planned(make, random):
+    """The heuristics' choice, and what they rank next; a `tune` by hand measures all the same."""
+    slow, fast, hidden = (
+        FakeEngine(100, 3e-7), FakeEngine(101, 1e-7), FakeEngine(102, 1e-8, is_ranked=False),
+    )  # fmt: skip
+    make(slow, fast, hidden)
+    net, loss = network()
+    given = inputs(random, net)
+    step = net.training_step(loss, **QUICK)
+    value = step(**given)
+    assert algorithms(step) == {"eng100"}
+    assert known_engines() == []
+    with ooc_cudnn.settings(tune_seconds=60.0):
+        step = net.training_step(loss, **QUICK)
+        assert step(**given) == pytest.approx(value, rel=1e-6)
+        assert algorithms(step) == {"eng101 (measured)"}
+        assert known_engines() == 5 * [((101,), {True})]
+        launches = slow.launched
+        forget_tables()  # as another process
+        again = net.training_step(loss, **QUICK)
+        again(**given)
+        assert algorithms(again) == {"eng101 (measured)"}
+        assert slow.launched == launches, "nothing is timed twice"
+        assert len(again.tune(**given)) == 5
+        again(**given)
+        assert algorithms(again) == {"eng102 (measured)"}
+        assert known_engines() == 5 * [((102,), {False})]
+
+
+def test_it_is_timed_in_every_memory_order(make, random, monkeypatch):
+    device = make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
+    orders = ("channels_first", "channels_last")
+    monkeypatch.setattr(type(device), "layouts", lambda device, dtype: orders)
+    net, loss = network()
+    with ooc_cudnn.settings(tune_seconds=60.0):
+        net.training_step(loss, **QUICK)(**inputs(random, net))
+    found = [forward_of(each.operation).layout for each in tables_of(device)]
+    assert sorted(found) == 5 * ["channels_first"] + 5 * ["channels_last"]
+
+
+def test_of_strict_float32_only_what_the_heuristics_choose_is_timed(make, random):
+    """Others may use Fourier transforms, which are taken where they were checked."""
+    make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7, notes=(NumericalNote.FFT,)))
+    net, loss = network()
+    given = inputs(random, net)
+    with ooc_cudnn.settings(tune_seconds=60.0, allow_tf32=False):
+        step = net.training_step(loss, **QUICK)
+        step(**given)
+    assert algorithms(step) == {"eng100 (measured)"}
+
+
+@pytest.mark.parametrize("settings", [{"deterministic": True}, {"tune_seconds": 0}])
+def test_nothing_is_timed_unasked(make, random, settings):
+    make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
+    net, loss = network()
+    with ooc_cudnn.settings(**{"tune_seconds": 60.0, **settings}):
+        step = net.training_step(loss, **QUICK)
+        step(**inputs(random, net))
+    assert known_engines() == []
+
+
+def test_time_for_it_is_bounded(make, random):
+    """What is predicted to take longest comes first."""
+    make(FakeEngine(100, 1.0))
+    net, loss = network()
+    with ooc_cudnn.settings(tune_seconds=1e-6):
+        net.training_step(loss, **QUICK)(**inputs(random, net))
+    assert len(known_engines()) < 5
 
 
 def test_unranked_engines_are_found_once_for_a_family(make, random, monkeypatch):
