@@ -20,23 +20,19 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import torch
 import torch._functorch.config
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from benchmarks import networks
 from benchmarks.amp_networks import CASES, Case, made
-from benchmarks.contenders.torch_setup import precision
 from benchmarks.pages.amp import HEAD, NAME, rows_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
@@ -44,16 +40,13 @@ from ooc_cudnn.bench.diagnosis import kernels_of, seconds_of_tasks
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.bench.timing import LONG_SECONDS, WARM_UP, Timing, time_call
+from ooc_cudnn.bench.torch_setup import precision
+from ooc_cudnn.bench.torch_step import DTYPES, Data, Memory, Step, Way, planning_timed
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
-from ooc_cudnn.network.runtime import lazy_step
 from ooc_cudnn.pipeline.simulate import simulate_program
 from ooc_cudnn.units import parse_limit
 
-#: By what they are called: of autocast, and what a loss is multiplied by; TF32 is without autocast.
-DTYPES: dict[str, tuple[torch.dtype | None, float]] = {
-    "bfloat16": (torch.bfloat16, 1.0), "float16": (torch.float16, 1024.0), "tf32": (None, 1.0),
-}  # fmt: skip
 #: Steps of a way in its turn, and turns of it.
 IN_A_TURN, TURNS = 4, 3
 #: Of the seconds of a network, what is kept for turns: no way is prepared then.
@@ -62,22 +55,6 @@ SHARE_OF_TURNS = 0.3
 APART = 1.2
 #: Of what the card has free, what "all kept" may take at the most.
 WHOLE = 0.8
-
-
-class Way(NamedTuple):
-    """A way to a step.
-
-    Attributes
-    ----------
-    budget : float, optional
-        Of a compiled step: the share of what is saved for backward that it may keep.
-    share : float or str, optional
-        Of ours: the limit, as a share of eager's peak (2 keeps all), or as it is.
-    """
-
-    budget: float | None = None
-    is_checkpointed: bool = False
-    share: float | str | None = None
 
 
 #: In the order in which they are prepared: what the others are compared with comes first.
@@ -91,41 +68,6 @@ WAYS = {
     "compile, budget 0.5": Way(budget=0.5),
     "ours, 1/8": Way(share=0.125),
 }
-
-
-# Steps --------------------------------------------------------------------------------------------
-
-
-def _compiler(budget: float, place: str) -> Callable[..., Any]:
-    """TorchInductor under a budget; on the host what cuts the graph as it does, and compiles none.
-
-    A function each, or Dynamo would take for one budget what it has for another.
-    """
-    name = "inductor" if place == "cuda" else "aot_eager_decomp_partition"
-    backend = torch._dynamo.lookup_backend(name)
-
-    def compiled(module: torch.fx.GraphModule, examples: Any) -> Any:
-        with torch._functorch.config.patch(activation_memory_budget=budget):
-            return backend(module, examples)
-
-    return compiled
-
-
-def _checkpointed(model: nn.Module, blocks: tuple[str, ...]) -> nn.Module:
-    """A model that saves the inputs of its blocks alone."""
-    for each in model.modules():
-        if type(each).__name__ in blocks:
-            each.forward = partial(
-                checkpoint, each.forward, use_reentrant=False, preserve_rng_state=False
-            )
-    return model
-
-
-class Data(NamedTuple):
-    """Images (and times, of a diffusion model) in pinned memory, and what a model is to make."""
-
-    inputs: tuple[torch.Tensor, ...]
-    target: torch.Tensor
 
 
 def drawn(case: Case, shape: tuple[int, ...], classes: int) -> Data:
@@ -147,117 +89,6 @@ def drawn(case: Case, shape: tuple[int, ...], classes: int) -> Data:
     return Data((x,), labels.random_(0, min(classes, 3)))
 
 
-class Step:
-    """A step of a model in a way: gradients anew, the loss as a number.
-
-    Parameters
-    ----------
-    model : Module
-    case : Case
-    way : Way
-    limit : int, optional
-        Bytes, of ours.
-    dtype : str
-        Of `DTYPES`; "float64" without autocast.
-    place : str
-        "cuda" or "cpu".
-    """
-
-    def __init__(
-        self, model: nn.Module, case: Case, way: Way, limit: int | None, dtype: str, place: str
-    ) -> None:
-        self.model, self.place, self.limit = model, place, limit
-        self.cast, self.scale = DTYPES.get(dtype, (None, 1.0))
-        self.criterion: nn.Module = nn.CrossEntropyLoss() if case.classes else nn.MSELoss()
-        self.is_inside = case.is_loss_inside and limit is not None
-        self.run: Any = model
-        if self.is_inside:
-            self.run = ooc.with_loss(model, self.criterion, limit)
-        elif limit is not None:
-            ooc.limit(model, limit)
-        elif way.is_checkpointed:
-            _checkpointed(model, case.blocks)
-        elif way.budget is not None:
-            self.run = torch.compile(model, backend=_compiler(way.budget, place), dynamic=False)
-
-    def autocast(self) -> Any:
-        """The user's own."""
-        return nullcontext() if self.cast is None else torch.autocast(self.place, self.cast)
-
-    def __call__(self, data: Data) -> float:
-        self.model.zero_grad(set_to_none=True)
-        inputs, target = data
-        if self.limit is None:
-            inputs = tuple(each.to(self.place, non_blocking=True) for each in inputs)
-        if not self.is_inside:
-            target = target.to(self.place, non_blocking=True)
-        with self.autocast():
-            if self.is_inside:
-                loss = self.run(*inputs, target)
-            else:
-                scores = self.run(*inputs)
-                loss = self.criterion(scores["out"] if isinstance(scores, dict) else scores, target)
-        (loss * self.scale).backward()
-        return float(loss.detach())
-
-    def gradients(self) -> dict[str, Any]:
-        """In float64, as of the loss itself."""
-        named = self.model.named_parameters()
-        return {name: each.grad.double() / self.scale for name, each in named}
-
-    @property
-    def plan(self) -> Any:
-        return self.run.forward.plan
-
-    def tune(self, data: Data, seconds: float) -> list[Any]:
-        """Measure engines, as a user does."""
-        arguments = (*data.inputs, data.target) if self.is_inside else data.inputs
-        with self.autocast():
-            found: list[Any] = ooc.tune(self.run, *arguments, seconds=seconds)
-        return found
-
-
-class Memory:
-    """The most that the card held in a block: by PyTorch's count, and what is the arena's own.
-
-    What was there before does not count.
-    """
-
-    def __init__(self, report: script.Report) -> None:
-        self.cuda, self.device = report.arguments.cuda, report.arguments.device
-        self.before = torch.cuda.memory_allocated() if self.cuda else 0
-
-    def begin(self) -> None:
-        """Count from here on."""
-        if self.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-
-    def figures(self) -> dict[str, int]:
-        arena = get_device(self.device).arena
-        held, shared = arena.held_bytes, arena.shared_bytes
-        theirs = torch.cuda.max_memory_allocated() - self.before if self.cuda else 0
-        total = theirs + held - shared
-        return {"max_memory_allocated": theirs, "arena": held, "of_the_arena_in_pytorch": shared,
-                "total": total}  # fmt: skip
-
-
-@contextmanager
-def planning_timed() -> Iterator[list[float]]:
-    """Keep the seconds of each planning."""
-    plan, seconds = lazy_step.load_or_plan, list[float]()
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
-        try:
-            return plan(*args, **kwargs)
-        finally:
-            seconds.append(time.perf_counter() - begin)
-
-    with mock.patch.object(lazy_step, "load_or_plan", timed):
-        yield seconds
-
-
 # What is measured ---------------------------------------------------------------------------------
 
 
@@ -266,20 +97,22 @@ class Measuring:
 
     def __init__(self, report: script.Report, network: str) -> None:
         self.report, self.asked, self.case = report, report.arguments, CASES[network]
-        self.network, self.dtype = network, report.arguments.dtype
+        self.dtype = report.arguments.dtype
         self.place = "cuda" if self.asked.cuda else "cpu"
-        case = self.case
-        self.data = drawn(
-            case,
-            case.tiny_shape if report.quick else case.shape,
-            case.tiny_classes if report.quick else case.classes,
-        )
+        self.data = self.draw(self.case.shape)
         self.begin = time.perf_counter()
         self.rows: dict[str, dict[str, Any]] = {}
         self.steps: dict[str, Step] = {}
-        report.measure("network", str(case))
+        report.measure("network", str(self.case))
         report.measure("dtype", self.dtype)
         report.measure("rows", self.rows, spoken="to be filled")
+
+    def draw(self, shape: tuple[int, ...]) -> Data:
+        """Data of a shape, or of the tiny one."""
+        case = self.case
+        if self.report.quick:
+            return drawn(case, case.tiny_shape, case.tiny_classes)
+        return drawn(case, shape, case.classes)
 
     @property
     def left(self) -> float:
@@ -308,9 +141,7 @@ class Measuring:
             self.report.write()
         self.attempt("", self.compare)
         self.report.say(f"turns begin; {self.left:.0f} s are left")
-        self.report.write()
         self.in_turns()
-        self.report.say(f"turns have ended; {self.left:.0f} s are left")
         self.report.write()
         for name in [*self.steps]:
             if self.left > 0:
@@ -344,13 +175,7 @@ class Measuring:
             torch.cuda.empty_cache()
 
     def limit(self, way: Way) -> int | None:
-        """Bytes that ours may take.
-
-        Raises
-        ------
-        Unavailable
-            If that is a share of what eager takes, which is not known.
-        """
+        """Bytes that ours may take; `Unavailable` where shares are of what is not known."""
         if way.share is None or isinstance(way.share, str):
             return parse_limit(way.share, name="limit") if way.share else None
         eager = self.rows.get("eager", {}).get("peak_bytes")
@@ -359,12 +184,18 @@ class Measuring:
         limit = int(way.share * eager)
         return min(limit, int(WHOLE * torch.cuda.mem_get_info()[0])) if self.asked.cuda else limit
 
+    def step(self, model: nn.Module, way: Way, limit: int | None, dtype: str) -> Step:
+        """A step of the case."""
+        criterion = nn.CrossEntropyLoss() if self.case.classes else nn.MSELoss()
+        return Step(model, way, limit, dtype, self.place, criterion=criterion,
+                    blocks=self.case.blocks, is_loss_inside=self.case.is_loss_inside)  # fmt: skip
+
     def prepare(self, name: str, way: Way) -> None:
         """Run the first steps of a way: their seconds, and what the card holds at the most."""
         limit, row = self.limit(way), self.rows[name]
-        memory = Memory(self.report)
+        memory = Memory(self.asked.device)
         model = made(self.case, is_tiny=self.report.quick, place=self.place)
-        step = Step(model, self.case, way, limit, self.dtype, self.place)
+        step = self.step(model, way, limit, self.dtype)
         if limit is not None:
             row["limit_bytes"] = limit
             if self.asked.tune_seconds:
@@ -440,24 +271,19 @@ class Measuring:
 
     def compare(self) -> None:
         """Compare gradients of a small batch with those in float64: ours beside eager's."""
-        case, is_tiny = self.case, self.report.quick
-        shape, classes = (case.tiny_shape, case.tiny_classes) if is_tiny else (
-            case.checked, case.classes)  # fmt: skip
-        data = drawn(case, shape, classes)
-        model = partial(made, case, is_tiny=is_tiny, place=self.place)
-        double = Step(model(dtype=torch.float64), case, Way(), None, "float64", self.place)
+        data = self.draw(self.case.checked)
+        model = partial(made, self.case, is_tiny=self.report.quick, place=self.place)
+        double = self.step(model(dtype=torch.float64), Way(), None, "float64")
         with precision(torch, tf32=False):
-            target = data.target.double() if not classes else data.target
+            target = data.target if self.case.classes else data.target.double()
             double(Data(tuple(each.double() for each in data.inputs), target))
         exact, errors = double.gradients(), []
         del double
         for limit in (None, torch.cuda.mem_get_info()[0] // 2 if self.asked.cuda else 2**30):
-            step = Step(model(), case, Way(), limit, self.dtype, self.place)
+            step = self.step(model(), Way(), limit, self.dtype)
             step(data)
             found = step.gradients()
-            errors.append(
-                {name: float((found[name] - each).norm()) for name, each in exact.items()}
-            )
+            errors.append({n: float((found[n] - each).norm()) for n, each in exact.items()})
         eager, ours = errors
         ratios = {name: ours[name] / eager[name] for name in exact if eager[name]}
         median = statistics.median(ratios.values())

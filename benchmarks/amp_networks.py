@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +27,9 @@ class Case:
     make, tiny : callable
         () -> the model, and its relative for machines without a card.
     shape, checked, tiny_shape : tuple of int
-        The input's; that of the batch whose gradients are compared; the relative's.
+        The input's; where gradients are compared; the relative's.
     classes, tiny_classes : int
-        Of a cross entropy; 0 where the model takes times beside images and predicts images.
+        Of a cross entropy; 0 where the model takes times, too, and predicts images.
     blocks : tuple of str
         Names of the classes of modules that are checkpointed.
     limits : tuple of str
@@ -67,14 +67,6 @@ def _convnext() -> nn.Module:
                           num_classes=3)  # fmt: skip
 
 
-def _vit() -> nn.Module:
-    return _models("").VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3)
-
-
-def _swin() -> nn.Module:
-    return _models("").SwinTransformer([4, 4], 8, [2], [2], [4, 4], num_classes=3)
-
-
 def _efficientnet() -> nn.Module:
     found = _models("efficientnet")
     blocks = [found.FusedMBConvConfig(1, 3, 1, 8, 8, 1), found.MBConvConfig(4, 3, 2, 8, 16, 1)]
@@ -82,10 +74,10 @@ def _efficientnet() -> nn.Module:
 
 
 def _deeplab() -> nn.Module:
-    found, head = _models("segmentation.deeplabv3"), _models("segmentation.deeplabv3").DeepLabHead
+    found = _models("segmentation.deeplabv3")
     backbone = models.ResNet50(3, 1 / 8, (1, 1, 1, 1))
     kept = found.IntermediateLayerGetter(backbone, {"layer4": "out"})
-    return found.DeepLabV3(kept, head(backbone.fc.in_features, 3, (1, 2, 3)))
+    return found.DeepLabV3(kept, found.DeepLabHead(backbone.fc.in_features, 3, (1, 2, 3)))
 
 
 def _video() -> nn.Module:
@@ -115,19 +107,20 @@ CASES = {
     ),
     "unet": Case(
         "U-Net", models.unet, lambda: models.unet(2, 1 / 16),
-        (8, 3, 1024, 1024), (2, 3, 256, 256), TINY, 2, ("Stage",), 2,
-        has_sites=True,
+        (8, 3, 1024, 1024), (2, 3, 256, 256), TINY, 2, ("Stage",), 2, has_sites=True,
     ),
     "convnext_t": Case(
         "ConvNeXt-T", _named("convnext_tiny"), _convnext,
         (256, 3, 224, 224), IMAGE, TINY, 1000, ("CNBlock",),
     ),
     "vit_b16": Case(
-        "ViT-B/16", _named("vit_b_16"), _vit,
+        "ViT-B/16", _named("vit_b_16"),
+        lambda: _models("").VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3),
         (384, 3, 224, 224), IMAGE, TINY, 1000, ("EncoderBlock",),
     ),
     "swin_t": Case(
-        "Swin-T", _named("swin_t"), _swin,
+        "Swin-T", _named("swin_t"),
+        lambda: _models("").SwinTransformer([4, 4], 8, [2], [2], [4, 4], num_classes=3),
         (256, 3, 224, 224), IMAGE, TINY, 1000, ("SwinTransformerBlock",),
     ),
     "efficientnet_v2_s": Case(
@@ -168,24 +161,19 @@ CASES = {
         lambda: models.DiffusionUNet(8, (1, 2), 8, 4),
         (64, 3, 64, 64), (4, 3, 64, 64), (2, 3, 16, 16), 0, ("DiffusionBlock",), 0,
     ),
-    # beyond what PyTorch can run, or nearly so
-    "nnunet-512": Case(
-        "nnU-Net's 3-D U-Net", models.dynunet, lambda: models.dynunet(1 / 16),
-        (1, 1, 512, 512, 512), (1, 1, 64, 64, 64), (1, 1, 32, 32, 64), 3, ("Stage",),
-        has_sites=True,
-        limits=("40GiB",), is_loss_inside=True,
+}  # fmt: skip
+#: Beyond what PyTorch can run, or nearly so.
+CASES |= {
+    "nnunet-512": replace(
+        CASES["nnunet"], shape=(1, 1, 512, 512, 512), limits=("40GiB",), is_loss_inside=True
     ),
-    "unet-8192": Case(
-        "U-Net", models.unet, lambda: models.unet(2, 1 / 16),
-        (1, 3, 8192, 8192), (1, 3, 256, 256), (1, 3, 32, 32), 2, ("Stage",), 2,
-        has_sites=True,
-        limits=("16GiB",), is_loss_inside=True,
+    "unet-8192": replace(
+        CASES["unet"], shape=(1, 3, 8192, 8192), limits=("16GiB",), is_loss_inside=True
     ),
     "segresnet-384": Case(
         "SegResNet", models.SegResNet, lambda: models.SegResNet(1),
         (2, 4, 384, 384, 384), (1, 4, 64, 64, 64), (2, 4, 16, 16, 16), 3, ("ResBlock",),
-        has_sites=True,
-        limits=("24GiB",), is_loss_inside=True,
+        limits=("24GiB",), has_sites=True, is_loss_inside=True,
     ),
 }  # fmt: skip
 

@@ -23,7 +23,6 @@ import numpy as np
 
 import ooc_cudnn
 from benchmarks.contenders import torch_networks
-from benchmarks.contenders.torch_setup import load_torch, out_of_memory_as, precision
 from benchmarks.contenders.torch_ways import WAYS
 from ooc_cudnn import Network, networks
 from ooc_cudnn.bench import script
@@ -31,6 +30,7 @@ from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.contents import fill
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, time_repeats
+from ooc_cudnn.bench.torch_setup import load_torch, out_of_memory_as, precision
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.devices.engines import Measurement
@@ -453,11 +453,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--way", action="append", choices=WAYS, help="PyTorch's; by default all")
     parser.add_argument("--strict-float32", action="store_true", help="of ours and of PyTorch's")
     parser.add_argument("--pytorch-alone", action="store_true", help="time PyTorch's ways alone")
-    tune_options(parser)
-
-
-def tune_options(parser: argparse.ArgumentParser) -> None:
-    """What `tune` asks for."""
     parser.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=True,
         help="measure cuDNN's engines for each step of the library before it is timed",

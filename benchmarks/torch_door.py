@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,14 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from benchmarks import networks
-from benchmarks.amp import Data, Memory, Step, Way, drawn
+from benchmarks.amp import drawn
 from benchmarks.amp_networks import CASES, made
-from benchmarks.contenders.torch_setup import precision
 from examples import models
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.placing import available_host_bytes, release_device
 from ooc_cudnn.bench.timing import interleave, time_repeats
+from ooc_cudnn.bench.torch_setup import precision
+from ooc_cudnn.bench.torch_step import Data, Memory, Step, Way
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.memory.pinned import held_bytes
@@ -88,7 +88,9 @@ def overhead(report: script.Report) -> None:
         networks.place_parameters(net)
         library = net.training_step(own_loss)
         model = made(case, is_tiny=report.quick, place=place)
-        how = functools.partial(Step, case=case, way=Way(), dtype="tf32", place=place)
+        how = functools.partial(
+            Step, way=Way(), dtype="tf32", place=place, criterion=nn.CrossEntropyLoss()
+        )
         eager = how(copy.deepcopy(model), limit=None)
         bare = copy.deepcopy(model)
         bare.forward = lambda _: Nothing.apply((batch, classes), *bare.parameters())
@@ -96,18 +98,13 @@ def overhead(report: script.Report) -> None:
         door = how(model, limit=limit)
         keeper, kept = how(copy.deepcopy(eager.model), limit=limit), list[Any]()
         keeper.model.register_forward_hook(lambda _, __, scores: kept.append(scores.detach()))
-        ways: dict[str, Callable[[], Any]] = {
-            "own": lambda: library(**inputs),
-            "door": lambda: door(data),
-            "PyTorch": lambda: eager(data),
-        }
+        bound = functools.partial
+        ways = {"own": bound(library, **inputs), "door": bound(door, data)}
+        ways["PyTorch"] = bound(eager, data)
         expected, door_loss = eager(data), door(data)
         count = 3 if report.quick else OVERHEAD_STEPS
         timings = interleave(ways, report.synchronize, repeats=count, warmup=3)
-        beside: dict[str, Callable[[], Any]] = {
-            "nothing": lambda: nothing(data),
-            "door, outputs kept": lambda: keeper(data),
-        }
+        beside = {"nothing": bound(nothing, data), "door, outputs kept": bound(keeper, data)}
         timings |= interleave(beside, report.synchronize, repeats=count, warmup=3)
         for name, timing in timings.items():
             report.measure(f"{OVERHEAD}: {name}, seconds", timing, spoken=str(timing))
@@ -117,13 +114,8 @@ def overhead(report: script.Report) -> None:
         report.claim(f"{OVERHEAD}: what PyTorch takes", takes * 1e3, unit="ms")
         for name in ("door", "door, outputs kept"):
             own_part = timings[name].median - timings["own"].median - takes
-            report.claim(
-                f"{OVERHEAD}: {name}, beyond own and what PyTorch takes",
-                own_part * 1e3,
-                "<=",
-                OVERHEAD_SECONDS * 1e3,
-                "ms",
-            )
+            claimed = f"{OVERHEAD}: {name}, beyond own and what PyTorch takes"
+            report.claim(claimed, own_part * 1e3, "<=", OVERHEAD_SECONDS * 1e3, "ms")
         ratio = timings["door"].median / timings["PyTorch"].median
         report.claim(f"{OVERHEAD}: door / PyTorch", ratio)
     error = abs(door_loss / expected - 1)
@@ -170,7 +162,7 @@ def infer(report: script.Report) -> None:
             begin = time.perf_counter()
             run()
             report.measure(f"{INFER}: first, with its plan", time.perf_counter() - begin)
-            memory = Memory(report)
+            memory = Memory(report.arguments.device)
             memory.begin()
             with ooc_cudnn.profile() as recorded:
                 run()

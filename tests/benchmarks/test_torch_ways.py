@@ -7,11 +7,11 @@ import weakref
 import pytest
 
 from benchmarks.contenders import torch_networks, torch_ways
-from benchmarks.contenders.torch_setup import load_torch, out_of_memory_as, precision
 from benchmarks.contenders.torch_ways import pinned_bytes
 from benchmarks.networks import CASES, drawn
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import release_pinned
+from ooc_cudnn.bench.torch_setup import load_torch, out_of_memory_as, precision
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_without_torch_it_is_said(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr("benchmarks.contenders.torch_setup.importlib.import_module", missing)
+    monkeypatch.setattr("ooc_cudnn.bench.torch_setup.importlib.import_module", missing)
     with pytest.raises(Unavailable, match="PyTorch is not installed"):
         load_torch(cuda=False)
 
