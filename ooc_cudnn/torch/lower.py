@@ -7,6 +7,7 @@ what PyTorch makes of them before each call) the network is given.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,10 @@ LAYERS = frozenset(
 ) | {"batch_norm", "instance_norm", "group_norm", "layer_norm", "linear"}
 #: Losses whose target has no gradient in the network.
 OF_TARGETS = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits"})
+#: What meets a map, broadcast.
+BROADCASTING = frozenset({"add", "sub", "rsub", "mul", "div"})
+#: Of how many elements of a map one is small beside it.
+SMALL = 4
 #: One number of all images.
 LOSSES = OF_TARGETS | {"mse_loss"}
 
@@ -421,12 +426,35 @@ class GraphLowering:
                 read in self._held or read in self.fallbacks for read in operation.reads
             ):
                 return False  # nothing of it is there, or a part is none of the network's
+        elif name in BROADCASTING and self._gathered_small(operation, waiting):
+            return True
         elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
             return False
         channels, plain = _wanted(operation)
         for value in waiting:
             axis = None if channels is None else channels % len(value.shape)
             held = self.fallbacks.make(value, axis, plain=plain, whole=plain)
+            if held is None:
+                return False
+            self.fallbacks.settle(value, held)
+        return True
+
+    def _gathered_small(self, operation: Operation, waiting: Collection[Value]) -> bool:
+        """True if what is small beside a map, and broadcast to it, is in the network now.
+
+        PyTorch makes a gate of a few numbers; what it does to the map, the library does.
+        """
+        lead = max((each for each in operation.reads if each in self._held), default=None,
+                   key=lambda each: math.prod(each.shape))  # fmt: skip
+        for value in waiting:
+            if (
+                lead is None
+                or len(value.shape) != len(lead.shape)
+                or SMALL * math.prod(value.shape) > math.prod(lead.shape)
+                or 1 not in self._held[lead].axes
+            ):
+                return False
+            held = self.fallbacks.make(value, self._held[lead].axes.index(1))
             if held is None:
                 return False
             self.fallbacks.settle(value, held)

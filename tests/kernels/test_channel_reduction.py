@@ -161,12 +161,12 @@ def test_workspace_too_small_is_refused():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 24, 3, 16), (3, 7, 50), (2, 3, 2, 3, 4), (40, 2, 1), (3, 9)],
                          ids=str)  # fmt: skip
-def test_sums_per_image_per_channel_of_an_image_and_of_all(shape, dtype, layout):
+def test_sums_per_image_per_channel_or_site_of_an_image_and_of_all(shape, dtype, layout):
     ones = (1,) * (len(shape) - 2)
     dy = Operand(shape, dtype, layout, data=random(shape, 1) + 1)
     x = Operand(shape, dtype, layout, data=random(shape, 2))
     for b_shape in ((*shape[:2], *ones), (shape[0], 1, *ones), (1, shape[1], *ones), (1, 1, *ones),
-                    (shape[1],), (1,)):  # fmt: skip
+                    (shape[0], 1, *shape[2:]), (shape[1],), (1,)):  # fmt: skip
         for factor in ("", "x", "negative_x"):
             operation = BroadcastSum(shape, b_shape, dtype, ACCUMULATOR[dtype], factor)
             db = Operand(b_shape, ACCUMULATOR[dtype])

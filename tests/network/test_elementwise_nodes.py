@@ -108,8 +108,15 @@ def test_quotients():
         return torch.tanh(t["x"]) / t["divide_1.constant"] / t["divide_2.constant"]
 
     check_network(net, y, twin)
-    with pytest.raises(TypeError, match="b must be a number, not"):
-        net.divide(y, y)
+
+
+@pytest.mark.parametrize("b_shape", [(2, 3, 4, 5), (3,), (1,), (2, 1, 4, 5), (2, 3), (2, 3, 1, 1)])
+def test_quotients_of_maps(b_shape):
+    net, x = network_on()
+    b = net.input("b", b_shape, "float64", gradient=True)
+    y = net.divide(net.activation(x, "tanh"), b)
+    wide = {1: (1, -1, 1, 1), 2: (*b_shape, 1, 1)}.get(len(b_shape), b_shape)
+    check_network(net, y, lambda t: torch.tanh(t["x"]) / t["b"].reshape(wide))
 
 
 @pytest.mark.parametrize("op", ["add", "multiply", "divide"])

@@ -60,6 +60,8 @@ NODES = {
     "global mean": ((2, 3, 4, 5), "global_average", {}, lambda x: x.mean((2, 3), keepdim=True)),
     "global mean, 3-D": ((2, 3, 4, 2, 3), "global_average", {},
                          lambda x: x.mean((2, 3, 4), keepdim=True)),
+    "mean of channels": ((2, 5, 3, 4), "channel_mean", {}, lambda x: x.mean(1, keepdim=True)),
+    "mean of features": ((3, 5), "channel_mean", {}, lambda x: x.mean(1, keepdim=True)),
     "global max": ((2, 3, 4, 5), "global_max", {}, lambda x: x.amax((2, 3), keepdim=True)),
     "global max, 1-D": ((2, 3, 9), "global_max", {}, lambda x: x.amax(2, keepdim=True)),
     "pad": ((2, 3, 4, 5), "pad", {"padding": ((1, 2), (-1, 3)), "value": 0.5},
@@ -155,6 +157,22 @@ def test_gradients_of_channels_are_made_in_their_place():
     check_network(net, y, twin)
     names = [phase.name for phase in net.gradient_phases(y).phases]
     assert not any(word in name for name in names for word in ("copy", "zeros", "sum of"))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 5), (3, 4), (1, 3, 2, 3, 4)])
+def test_a_gate_of_one_channel_times_a_map(shape):
+    """And a map and the mean of its channels, whose gradients add up."""
+    net, x = network_on(shape)
+    h = net.activation(x, "tanh")
+    gate = net.activation(net.channel_mean(h), "sigmoid")
+    y = net.multiply(net.add(h, net.channel_mean(h)), gate)
+
+    def twin(t):
+        h = t["x"].tanh()
+        mean = h.mean(1, keepdim=True)
+        return (h + mean) * mean.sigmoid()
+
+    check_network(net, y, twin)
 
 
 def test_channels_that_several_read_or_nobody_add_up():

@@ -238,6 +238,24 @@ def _parts():
     }
 
 
+def _normalized(axes):
+    """A normalization by hand, as many models have it."""
+
+    def normalize(x):
+        centered = x - x.mean(axes, keepdim=True)
+        return centered / torch.sqrt(centered.pow(2).mean(axes, keepdim=True) + 0.1)
+
+    return normalize
+
+
+def _by_response(x):
+    """ConvNeXt V2's, on channels last."""
+    y = x.permute(0, 2, 3, 1)
+    norm = y.norm(p=2, dim=(1, 2), keepdim=True)
+    y = y + y * (norm / (norm.mean(dim=-1, keepdim=True) + 1e-6))
+    return y.permute(0, 3, 1, 2)
+
+
 def _arithmetic():
     functions = {
         "x + x": lambda x: x + x.relu(),
@@ -247,6 +265,16 @@ def _arithmetic():
         "numbers": lambda x: (2 - 3 * x + 1) / 4 - 0.5,
         "negated": lambda x: -x,
         "per channel of an image": lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(),
+        "a gate of one channel": lambda x: x * x.mean(1, keepdim=True).sigmoid(),
+        "a quotient of maps": lambda x: x.tanh() / (x.sigmoid() + 1),
+        "a quotient by channel of an image": lambda x: x / (x.mean((2, 3), True).sigmoid() + 1),
+        "a norm over channels by hand": _normalized(1),
+        "a norm over images by hand": _normalized((1, 2, 3)),
+        "a mean of images": lambda x: x + x.mean((1, 2, 3), keepdim=True),
+        "global response normalization": _by_response,
+        "squares": lambda x: x.square() + x.pow(2).mean(1, keepdim=True),
+        "addcmul": lambda x: torch.addcmul(x.tanh(), x, x.sigmoid()),
+        "what PyTorch makes small": lambda x: x + x.mean((2, 3), keepdim=True).clamp(min=0.1),
         "in place": lambda x: (x + 1).add_(x).mul_(0.5),
         "cat": lambda x: torch.cat([x, x.relu()], 1)[:, :, :, :],
         "transposed and back": lambda x: x.transpose(1, 3).relu().transpose(1, 3),

@@ -146,12 +146,18 @@ def _aligned_as_all(views: Sequence[DeviceView], images: int) -> Sequence[Device
     ]
 
 
-def _regrouped(views: Sequence[DeviceView], *, channels: bool) -> tuple[list[DeviceView], int]:
+def _regrouped(
+    views: Sequence[DeviceView], *, channels: bool, sites: bool = False
+) -> tuple[list[DeviceView], int]:
     """The same tensors with what is summed apart as channels, and images that are apart besides.
 
-    Apart are the images, or with `channels` the channels of each image.
+    Apart are the images, or with `channels` the channels of each image, or with `sites` its sites.
     """
     flats = [view.flat() for view in views]
+    if sites:
+        flats = [
+            ((n, s, c), (step_n, step_s, step_c)) for (n, c, s), (step_n, step_c, step_s) in flats
+        ]
     (n, c, s), (_, step_c, step_s) = flats[0]
     images = 1
 
@@ -182,7 +188,8 @@ def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
     per_image, per_channel = _kept(operation)
     images = 1
     if per_image:
-        views, images = _regrouped(views, channels=per_channel)
+        sites = operation.is_by_site
+        views, images = _regrouped(views, channels=per_channel or sites, sites=sites)
     dy, x = views[0], (views[1] if operation.factor else None)
     kind = KINDS[operation.factor]
     if per_image or per_channel:
@@ -208,7 +215,9 @@ def _sum_bytes(operation: BroadcastSum) -> int:
     """Scratch of `broadcast_sum`."""
     (n, c), s = operation.shape[:2], math.prod(operation.shape[2:])
     per_image, per_channel = _kept(operation)
-    if per_image and per_channel:
+    if operation.is_by_site:
+        c, s = s, c
+    if per_image and (per_channel or operation.is_by_site):
         return max(workspace_bytes((1, n * c, s), 1), workspace_bytes((1, c, s), 1, images=n))
     if per_image:
         return workspace_bytes((c, n, s), 1)

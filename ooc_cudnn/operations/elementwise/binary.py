@@ -144,7 +144,8 @@ class AddTensor(PerElement):
 class AdditionCall(PointwiseCall):
     """alpha_b * b + alpha_y * y, b broadcast, in place on y or, `apart`, into another tensor.
 
-    The coefficients are the operation's own: in place, y is read because beta is not 0.
+    The coefficients are the operation's own: in place, y is read because alpha_y is not 0. Where
+    that is 0, beta adds to what y was.
     """
 
     shape: Shape
@@ -176,7 +177,8 @@ class AdditionCall(PointwiseCall):
 
     @cached_property
     def loaded(self) -> tuple[str, ...]:
-        return tuple(name for name in self.operands if name in self.takes)
+        taken = (*self.takes, *(self.results if self.beta else ()))
+        return tuple(name for name in self.operands if name in taken)
 
     def region(self, name: str, piece: Piece) -> Region:
         """The same for all but b; of b, all of what is broadcast."""

@@ -1,7 +1,7 @@
 """The gradient of an operand that was broadcast: sums over what it was broadcast along.
 
 A bias, a factor of each channel, a scalar, what squeeze-and-excitation multiplies a channel of an
-image by, the slopes of a PReLU.
+image by, a gate of one channel, the slopes of a PReLU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class BroadcastSum(OneShape):
     shape : tuple of int
         Of dy, and x: n, c, spatial.
     b_shape : tuple of int
-        Of db: as many axes with extents of dy's or 1, the spatial ones all 1; or (c,), or (1,).
+        Of db: as many axes with extents of dy's or 1, the spatial ones all 1; or (c,), or (1,); or
+        of a sum over channels alone, (n, 1, spatial).
     factor : str
         "", or one of `TERMS`.
     """
@@ -61,11 +62,12 @@ class BroadcastSum(OneShape):
     def __post_init__(self) -> None:
         wide = self.wide
         fits = zip(wide[:2], self.shape[:2], strict=True)
-        if any(own not in (1, extent) for own, extent in fits) or math.prod(wide[2:]) != 1:
+        known = math.prod(wide[2:]) == 1 or self.is_by_site
+        if any(own not in (1, extent) for own, extent in fits) or not known:
             raise ValueError(
                 f"the gradient of an operand of shape {self.b_shape} broadcast to {self.shape} is "
-                "not known: it must have one value in all, or per channel, per image, or per "
-                "channel of an image"
+                "not known: it must have one value in all, or per channel, per image, per channel "
+                "of an image, or per site of an image"
             )
 
     @property
@@ -74,12 +76,17 @@ class BroadcastSum(OneShape):
         return wide_shape(self.b_shape, len(self.shape))
 
     @property
+    def is_by_site(self) -> bool:
+        """True if each site of each image has a sum, over its channels."""
+        return self.wide == (self.shape[0], 1, *self.shape[2:])
+
+    @property
     def output_shape(self) -> Shape:
         return self.b_shape
 
     def work(self) -> Work:
         """One read of each operand."""
-        kept = self.wide[:2]
+        kept = "sites" if self.is_by_site else self.wide[:2]
         return self.passes("/channel_sum", 1 + bool(self.factor), problem=f"{self.factor} {kept}")
 
     def reference(self, *inputs: Array) -> Array:
@@ -118,19 +125,20 @@ class BroadcastGradientCall(PointwiseCall):
     @cached_property
     def reduced(self) -> tuple[str, ...]:  # type: ignore[override]
         """Axes that b was broadcast along."""
-        kept = cut_axes(self.b_shape)
+        kept = cut_axes(self.b_shape, self.row_axis)
         return tuple(axis for axis in ("n", "c_y", "h_y") if axis not in kept)
 
     @cached_property
     def loop_order(self) -> tuple[str, ...]:  # type: ignore[override]
         """Sums innermost."""
-        kept = (axis for axis in ("c_y", "n") if axis not in self.reduced)
+        kept = (axis for axis in ("c_y", "n", "h_y") if axis not in self.reduced)
         return (*kept, "c_x", *self.reduced)
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
         found = {name: Operand(self.shape, self.dtype, CUT) for name in self.takes}
-        return {**found, "db": Operand(self.b_shape, self.dtype, cut_axes(self.b_shape))}
+        axes = cut_axes(self.b_shape, self.row_axis)
+        return {**found, "db": Operand(self.b_shape, self.dtype, axes)}
 
     def region(self, name: str, piece: Piece) -> Region:
         region = super().region(name, piece)

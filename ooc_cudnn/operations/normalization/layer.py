@@ -35,7 +35,7 @@ def of_sites(array: Array) -> Array:
     return np.asarray(array.mean(axis=1, keepdims=True))
 
 
-class _OfSites(OfStatistics):
+class OfSites(OfStatistics):
     """Cut along n and rows, with all channels of each site."""
 
     @property
@@ -53,7 +53,7 @@ class _OfSites(OfStatistics):
 
 
 @dataclass(frozen=True)
-class LayerStatisticsCall(_OfSites):
+class LayerStatisticsCall(OfSites):
     """Mean and inverse deviation of each site, from x."""
 
     shape: Shape
@@ -85,7 +85,7 @@ class LayerStatisticsCall(_OfSites):
 
 
 @dataclass(frozen=True)
-class LayerNormalizationGradientCall(_OfSites):
+class LayerNormalizationGradientCall(OfSites):
     """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
 
     Parameters

@@ -177,9 +177,33 @@ def multiply(to: GraphLowering, self: Any, other: Any) -> LoweredValue:
 def divide(
     to: GraphLowering, self: Any, other: Any, rounding_mode: str | None = None
 ) -> LoweredValue:
-    if rounding_mode is not None or not _is_number(other):
-        raise UnsupportedPatternError("by what is no number, or rounded")
+    if rounding_mode is not None or not isinstance(self, LoweredValue):
+        raise UnsupportedPatternError("of what is no map, or rounded")
+    if isinstance(other, LoweredValue) and _size(other) > _size(self):
+        raise UnsupportedPatternError("by a larger map")
     return _combined(to, "divide", self, other)
+
+
+@rule("pow")
+def power(to: GraphLowering, self: Any, exponent: Any) -> LoweredValue:
+    if exponent != 2:
+        raise UnsupportedPatternError(f"to the power of {exponent}")
+    return _combined(to, "multiply", self, self)
+
+
+@rule("square")
+def square(to: GraphLowering, self: Any) -> LoweredValue:
+    return _combined(to, "multiply", self, self)
+
+
+@rule("addcmul")
+def add_product(
+    to: GraphLowering, self: Any, tensor1: Any, tensor2: Any, value: float = 1
+) -> LoweredValue:
+    product = _combined(to, "multiply", tensor1, tensor2)
+    if value != 1 or DTYPES[product.tensor.dtype] == 2:
+        raise UnsupportedPatternError("with a factor, or of a half type, rounded once")
+    return _combined(to, "add", product, self)
 
 
 @rule("neg")

@@ -231,14 +231,22 @@ def mean(
     keepdim: bool = False,
     dtype: Any = None,
 ) -> LoweredValue:
-    if not isinstance(self, LoweredValue) or dim is None or dtype is not None:
-        raise UnsupportedPatternError("a mean over all axes, or in another dtype")
-    axes = {self.axes[each] for each in dim}
-    if len(self.tensor.shape) < 3 or axes != set(range(2, len(self.tensor.shape))):
+    if not isinstance(self, LoweredValue) or dim is None:
+        raise UnsupportedPatternError("a mean over all axes")
+    if dtype is not None:
+        self = to.cast(self, str(dtype).removeprefix("torch."))
+    axes, count = {self.axes[each] for each in dim}, len(self.tensor.shape)
+    y, positions = self.tensor, set(range(2, count))
+    if axes not in (positions, {1}, positions | {1}) or not axes:
         raise UnsupportedPatternError(
-            f"a mean over axes {list(dim)} of {self.shape}: over all positions there is one"
+            f"a mean over axes {list(dim)} of {self.shape}: over channels or positions there is one"
         )
-    y = to.net.global_average(self.tensor, name=to.name("mean"))
+    if 1 in axes and not keepdim:
+        raise UnsupportedPatternError("a mean over channels that leaves no axis of them")
+    if positions and positions <= axes:
+        y = to.net.global_average(y, name=to.name("mean"))
+    if 1 in axes:
+        y = to.net.channel_mean(y, name=to.name("mean"))
     if keepdim:
         return LoweredValue(y, self.axes)
     flat = to.net.flatten(y, name=to.name("mean"))

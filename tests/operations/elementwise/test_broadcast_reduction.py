@@ -24,6 +24,8 @@ SHAPES = {
     "per image": ((3, 2, 4, 2), (3, 1, 1, 1)),
     "per channel of an image": ((3, 2, 4, 3), (3, 2, 1, 1)),
     "per channel of a volume": ((2, 3, 3, 2, 2), (2, 3, 1, 1, 1)),
+    "per site of an image": ((3, 4, 5, 2), (3, 1, 5, 2)),
+    "per site of a line": ((1, 3, 7), (1, 1, 7)),
     "one of all": ((2, 3, 5), (1, 1, 1)),
     "a vector of one": ((2, 3, 2, 2, 2), (1,)),
     "no spatial axes": ((3, 4), (1, 4)),

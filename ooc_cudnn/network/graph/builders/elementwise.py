@@ -69,9 +69,9 @@ class ElementwiseBuilders(Builders):
         a : Tensor, shape (n, c, spatial...)
         b : Tensor or float
             Of the shape of a; one value per channel, (c,) or (1, c, 1...); per image, (n, 1, 1...);
-            per channel of an image, (n, c) or (n, c, 1...); or one in all: (1,), (1, 1, 1...), or a
-            number. Half types compute with a number in float32, as PyTorch does: it is not rounded
-            to them.
+            per channel of an image, (n, c) or (n, c, 1...); per site of an image, (n, 1,
+            spatial...); or one in all: (1,), (1, 1, 1...), or a number. Half types compute with a
+            number in float32, as PyTorch does: it is not rounded to them.
         """
         return self._add(Add(name, *self._combined(name, a, b)))
 
@@ -81,10 +81,8 @@ class ElementwiseBuilders(Builders):
         return self._add(Multiply(name, *self._combined(name, a, b)))
 
     @builder
-    def divide(self, a: Tensor, b: float, *, name: str = "") -> Tensor:
-        """a / b by a number: not a times 1 / b, which is rounded, and may be infinite."""
-        if not _is_number(b):
-            raise TypeError(f"b must be a number, not {b!r}")
+    def divide(self, a: Tensor, b: Tensor | float, *, name: str = "") -> Tensor:
+        """a / b, b as for `add`: not a times 1 / b, which is rounded, and may be infinite."""
         return self._add(Divide(name, *self._combined(name, a, b)))
 
     def _combined(
@@ -110,14 +108,14 @@ class ElementwiseBuilders(Builders):
                 shape: shape
                 for shape in (
                     (1, channels, *ones), (images, 1, *ones), (images, channels, *ones),
-                    (1, 1, *ones),
+                    (images, 1, *a.shape[2:]), (1, 1, *ones),
                 )
             },
         }  # fmt: skip
         if b.shape not in shapes:
             raise ValueError(
                 f"b must have the shape of a, {a.shape}, or one value per channel, per image, per "
-                f"channel of an image, or in all, but {b.name} has {b.shape}"
+                f"channel or site of an image, or in all, but {b.name} has {b.shape}"
             )
         return self._result(name, a.shape, a.dtype), a, b, shapes[b.shape], factor
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ooc_cudnn.network.graph.builders.base import Builders, builder
 from ooc_cudnn.network.graph.initializers import he, zeros
+from ooc_cudnn.network.graph.nodes.channel_mean import ChannelMean
 from ooc_cudnn.network.graph.nodes.convolution import Convolution
 from ooc_cudnn.network.graph.nodes.global_pooling import GlobalAverage, GlobalMax
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
@@ -187,6 +188,13 @@ class WindowBuilders(Builders):
         x = self._own(x)
         y = self._result(name, of_all_sites(_spatial(x).shape, x.dtype).output_shape, x.dtype)
         return self._add(GlobalAverage(name, y, x))
+
+    @builder
+    def channel_mean(self, x: Tensor, *, name: str = "") -> Tensor:
+        """The mean of each site over its channels, shape (n, 1, spatial)."""
+        x = self._own(x)
+        y = self._result(name, (x.shape[0], 1, *x.shape[2:]), x.dtype)
+        return self._add(ChannelMean(name, y, x))
 
     @builder
     def global_max(self, x: Tensor, *, name: str = "") -> Tensor:

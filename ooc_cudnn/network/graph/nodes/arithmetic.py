@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
-from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.ir.tensor import Origin, Tensor
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.elementwise.binary import OpTensor
@@ -76,7 +76,7 @@ class Multiply(Combine):
 
 @dataclass(frozen=True)
 class Divide(Combine):
-    """y = a / b, b a number; the gradient of a is dy / b."""
+    """y = a / b; the gradient of a is dy / b, and of b the sum of -dy y / b over what it met."""
 
     def forward(self, emit: Forward) -> None:
         emit.phase("forward", self._op("divide", self.b_shape), x=self.a, b=self.b, y=self.y)
@@ -84,3 +84,18 @@ class Divide(Combine):
     def backward(self, emit: Backward, dy: Tensor) -> None:
         reads = {"x": dy, "b": self.b}
         emit.gradient("gradient of a", self._op("divide", self.b_shape), reads, y=self.a)
+        if not emit.wants(self.b):
+            return
+        shape = self.b.shape if len(self.b.shape) > 1 else (1, *self.b.shape)
+        origin = Origin(gradient_of=self.b.name)
+        name = f"{self.name}.products"
+        products = emit.known(Tensor(name, shape, dy.dtype, "gradient", origin=origin))
+        if self.is_broadcast:
+            call = BroadcastGradientCall(dy.shape, dy.dtype, self.b_shape, "x")
+            emit.phase("sums of products", call, dy=dy, x=self.y, db=products)
+        else:
+            call_of_all = self._op("multiply", self.b_shape)
+            emit.phase("products", call_of_all, x=dy, b=self.y, y=products)
+        quotient = OpTensor(shape, shape, dy.dtype, "divide", alpha_a=-1.0)
+        reads = {"x": products, "b": self.b}
+        emit.gradient("gradient of b", Chain((quotient,), dy.dtype), reads, y=self.b)
