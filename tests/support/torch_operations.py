@@ -201,6 +201,20 @@ def _resizing():
     pads = {"zeros": (1, 2, 3, 0), "crops": (-1, -2, 0, -3), "both": (2, -1), "one axis": (1, 1)}
     for name, pad in pads.items():
         found[f"pad: {name}"] = (lambda pad=pad: Apply(lambda x: F.pad(x, pad)), MAP)
+    for mode, pad in (("reflect", (2, 1, 0, 3)), ("replicate", (1, 2, 2, 0)), ("circular", (2, 0, 0, 1))):
+        pads = (pad, MAP, 2), ((2, 1), LINE, 1)
+        for each, shape, axes in pads:
+            found[f"{axes}-D: pad, {mode}"] = (
+                lambda each=each, axes=axes, mode=mode: Apply(
+                    lambda x: F.pad(x, each, mode=mode), axes=axes
+                ),
+                shape,
+            )
+    found["circular convolution"] = (
+        lambda: around(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")),
+        MAP,
+    )
+    found["cat of rows"] = (lambda: Apply(lambda x: torch.cat([x.relu(), x, x[:, :, 2:]], 2)), MAP)
     found["pad: a value"] = (lambda: Apply(lambda x: F.pad(x, (1, 1, 2, 2), value=0.5)), MAP)
     found["slices"] = (lambda: Apply(lambda x: x[:, :, 1:-2, 3:]), MAP)
     found |= {name: (lambda each=each: Apply(*each), MAP) for name, each in _parts().items()}

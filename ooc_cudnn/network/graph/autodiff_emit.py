@@ -253,10 +253,16 @@ class Backward(_Emit):
         if around is not None:
             region = channels_of(x.shape, channels)
             if not self._lay(dy, self._gradients[x.name], region):
-                self.copy(f"copy of {dy.name}", dy, self._channels(x, channels))
+                self.copy(f"copy of {dy.name}", dy, self._part(x, region))
             missing.remove(around)
             rest = ((around[0], channels[0]), (channels[1], around[1]))
             missing += [(start, stop) for start, stop in rest if start < stop]
+            return
+        self.add_part(dy, x, channels_of(x.shape, channels))
+
+    def add_part(self, dy: Tensor, x: Tensor, region: Region) -> None:
+        """Add dy to a region of the gradient that x has."""
+        if not self.wants(x):
             return
         self._fill(x)
         if not self._may_change(x):
@@ -264,19 +270,18 @@ class Backward(_Emit):
             self.copy(f"copy of {x.name}.gradient", self._gradients[x.name], gradient)
             self._holds(x, gradient)
         call = AdditionCall(dy.shape, dy.shape, dy.dtype)
-        part = self._channels(x, channels)
+        part = self._part(x, region)
         self.phase(f"sum of {x.name}.gradient", call, y=part, b=dy)
 
     def _fill(self, x: Tensor) -> None:
         """Write zeros to the channels of a gradient that nobody has made a part of."""
         for channels in self._missing.pop(x.name, ()):
-            part = self._channels(x, channels)
+            part = self._part(x, channels_of(x.shape, channels))
             call = AdditionCall(part.shape, (1,) * len(part.shape), x.dtype, alpha_y=0.0)
             self.phase(f"zeros of {x.name}.gradient", call, y=part, b=self._zeros[x.name])
 
-    def _channels(self, x: Tensor, channels: Range) -> Tensor:
-        """Some channels of the gradient of x."""
-        region = channels_of(x.shape, channels)
+    def _part(self, x: Tensor, region: Region) -> Tensor:
+        """A region of the gradient of x."""
         name = self._free(f"{x.name}.gradient")
         return self.view(self._gradients[x.name], extents(region), region, name)
 

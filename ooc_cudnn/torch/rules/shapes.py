@@ -15,12 +15,10 @@ def concatenate(to: GraphLowering, tensors: Sequence[Any], dim: int) -> LoweredV
     if not all(isinstance(each, LoweredValue) for each in tensors):
         raise UnsupportedPatternError("of what does not read the inputs first")
     axes = tensors[0].axes
-    if any(each.axes != axes for each in tensors) or axes[dim] != 1:
-        raise UnsupportedPatternError(
-            f"along axis {dim} of {tensors[0].shape}: along channels there is one"
-        )
+    if any(each.axes != axes for each in tensors) or axes[dim] == 0:
+        raise UnsupportedPatternError(f"along axis {dim} of {tensors[0].shape}, that of images")
     parts = [each.tensor for each in tensors]
-    return LoweredValue(to.net.concatenate(parts, name=to.name("cat")), axes)
+    return LoweredValue(to.net.concatenate(parts, axis=axes[dim], name=to.name("cat")), axes)
 
 
 @rule("broadcast_tensors")
@@ -140,14 +138,56 @@ def pad(
     if isinstance(self, LoweredValue) and not any(pad):
         return self
     x = to.plain(self, least=3)
-    if mode != "constant" or len(pad) > 2 * (len(x.shape) - 2):
-        raise UnsupportedPatternError(
-            f"mode {mode} of {list(pad)}: constants on spatial axes there are"
-        )
+    if len(pad) > 2 * (len(x.shape) - 2):
+        raise UnsupportedPatternError(f"{list(pad)} of {self.shape}: spatial axes are padded")
+    if mode != "constant":
+        return _padded(to, self, pad, mode)
     pairs = [(0, 0)] * (len(x.shape) - 2)
     for axis in range(len(pad) // 2):
         pairs[-1 - axis] = (pad[2 * axis], pad[2 * axis + 1])
     return LoweredValue.of(to.net.pad(x, pairs, value=float(value or 0), name=to.name("pad")))
+
+
+@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflected(to: GraphLowering, self: Any, padding: Sequence[int]) -> LoweredValue:
+    return _padded(to, self, padding, "reflect")
+
+
+@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replicated(to: GraphLowering, self: Any, padding: Sequence[int]) -> LoweredValue:
+    return _padded(to, self, padding, "replicate")
+
+
+#: Slices on one side, at most: each of them is a copy.
+_MOST_AROUND = 8
+
+
+def _padded(to: GraphLowering, x: Any, pad: Sequence[int], mode: str) -> LoweredValue:
+    """x between slices of itself, axis by axis."""
+    to.plain(x, least=3)
+    if min(pad) < 0 or (mode != "circular" and max(pad) > _MOST_AROUND):
+        raise UnsupportedPatternError(f"mode {mode} of {list(pad)}")
+    for axis in range(len(pad) // 2):
+        x = _between_slices(to, x, len(x.axes) - 1 - axis, pad[2 * axis], pad[2 * axis + 1], mode)
+    return x
+
+
+def _between_slices(
+    to: GraphLowering, x: LoweredValue, dim: int, before: int, after: int, mode: str
+) -> LoweredValue:
+    extent = x.shape[dim]
+    sides = {
+        "circular": ([(extent - before, extent)] * (before > 0), [(0, after)] * (after > 0)),
+        "reflect": (
+            [(at, at + 1) for at in range(before, 0, -1)],
+            [(at, at + 1) for at in range(extent - 2, extent - 2 - after, -1)],
+        ),
+        "replicate": ([(0, 1)] * before, [(extent - 1, extent)] * after),
+    }
+    if mode not in sides:
+        raise UnsupportedPatternError(f"mode {mode}")
+    first, last = ([_sliced(to, x, dim, *each) for each in side] for side in sides[mode])
+    return concatenate(to, [*first, x, *last], dim) if before or after else x
 
 
 @rule("slice")

@@ -12,6 +12,7 @@ from ooc_cudnn.network.graph.nodes.crop import Crop
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
 from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.window_arguments import is_int
 from ooc_cudnn.operations.elementwise.reshape import flatten
 from ooc_cudnn.operations.resampling.arguments import describe_crop, describe_padding, interpolation
@@ -28,10 +29,10 @@ class ShapeBuilders(Builders):
         return self._add(Reshape(name, self._result(name, flatten(x.shape), x.dtype), x))
 
     @builder
-    def concatenate(self, parts: Sequence[Tensor], *, name: str = "") -> Tensor:
-        """The channels of several maps, one after the other.
+    def concatenate(self, parts: Sequence[Tensor], *, axis: int = 1, name: str = "") -> Tensor:
+        """The channels of several maps, one after the other; or another axis, but that of images.
 
-        Parts that nodes make are made in their place: nothing is copied.
+        Channels that nodes make are made in their place: nothing is copied.
         """
         if isinstance(parts, Tensor) or not isinstance(parts, Sequence) or not parts:
             raise TypeError(f"parts must be a list of tensors, not {parts!r}")
@@ -39,18 +40,22 @@ class ShapeBuilders(Builders):
         maps = tuple(
             self._own(part, f"parts[{at}]", dtype=first.dtype) for at, part in enumerate(parts)
         )
+        if not is_int(axis) or not 1 <= axis < len(first.shape):
+            raise ValueError(f"axis must be that of channels or a spatial one, not {axis!r}")
+        along = "channels" if axis == 1 else f"axis {axis}"
+
+        def others(shape: Shape) -> Shape:
+            return (*shape[:axis], *shape[axis + 1 :])
+
         for part in maps[1:]:
-            if len(part.shape) < 2 or (part.shape[0], *part.shape[2:]) != (
-                first.shape[0],
-                *first.shape[2:],
-            ):
+            if others(part.shape) != others(first.shape):
                 raise ValueError(
-                    f"parts must have the shape of {first.name}, {first.shape}, but for channels; "
+                    f"parts must have the shape of {first.name}, {first.shape}, but for {along}; "
                     f"{part.name} has {part.shape}"
                 )
-        channels = sum(part.shape[1] for part in maps)
-        y = self._result(name, (first.shape[0], channels, *first.shape[2:]), first.dtype)
-        return self._add(Concatenate(name, y, maps))
+        extent = sum(part.shape[axis] for part in maps)
+        shape = (*first.shape[:axis], extent, *first.shape[axis + 1 :])
+        return self._add(Concatenate(name, self._result(name, shape, first.dtype), maps, int(axis)))
 
     @builder
     def pad(self, x: Tensor, padding: Padding, *, value: float = 0.0, name: str = "") -> Tensor:

@@ -1,4 +1,4 @@
-"""Joining channels, without a copy where the parts can be made in their place."""
+"""Joining channels, without a copy where the parts can be made in their place; or other axes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from ooc_cudnn.operations.core.call import Region
 
 @dataclass(frozen=True)
 class Concatenate(Node):
-    """y holds the channels of its parts one after the other.
+    """y holds its parts one after the other along an axis.
 
-    A part that a node makes becomes a view of y: its maker writes there. Others (inputs, what has
-    its place in another concatenation) are copied. The gradients of the parts are views of dy.
+    Of channels, a part that a node makes becomes a view of y: its maker writes there. Others
+    (inputs, what has its place in another concatenation) are copied, and so are parts along spatial
+    axes. The gradients of the parts are views of dy.
     """
 
     parts: tuple[Tensor, ...]
+    axis: int = 1
 
     def _regions(self) -> Iterator[tuple[Tensor, Region]]:
-        ends = itertools.accumulate(part.shape[1] for part in self.parts)
+        axis = self.axis
+        ends = itertools.accumulate(part.shape[axis] for part in self.parts)
         for part, end in zip(self.parts, ends, strict=True):
-            images, channels, *spatial = whole_region(part.shape)
-            yield part, (images, (end - channels[1], end), *spatial)
+            whole = whole_region(part.shape)
+            yield part, (*whole[:axis], (end - part.shape[axis], end), *whole[axis + 1 :])
 
     def forward(self, emit: Forward) -> None:
         for at, (part, region) in enumerate(self._regions()):
-            if not emit.lay_into(part, self.y, region):
+            if self.axis > 1 or not emit.lay_into(part, self.y, region):
                 target = emit.view(self.y, part.shape, region, f"{self.name}.part_{at}")
                 emit.copy(f"copy of {part.name}", part, target)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward
 from ooc_cudnn.network.graph.nodes.base import Node
-from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor, whole_region
+from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.resampling.axis_windows import seen_range
 from ooc_cudnn.operations.resampling.forward import Resampling
 from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
@@ -14,16 +15,22 @@ from ooc_cudnn.operations.resampling.gradient import ResamplingGradientCall
 
 @dataclass(frozen=True)
 class Crop(Node):
-    """y is a view of x; the gradient of x is that of y, with zeros around it."""
+    """y is a view of x; its gradient, with zeros around it, is that of x, or is added there."""
 
     x: Tensor
     operation: Resampling
 
-    def forward(self, emit: Forward) -> None:
+    @property
+    def _region(self) -> Region:
         inside = (seen_range(window, (0, window.count)) for window in self.operation.windows)
-        images, channels = ((0, extent) for extent in self.x.shape[:2])
-        emit.alias(self.y, self.x, (images, channels, *inside))
+        return (*whole_region(self.x.shape[:2]), *inside)
+
+    def forward(self, emit: Forward) -> None:
+        emit.alias(self.y, self.x, self._region)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
+        if emit.gradient_of(self.x) is not None:
+            emit.add_part(dy, self.x, self._region)
+            return
         call = ResamplingGradientCall(self.operation)
         emit.gradient("data gradient", call, {"dy": dy}, dx=self.x)
