@@ -201,7 +201,8 @@ def _resizing():
     pads = {"zeros": (1, 2, 3, 0), "crops": (-1, -2, 0, -3), "both": (2, -1), "one axis": (1, 1)}
     for name, pad in pads.items():
         found[f"pad: {name}"] = (lambda pad=pad: Apply(lambda x: F.pad(x, pad)), MAP)
-    for mode, pad in (("reflect", (2, 1, 0, 3)), ("replicate", (1, 2, 2, 0)), ("circular", (2, 0, 0, 1))):
+    modes = {"reflect": (2, 1, 0, 3), "replicate": (1, 2, 2, 0), "circular": (2, 0, 0, 1)}
+    for mode, pad in modes.items():
         pads = (pad, MAP, 2), ((2, 1), LINE, 1)
         for each, shape, axes in pads:
             found[f"{axes}-D: pad, {mode}"] = (
