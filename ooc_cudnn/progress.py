@@ -71,15 +71,17 @@ class CallableReporter(Reporter):
         self._function(done, self.total)
 
 
-class _QuietStderr:
+class QuietStderr:
     """The current stderr, without its errors: a closed pipe must not end a long run."""
 
     def write(self, text: str) -> None:
+        """Write where that can be."""
         if sys.stderr is not None:  # None under pythonw
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(text)
 
     def flush(self) -> None:
+        """Flush where that can be."""
         if sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
@@ -117,7 +119,7 @@ class TextReporter(Reporter):
         share = min(1.0, self._done / self.total) if self.total > 0 else 1.0
         bar = ("#" * math.floor(share * _TEXT_WIDTH)).ljust(_TEXT_WIDTH, ".")
         elapsed = format_seconds(self._drawn - self._started)
-        stream = _QuietStderr()
+        stream = QuietStderr()
         stream.write(f"\r{self._label} [{bar}] {share:4.0%} {elapsed:<12}{end}")
         stream.flush()
 
@@ -130,7 +132,7 @@ class TqdmReporter(Reporter):
         # tqdm.auto would warn in notebooks without ipywidgets.
         has_widgets = _in_notebook() and importlib.util.find_spec("ipywidgets") is not None
         tqdm = importlib.import_module("tqdm.notebook" if has_widgets else "tqdm").tqdm
-        stream = {} if has_widgets else {"file": _QuietStderr(), "dynamic_ncols": True}
+        stream = {} if has_widgets else {"file": QuietStderr(), "dynamic_ncols": True}
         self._bar: Any = tqdm(total=total, desc=label, unit="piece", miniters=1, **stream)
 
     def update(self, done: int) -> None:
@@ -176,7 +178,7 @@ def reporter(setting: Progress, *, total: int, label: str, predicted_seconds: fl
     if setting is True:
         return TqdmReporter(total, label) if _has_tqdm() else TextReporter(total, label)
     if setting == "auto":
-        wanted = predicted_seconds > SHORTEST_SECONDS and _somebody_watches() and _has_tqdm()
+        wanted = predicted_seconds > SHORTEST_SECONDS and somebody_watches() and _has_tqdm()
         return TqdmReporter(total, label) if wanted else Reporter(total)
     if callable(setting):
         return CallableReporter(total, setting)
@@ -187,7 +189,8 @@ def _has_tqdm() -> bool:
     return importlib.util.find_spec("tqdm") is not None
 
 
-def _somebody_watches() -> bool:
+def somebody_watches() -> bool:
+    """True if stderr is a terminal, or this is a notebook."""
     if _in_notebook():
         return True
     try:

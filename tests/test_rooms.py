@@ -24,7 +24,8 @@ INSTALLED = ("ooc_cudnn", "perfmodel")
 ROOMS = (
     ("perfmodel",),
     tuple(f"ooc_cudnn.{name}" for name in (
-        "errors", "extras", "fork_safety", "interrupts", "keywords", "plotting", "progress",
+        "activity", "errors", "extras", "fork_safety", "interrupts", "keywords", "plotting",
+        "progress",
         "settings", "settings_table", "tensor", "types", "units", "version", "warnings_once",
     )),
     ("ooc_cudnn.operations.core",),

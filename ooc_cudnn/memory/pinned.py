@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn import fork_safety, interrupts
+from ooc_cudnn.activity import activity
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory.host_memory import available_host_bytes
 from ooc_cudnn.memory.loans import Leases
 from ooc_cudnn.memory.source import HostArray, Source
+from ooc_cudnn.settings import current
+from ooc_cudnn.units import format_bytes
 
 PAGE_BYTES = 4096
 
@@ -130,7 +133,8 @@ def _allocate(
     available = 0
     try:
         if limit_bytes is None or pool.held_bytes + nbytes <= limit_bytes:
-            return device.allocate_pinned(nbytes)
+            with activity(f"page-locking {format_bytes(nbytes)}", current().progress):
+                return device.allocate_pinned(nbytes)
         available = max(limit_bytes - pool.held_bytes, 0)
         refused: MemoryError | None = None
     except MemoryError as error:

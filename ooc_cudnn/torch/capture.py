@@ -27,7 +27,9 @@ import torch._dynamo
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ooc_cudnn.activity import activity
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.settings import current
 from ooc_cudnn.torch.backend import compile_with, handle_call
 from ooc_cudnn.torch.capture_errors import explain_refusal
 from ooc_cudnn.torch.classes import Methods
@@ -278,12 +280,13 @@ class Captures:
         Numbers that have changed since an earlier capture are inputs of the graph; where Dynamo
         cannot follow them so, they are constants.
         """
-        try:
-            return self._captured(call, {})
-        except Exception:
-            if not self._captures:
-                raise
-        return self._captured(call, _CONSTANT)
+        with activity(f"capturing {type(call.model).__name__}", current().progress):
+            try:
+                return self._captured(call, {})
+            except Exception:
+                if not self._captures:
+                    raise
+            return self._captured(call, _CONSTANT)
 
     def _captured(self, call: Call, config: dict[str, Any]) -> tuple[Any] | None:
         capture = _Capture(self._name)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from ooc_cudnn.activity import activity, say
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.devices.measuring import Bench
@@ -27,6 +28,7 @@ from ooc_cudnn.operations.convolution.gradients import (
 )
 from ooc_cudnn.operations.core.launch_cache import launches_on
 from ooc_cudnn.pipeline.program import Task
+from ooc_cudnn.settings import current
 from perfmodel import MachineModel
 
 #: Launches that take longer are measured on fewer images, as long as a batch of them lasts. With a
@@ -101,13 +103,14 @@ def time_first(
     if not weights:
         return 0
     costs: dict[AnyConvolution, float] = {}
-    with device.arena.lock:
+    with activity("timing convolutions", current().progress), device.arena.lock:
         if device.arena.is_at_work:
             return 0
         bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0, refill=False)
         tuner = EngineTuner(device, bench, Deadline(seconds))
         for operation, weight in weights.items():
             for turned in _in_all_orders(device, operation):
+                say(f"{len(costs)} timed")
                 if tuner.deadline.allows(steps=1):
                     measured = _timed(device, tuner, turned, 1)
                     if measured is not None:

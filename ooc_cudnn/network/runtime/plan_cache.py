@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ooc_cudnn.activity import activity
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.machines import cache_directory
 from ooc_cudnn.devices.tuning_database import tables_of
@@ -66,9 +67,15 @@ def load_or_plan(
         path = plans_folder() / f"{_key(name, step, constraints, policy, micro_batches)}.json"
         kept = _load(path, step, constraints, policy)
     begin = time.perf_counter()
-    ready = kept or plan_step(name, step, constraints, policy=policy, micro_batches=micro_batches)
+    if kept is None:
+        with activity(f"planning {name}", current().progress):
+            ready = plan_step(name, step, constraints, policy=policy, micro_batches=micro_batches)
+    else:
+        ready = kept
     if bound and ready.plan.bound_seconds is None:
-        ready = ready._replace(plan=plan_with_bound(ready.plan, step, constraints, micro_batches))
+        with activity(f"a lower bound for {name}", current().progress):
+            plan = plan_with_bound(ready.plan, step, constraints, micro_batches)
+        ready = ready._replace(plan=plan)
     if path is not None and time.perf_counter() - begin >= SHORTEST_SECONDS:
         _keep(path, ready.plan, _host_bytes(step, constraints))
     return ready if bound else ready._replace(plan=replace(ready.plan, bound_seconds=None))

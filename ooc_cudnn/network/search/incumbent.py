@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Hashable
 from functools import partial
 from typing import TypeVar
 
+from ooc_cudnn.activity import say
 from ooc_cudnn.errors import HostOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
@@ -158,6 +159,8 @@ class Incumbent:
         if self.best is not None and seconds >= self.best.plan.seconds:
             return False
         self.best = planned
+        if self._in_one_piece:
+            say(f"best so far {seconds / self._in_one_piece:.2f} times all kept")
         return True
 
     def take_counted(self, planned: LoweredStep | None) -> bool:
