@@ -239,8 +239,8 @@ SETTINGS: Final = (
         "auto",
         _parse_progress,
         "A progress bar: 'auto' (on calls longer than 2 s in a terminal or notebook), True, False, "
-        "or a callable that is given (done, total). Beside it a line says how long a model has been "
-        "captured, a step planned, or memory page-locked, and the best plan so far.",
+        "or a callable that is given (done, total). Beside it a line says for how long a model "
+        "is being captured, a step planned or memory page-locked, and the best plan so far.",
         "A callable runs between the pieces of a call, so a slow one slows the call.",
     ),
 )
