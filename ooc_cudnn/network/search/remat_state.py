@@ -135,6 +135,10 @@ class RematState:
         large = {base for base, nbytes in self.nbytes.items() if nbytes >= SMALL * room_bytes}
         large &= self.items.keys() | self.children.keys()
         changing = [base for base in self.uses if base in large]
+        #: What phases of the step itself read or write, by the slots.
+        self._by_phases = {
+            base: [(self.slot(at), False) for at in self.uses[base].phases] for base in changing
+        }
         self.accesses: dict[str, list[tuple[int, bool]]] = {}
         self.versions: dict[str, list[Version]] = {}
         self._unread: dict[str, list[RematEvent]] = {}
@@ -267,10 +271,12 @@ class RematState:
     def _follow(self, names: Iterable[str]) -> None:
         """Work out the versions of tensors."""
         for name in names:
-            slots = [(self.slot(at), False) for at in self.uses[name].phases]
+            slots, own = self._by_phases[name].copy(), self._of.get(name, ())
             for child in self.children.get(name, ()):
-                slots += [(self.slot(e.before, child), False) for e in self._of[child] if e.is_made]
-            slots += [(self.start_of(event), True) for event in self._of.get(name, ())]
+                for event in self._of.get(child, ()):
+                    if event.is_made:  # it reads its parents in the slot in which it is made
+                        slots.append((self._starts[event], False))
+            slots += [(self._starts[event], True) for event in own]
             slots.sort()
             self.accesses[name] = slots
             first, *later = _versions(slots)
@@ -281,9 +287,7 @@ class RematState:
             self.versions[name] = [first, *later]
             ends = dict[int, int](self.versions[name])
             self._unread[name] = [
-                event
-                for event in self._of.get(name, ())
-                if ends.get(start := self.start_of(event), start) == start
+                event for event in own if ends.get(start := self._starts[event], start) == start
             ]
             self._lives.note(name, self.versions[name])
 
