@@ -1,19 +1,21 @@
 """Autocast: the casts that PyTorch would make, as operations of the captured model.
 
-A capture above autocast shows none of them: they are found by looking at what an operation casts
-while it runs on tensors without data. The graph says them all, so nothing runs under autocast.
+A capture above autocast shows none of them: they are found by running autocast's kernel, or an
+operation without one, on tensors without data. The graph says them all, so nothing runs under
+autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Behind the name of an operation that casts within itself: no rule is of that.
 AUTOCAST = "_under_autocast"
@@ -59,7 +61,7 @@ class Casts:
 def casts_of(
     target: Any, args: Any, kwargs: Any, read: Callable[[torch.Tensor], Any]
 ) -> Iterator[Casts]:
-    """Look at what an operation casts while it runs in this block, on tensors without data.
+    """Find what an operation casts, which runs in this block on tensors without data.
 
     Parameters
     ----------
@@ -70,17 +72,38 @@ def casts_of(
     if not in_force or _name(target) in _CASTS_ITSELF:
         yield casts
         return
-    tensors = [e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor)]
-    looking = _Looking({id(each): read(each) for each in tensors})
-    with looking:
+    kernels = [
+        key
+        for key in (f"Autocast{kind.upper()}" for kind, _ in in_force)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(_name(target), key)
+    ]
+    for key in kernels:
+        casts.inputs |= _casts_by_kernel(key, target, args, kwargs, read)
+    if kernels:
         yield casts
-    if any(
-        torch._C._dispatch_has_kernel_for_dispatch_key(_name(target), f"Autocast{kind.upper()}")
-        for kind, _ in in_force
-    ):
-        casts.inputs = looking.found
-    elif looking.casts:
+        return
+    with _CountedCasts(target) as counted:
+        yield casts
+    if counted.casts:
         casts.function = _Under(target, in_force)
+
+
+def _casts_by_kernel(
+    key: str, target: Any, args: Any, kwargs: Any, read: Callable[[torch.Tensor], Any]
+) -> dict[Any, torch.dtype]:
+    """Cast the tensors that an operation reads as its kernel of autocast does, and no more.
+
+    What the operation itself casts, as attention casts halves to float32, is not among them.
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+    noted = _NotedCasts({id(each): read(each) for each in tensors})
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    with noted, suppress(_Reached):
+        target.redispatch(keys, *args, **kwargs)
+    for dtype in noted.dtypes.difference(leaves):  # as a sum, which is told to cast
+        noted.casts |= {read(each): dtype for each in tensors if each.dtype != dtype}
+    return noted.casts
 
 
 def _name(target: Any) -> str:
@@ -113,19 +136,51 @@ def enter_autocast(kinds: Iterable[tuple[str, torch.dtype]]) -> Iterator[None]:
         yield
 
 
-class _Looking(_python_dispatch.TorchDispatchMode):
-    """Notes which of some tensors are cast, and how many casts there are."""
+class _CountedCasts(TorchDispatchMode):
+    """Counts the casts, and operations that are told a dtype, which another one comes to."""
 
-    def __init__(self, values: Mapping[int, Any]) -> None:
+    def __init__(self, target: Any) -> None:
         super().__init__()
-        self.values, self.found, self.casts = values, dict[Any, torch.dtype](), 0
+        self.target, self.casts = target, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        is_told = func is not self.target and kwargs.get("dtype") is not None
+        if is_told and args and isinstance(args[0], torch.Tensor):
+            self.casts += result.dtype != args[0].dtype
+        return result
+
+
+class _Reached(Exception):
+    """Autocast has done its casts, and calls the operation."""
+
+
+class _NotedCasts(ProxyTorchDispatchMode):
+    """Notes which of some tensors are cast, until an operation is called, and with which dtypes.
+
+    It is above autograd, where an operation that consists of others is seen before them.
+    """
+
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        key = torch._C.DispatchKey.PreDispatch
+        TorchDispatchMode.__init__(self, key)
+        self._dispatch_key, self.pre_dispatch = key, True
+        self.enter_stack: list[Any] = []
+        self.values, self.casts = values, dict[Any, torch.dtype]()
+        self.dtypes: set[Any] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.ops.aten.to.dtype:
+            self.dtypes = {
+                e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.dtype)
+            }
+            raise _Reached
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and result.dtype != args[0].dtype:
-            self.casts += 1
-            if id(args[0]) in self.values:
-                self.found.setdefault(self.values[id(args[0])], result.dtype)
+        if id(args[0]) in self.values:
+            self.casts[self.values[id(args[0])]] = result.dtype
         return result

@@ -5,10 +5,14 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch import autocast
 from tests.support.torch_checks import Result
 
 pytestmark = pytest.mark.usefixtures("few_plans")
@@ -146,6 +150,86 @@ def test_models_of_half_precision_with_normalizations(dtype, training):
     if not training:
         with torch.no_grad():
             assert torch.allclose(under(x).float(), eager(x).float(), atol=0.02, rtol=0.02)
+
+
+class Attending(nn.Module):
+    """Attention to what is half and single: turned queries and keys, a bias of positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.bias = nn.Linear(4, 12), nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x):
+        q, k, v = self.linear(x).chunk(3, -1)
+        turns = self.bias[:, :4]
+        return (
+            F.scaled_dot_product_attention(q * turns, k * turns, v),
+            F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias),
+            F.scaled_dot_product_attention(q, x, x, is_causal=True),
+            F.scaled_dot_product_attention(x, k, v),
+        )
+
+
+def test_attention_to_halves_and_singles():
+    torch.manual_seed(0)
+    eager, x = Attending(), torch.randn(3, 5, 4)
+    under = ooc.limit(copy.deepcopy(eager), LIMIT)
+    exact = result(_plain(eager), x.double())
+    as_near(result(under, x, torch.bfloat16), result(eager, x, torch.bfloat16), exact)
+
+
+def test_attention_to_halves_is_pytorchs():
+    """What attention itself computes in float32 is none of autocast's casts."""
+
+    class Halves(nn.Module):
+        def forward(self, x):
+            x = x.bfloat16() * 2
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    found, expected = (
+        result(model, x.clone().requires_grad_(), torch.bfloat16)
+        for model in (ooc.limit(Halves(), LIMIT), Halves())
+    )
+    assert torch.equal(found.outputs[0], expected.outputs[0])
+
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "dtype"),
+    [
+        (aten.sum.default, (), torch.float32),
+        (aten.sum.dim_IntList, ([1],), torch.float32),
+        (aten.softmax.int, (-1,), torch.float32),
+        (aten.log_softmax.int, (-1, torch.float64), None),
+        (aten.norm.Scalar, (2,), torch.float32),
+        (aten.layer_norm.default, ([4],), torch.float32),
+        (aten.mean.dim, ([1], False), None),
+        (aten.relu.default, (), None),
+        (aten.linalg_norm.default, (), None),  # it runs under autocast
+    ],
+)
+def test_halves_on_a_card_are_cast_by_autocast(function, others, dtype):
+    """Of a sum, autocast tells it the dtype; that is a cast as well."""
+    tensors = FakeTensorMode()
+    with tensors:
+        half = torch.empty(2, 3, 4, dtype=torch.float16, device="cuda")
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with (
+            tensors,
+            enable_python_dispatcher(),
+            disable_autocast_cache(),
+            autocast.casts_of(function, (half, *others), {}, id) as casts,
+        ):
+            function(half, *others)
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+    assert (casts.function is function) == (function is not aten.linalg_norm.default)
+    assert casts.inputs == ({} if dtype is None else {id(half): dtype})
 
 
 def test_a_model_is_captured_with_and_without_autocast_apart():
