@@ -41,7 +41,7 @@ from ooc_cudnn.torch.extra_guards import (
     noting_missed_lookups,
 )
 from ooc_cudnn.torch.fallback_runner import kept_as_they_are
-from ooc_cudnn.torch.lstm_states import lstm_states_of_their_shape
+from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import as_batch_normalization
 from ooc_cudnn.torch.refusals import check_model
@@ -302,7 +302,7 @@ class Captures:
             nest_capture(),
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
-            lstm_states_of_their_shape(),
+            lstm_results_as_computed(),
             switches_kept() as call.switches,
             _quiet(),
             _as_drawn(),

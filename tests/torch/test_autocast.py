@@ -152,6 +152,28 @@ def test_models_of_half_precision_with_normalizations(dtype, training):
             assert torch.allclose(under(x).float(), eager(x).float(), atol=0.02, rtol=0.02)
 
 
+class Recurrent(nn.Module):
+    """An LSTM that reads what is in single precision and has a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.lstm = nn.LayerNorm(4), nn.LSTM(4, 6, 2, batch_first=True)
+
+    def forward(self, x):
+        y, (h, c) = self.lstm(self.norm(x))
+        return y, h, c
+
+
+def test_an_lstm_has_the_dtype_of_its_own_results():
+    torch.manual_seed(0)
+    eager, x = Recurrent(), torch.randn(3, 5, 4)
+    under = ooc.limit(copy.deepcopy(eager), LIMIT)
+    exact = result(_plain(eager), x.double())
+    found = result(under, x, torch.bfloat16)
+    as_near(found, result(eager, x, torch.bfloat16), exact)
+    assert {each.dtype for each in found.outputs} == {torch.bfloat16}
+
+
 class Attending(nn.Module):
     """Attention to what is half and single: turned queries and keys, a bias of positions."""
 
