@@ -25,6 +25,8 @@ from ooc_cudnn.torch.lowered_value import LoweredValue
 
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"
+#: Operations whose gradients of a result depend on which other ones have a gradient.
+_INSEPARABLE = frozenset({"native_group_norm"})
 
 
 class NetworkAttempt(Protocol):
@@ -90,8 +92,15 @@ class Fallbacks:
         Raises
         ------
         UnsupportedOperationError
-            If it changes what the model keeps: that must not happen twice.
+            If it changes what the model keeps: that must not happen twice. If its gradients are not
+            the sum of those of its results, and more than the first of them is differentiated.
         """
+        if operation.name in _INSEPARABLE and any(map(self._is_followed, operation.results[1:])):
+            said = (
+                "PyTorch's gradients of its mean and rstd hang on which of its results are used: "
+                "compute them by torch.var_mean, or detach() them"
+            )
+            raise UnsupportedOperationError(error.operation, error.where, said)
         told = operation.arguments
         keeps = told.get("running_mean") is not None
         if keeps and (told.get("training") or told.get("use_input_stats")):
@@ -99,6 +108,13 @@ class Fallbacks:
         self._at[like] = self._at[operation]
         self.errors[like] = error
         self._makers.update({value: like for value in operation.results if value is not None})
+
+    def _is_followed(self, value: Value | None) -> bool:
+        """True if a gradient of a value may be asked for."""
+        if value is None or not value.requires_grad:
+            return False
+        made = (each for reader in self._readers.get(value, ()) for each in reader.results)
+        return value in self._asked or any(each and each.requires_grad for each in made)
 
     def maker(self, value: Value) -> Operation:
         """The operation that makes what is deferred."""

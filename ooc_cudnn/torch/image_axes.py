@@ -60,7 +60,7 @@ PER_IMAGE = frozenset({
     "batch_norm", "channel_shuffle", "col2im", "constant_pad_nd", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "grid_sampler", "group_norm",
     "im2col", "instance_norm", "local_response_norm", "max_pool1d", "max_pool2d", "max_pool3d",
-    "native_group_norm", "pad", "pixel_shuffle", "pixel_unshuffle", "prelu", "reflection_pad1d",
+    "pad", "pixel_shuffle", "pixel_unshuffle", "prelu", "reflection_pad1d",
     "reflection_pad2d", "replication_pad1d", "replication_pad2d", "upsample_bicubic2d",
     "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
     "upsample_nearest3d", "upsample_trilinear3d",

@@ -70,6 +70,20 @@ def over_four_calls(run):
     train(run, calls=4)
 
 
+def normalized(y):
+    return torch.native_group_norm(y, None, None, y.shape[0], 4, y[0, 0].numel(), 2, 1e-5)
+
+
+def by_its_statistics(y, x):
+    z, mean, rstd = normalized(y)
+    return z, mean * rstd
+
+
+def by_its_statistics_alone(y, x):
+    z, mean, rstd = (each.detach() for each in normalized(y))
+    return y * rstd.mean() + z + mean.mean()
+
+
 def squashed(y, x):
     y = torch.sigmoid(y)
     y.data.clamp_(0.3, 0.7)
@@ -443,6 +457,11 @@ CASES = [
     Idiom(
         "a dirty input of several", model(scaled_in_place, c=conv(), w=numbers(4, 1, 1)), train,
         EQUAL_SINCE_2_13),
+    of_conv("statistics of a group normalization", by_its_statistics, REFUSED,
+            though="PyTorch's gradients hang on which of them are used"),
+    of_conv("statistics of a group normalization, detached", by_its_statistics_alone),
+    of_conv("statistics of a group normalization, without gradients", by_its_statistics,
+            steps=infer),
     of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
