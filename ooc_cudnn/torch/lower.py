@@ -310,7 +310,7 @@ class GraphLowering:
         Raises
         ------
         UnsupportedOperationError
-            If a layer would be left to PyTorch, which knows no limit.
+            If a layer would be left to PyTorch, which knows no limit. One of integers may be.
         """
         if value not in self.fallbacks:
             if value in self._held and value.kind == "made":
@@ -324,7 +324,10 @@ class GraphLowering:
         layered = operation.name not in PER_ELEMENT and any(
             read in self.differentiable and read.kind != "input" for read in operation.reads
         )
-        if layered or operation.name in LAYERS or operation in self.fallbacks.drawn:
+        is_layer = operation.name in LAYERS and any(
+            read.dtype.is_floating_point for read in operation.reads
+        )
+        if layered or is_layer or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)
         if operation not in self.after:
             self.after.append(operation)

@@ -84,6 +84,17 @@ def by_its_statistics_alone(y, x):
     return y * rstd.mean() + z + mean.mean()
 
 
+def layers_of_integers(y, x):
+    n = (4 * x).long()
+    return (
+        y,
+        F.max_pool2d(n, 2, dilation=2),
+        F.avg_pool1d(n.flatten(2), 2),
+        F.linear(n, n[0, 0, :3]),
+        F.conv2d(n, n[:2, :, :2, :2], padding=1),
+    )
+
+
 def squashed(y, x):
     y = torch.sigmoid(y)
     y.data.clamp_(0.3, 0.7)
@@ -457,6 +468,7 @@ CASES = [
     Idiom(
         "a dirty input of several", model(scaled_in_place, c=conv(), w=numbers(4, 1, 1)), train,
         EQUAL_SINCE_2_13),
+    of_conv("layers of integers", layers_of_integers),
     of_conv("statistics of a group normalization", by_its_statistics, REFUSED,
             though="PyTorch's gradients hang on which of them are used"),
     of_conv("statistics of a group normalization, detached", by_its_statistics_alone),
