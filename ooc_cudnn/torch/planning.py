@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer
+from torch.nn.parameter import is_lazy as has_no_data
 
 from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.functions.tune.rounds import Tell
@@ -17,10 +21,12 @@ from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.cards import at
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.lazy_layers import lazy_layers
 from ooc_cudnn.torch.limit import Limited, own_forward, record_call
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.ranks import unwrap_ddp
-from ooc_cudnn.torch.stand_ins import fakes_for
+from ooc_cudnn.torch.stand_ins import fakes_for, parameter_device
 from ooc_cudnn.torch.stored import check_scale
 from perfmodel import MachineModel
 
@@ -166,14 +172,41 @@ def _captured(
             f"the shape of an argument is needed, as in {what}(model, (1, 3, 224, 224))"
         )
     check_scale(scale)
+    is_lazy = bool(lazy_layers(model))
+    if is_lazy:  # a capture initialises the layers, and draws for that
+        model = _with_the_same_tensors(model)
+    held = torch.device(parameter_device(model))
+    cards = [held] if held.type == "cuda" else []
     options = Options(memory_limit, scale=scale, **said)
-    with torch.set_grad_enabled(with_gradients):
+    with torch.random.fork_rng(cards, enabled=is_lazy), torch.set_grad_enabled(with_gradients):
         kind, call = record_call(
             model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options
         )
         ready, _ = calls_of(model).of(("plan", kind), call).find(call)
     captured: ReadyModel = ready
     return captured
+
+
+def _with_the_same_tensors(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model that has the tensors of the model, but for those of lazy layers.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model itself is a lazy layer: it is initialised by no call of its forward alone.
+    """
+    if model in lazy_layers(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is a lazy layer without parameters: call it once before this, "
+            "or put it in a torch.nn.Sequential"
+        )
+    held = itertools.chain(model.parameters(), model.buffers())
+    same = {id(each): each for each in held if not has_no_data(each)}
+    another: Any = UninitializedBuffer
+    for each in model.buffers():  # PyTorch copies lazy parameters alone
+        if has_no_data(each):
+            same[id(each)] = another(device=each.device, dtype=each.dtype)
+    return copy.deepcopy(model, same)
 
 
 def device_to_plan_for(machine: MachineModel | str | os.PathLike[str] | None) -> str:
