@@ -55,13 +55,13 @@ class FallbackRunner(_Told):
 
     why: str
     _part: FallbackSubgraph
-    _costs: dict[tuple[int, tuple[int, ...] | None], Cost]
+    _found: dict[tuple[int, tuple[int, ...] | None], tuple[Cost, frozenset[int]]]
 
     def __init__(self, part: FallbackSubgraph, why: str = "") -> None:
         super().__init__(_said(part), part.text)
         object.__setattr__(self, "why", why)
         object.__setattr__(self, "_part", part)
-        object.__setattr__(self, "_costs", {})
+        object.__setattr__(self, "_found", {})
 
     def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
         """Compute the result, and write it."""
@@ -132,9 +132,11 @@ class FallbackRunner(_Told):
         if images > 2:
             one, two = self.cost(1, wanted), self.cost(2, wanted)
             return Cost(*(a + (images - 1) * (b - a) for a, b in zip(one, two, strict=True)))
-        if (images, wanted) not in self._costs:
-            self._costs[images, wanted] = self._measured(images, wanted)
-        return self._costs[images, wanted]
+        return self._measured(images, wanted)[0]
+
+    def reached(self, wanted: tuple[int, ...]) -> frozenset[int]:
+        """Return those of the inputs that have a gradient: of others autograd says None."""
+        return self._measured(1, wanted)[1]
 
     def part(self, result: Spans, lasting: Collection[int]) -> PartOfComputation:
         """The same for a part of the result, where its operations have rules for that."""
@@ -178,7 +180,15 @@ class FallbackRunner(_Told):
             y, [leaves[at] for at in wanted], dy.to(y.dtype), allow_unused=True
         )
 
-    def _measured(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
+    def _measured(self, images: int, wanted: tuple[int, ...] | None) -> tuple[Cost, frozenset[int]]:
+        """The cost, and which inputs have a gradient."""
+        if (images, wanted) not in self._found:
+            self._found[images, wanted] = self._measured_anew(images, wanted)
+        return self._found[images, wanted]
+
+    def _measured_anew(
+        self, images: int, wanted: tuple[int, ...] | None
+    ) -> tuple[Cost, frozenset[int]]:
         part, kind = self._part, self._kind
         try:
             if kind == "meta":
@@ -210,7 +220,7 @@ class FallbackRunner(_Told):
 
     def _counted(
         self, part: FallbackSubgraph, kind: str, images: int, wanted: tuple[int, ...] | None
-    ) -> Cost:
+    ) -> tuple[Cost, frozenset[int]]:
         tensors = []
         for value, order in zip(part.inputs, part.orders, strict=True):
             shape = part.shape(value, images)
@@ -221,14 +231,18 @@ class FallbackRunner(_Told):
         extents = part.shape(part.result, images)
         shape = tuple(extents[axis] for axis in part.order)
         dy = torch.empty(shape, dtype=part.result.dtype, device=kind)
+        reached = frozenset[int]()
         # what a user looks for with it is in the call itself, and this has no numbers
         with torch.autograd.set_detect_anomaly(False), _Counted((*tensors, dy)) as counted:
             if wanted is None:
                 with torch.no_grad():
                     part.run(tensors, images)
             else:
-                self._gradients(tensors, dy, wanted)
-        return Cost(counted.most, counted.moved, counted.flops)
+                made = self._gradients(tensors, dy, wanted)
+                reached = frozenset(
+                    at for at, each in zip(wanted, made, strict=True) if each is not None
+                )
+        return Cost(counted.most, counted.moved, counted.flops), reached
 
 
 def _said(part: FallbackSubgraph) -> str:

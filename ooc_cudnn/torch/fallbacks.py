@@ -292,7 +292,9 @@ class Fallbacks:
             for value, order in zip(part.inputs, part.orders, strict=True)
         ]
         drawing = any(draws(operation) for operation in part.operations)
-        reached = _differentiable(part)
+        followed = _differentiable(part)
+        candidates = tuple(at for at, value in enumerate(part.inputs) if value in followed)
+        reached = computation.reached(candidates) if candidates else ()
         name = self._to.name(computation.name.partition("+")[0])
         tensor = self._to.net.outside(
             tensors,
@@ -302,7 +304,7 @@ class Fallbacks:
             images=part.count,
             of_images=of_images,
             draws=drawing,
-            differentiable=[value in reached for value in part.inputs],
+            differentiable=[at in reached for at in range(len(part.inputs))],
             name=name,
         )
         if drawing:
