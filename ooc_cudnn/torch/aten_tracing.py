@@ -333,7 +333,8 @@ class GraphRecording(ProxyTorchDispatchMode):
             values, named = replace_values((values, dict(named)), lambda v: self._cast(v, cast))
         values, named = self._stopped(values, named, tensors)
         results = tuple(self._result(each) for each in tensors)
-        if name in ALIKE and results[0] is not None:  # it reads no more than a shape
+        if name in ALIKE and results[0] is not None and not _has_gradient_of_zeros(name, results):
+            # it reads no more than a shape
             number = ALIKE[name]
             number = number if number is not None else named.get("fill_value", values[-1])
             if not isinstance(number, Value):
@@ -528,6 +529,11 @@ class GraphRecording(ProxyTorchDispatchMode):
             name = f"{wanted}_{count}"
         self._taken.add(name)
         return name
+
+
+def _has_gradient_of_zeros(name: str, results: Sequence[Value | None]) -> bool:
+    """True if what an operation fills with a number has a history: `fill`, and no `full_like`."""
+    return name in ("fill", "zero") and any(v is not None and v.requires_grad for v in results)
 
 
 def _is_unknown(number: Any) -> bool:
