@@ -60,6 +60,7 @@ BROADCASTING = frozenset({"add", "sub", "rsub", "mul", "div"})
 SMALL = 4
 #: One number of all images.
 LOSSES = OF_TARGETS | {"mse_loss"}
+_BY_INPUTS = "what should be a parameter depends on the inputs"
 
 
 def one_rank(path: str) -> Ranks | None:
@@ -541,14 +542,16 @@ class GraphLowering:
             raise UnsupportedPatternError(f"from {x.tensor.dtype} to {dtype}")
         return LoweredValue(self.net.cast(x.tensor, dtype, name=self.name("cast")), x.axes)
 
-    def widened(self, value: Value, dtype: torch.dtype) -> Value:
+    def widened(self, value: Any, dtype: torch.dtype) -> Value:
         """A given value in a dtype that holds all of its numbers.
 
         Raises
         ------
         UnsupportedPatternError
-            If it does not.
+            If it does not, or what should be given depends on the inputs.
         """
+        if not isinstance(value, Value):
+            raise UnsupportedPatternError(_BY_INPUTS)
         if value.dtype == dtype:
             return value
         if torch.promote_types(value.dtype, dtype) != dtype:
@@ -580,7 +583,7 @@ class GraphLowering:
 
     def _declared(self, value: Any, shape: Sequence[int] | None, kind: str) -> Tensor:
         if not isinstance(value, Value):
-            raise UnsupportedPatternError("what should be a parameter depends on the inputs")
+            raise UnsupportedPatternError(_BY_INPUTS)
         if value.kind == "made" and not self._is_made_before(value):
             raise UnsupportedPatternError(f"{value.name} is made of the inputs by PyTorch")
         source = GivenInputs(value, tuple(value.shape if shape is None else shape))

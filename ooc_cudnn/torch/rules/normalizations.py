@@ -31,6 +31,10 @@ def batch_normalization(
 ) -> LoweredValue:
     x, name = to.plain(input), to.name()
     lasting = {"running_mean": running_mean, "running_variance": running_var}
+    if any(isinstance(each, LoweredValue) for each in (weight, bias, *lasting.values())):
+        raise UnsupportedPatternError(
+            "a vector of it depends on the inputs: multiply by that, or add it, behind F.batch_norm"
+        )
     if not training and to.training:
         if x.dtype in HALVES:
             raise UnsupportedPatternError("of half precision by running statistics, with gradients")

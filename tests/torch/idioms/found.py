@@ -377,6 +377,22 @@ def labels_of_the_input(s, x):
     return F.cross_entropy(y, x.argmax(1)), x.argsort(2), x[:, 0] > 0, x[:, :2].detach()
 
 
+def nearest(s, x, q):
+    return torch.quantile(s.c(x), q, dim=1, interpolation="nearest")
+
+
+def between_two(s, x, q):
+    return torch.quantile(s.c(x), q, dim=1)
+
+
+def hinged(s, x, y):
+    return F.hinge_embedding_loss(s.c(x), y, reduction="none")
+
+
+of_quantiles = training_on(image, torch.tensor([0.2, 0.7]))
+by_an_argument = training_on(image, drawn(4))
+
+
 def numbers(*shape):
     return lambda: nn.Parameter(drawn(*shape, seed=3))
 
@@ -476,5 +492,27 @@ CASES = [
             steps=infer),
     of_conv("a backward that looks for None", lambda y, x: Heads.apply(y)[0], REFUSED),
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
+    Idiom("a quantile's place, which has no gradient", model(nearest, c=conv()), of_quantiles),
+    Idiom("a quantile's place, which has one", model(between_two, c=conv()), of_quantiles),
+    Idiom("a target without a gradient", model(hinged, c=conv(padding=1)),
+          training_on(image, image(1).sign())),
+    Idiom("a map that is asked for a sign alone", model(lambda s, x: F.hinge_embedding_loss(s.c(x),
+          s.d(x), reduction="none"), c=conv(), d=conv()), train),
+    Idiom("a map filled with a number, not in place", model(lambda s, x: (s.c(x),
+          torch.fill(x, 5.0)), c=conv()), train),
+    of_conv("what a layer makes filled with a number", lambda y, x: torch.fill(y, 5.0) * x.mean()),
+    Idiom("group normalization by an argument", model(lambda s, x, w, b: F.group_norm(s.c(x), 2, w,
+          b), c=conv()), training_on(image, drawn(4), drawn(4, seed=1))),
+    Idiom("layer normalization by an argument", model(lambda s, x, w: F.layer_norm(s.c(x), (4,), w),
+          c=conv()), by_an_argument),
+    Idiom("instance normalization by an argument", model(lambda s, x, w: F.instance_norm(s.c(x),
+          None, None, w), c=conv()), by_an_argument),
+    Idiom("batch normalization by an argument", model(lambda s, x, w: F.batch_norm(s.c(x), None,
+          None, w, training=True), c=conv()), by_an_argument),
+    Idiom("the same by running statistics", model(lambda s, x, w: F.batch_norm(s.c(x), s.m, s.v,
+          w), c=conv(), m=buffer(4), v=buffer(4)), by_an_argument),
+    Idiom("the same with running statistics", model(lambda s, x, w: F.batch_norm(s.c(x), s.m, s.v,
+          w, training=True), c=conv(), m=buffer(4), v=buffer(4)), by_an_argument, REFUSED,
+          though="the library updates running statistics with its own normalization alone"),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
 ]  # fmt: skip
