@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch
@@ -199,11 +199,15 @@ class FallbackRunner(_Told):
         except RuntimeError as error:  # NotImplementedError among them, on tensors without memory
             text = str(error).partition(chr(10))[0]
             lacks = re.fullmatch(r"derivative for aten::(\w+) is not implemented", text)
-            if lacks is None and not isinstance(error, NotImplementedError):
+            by_data = isinstance(error, DynamicOutputShapeException)
+            if lacks is None and not by_data and not isinstance(error, NotImplementedError):
                 raise
             named = [each for each in part.operations if lacks and each.name == lacks[1]]
             last = (named or part.operations)[-1]
             why = f"PyTorch cannot say what it takes: {text}"
+            if by_data:
+                why = "the shape of its gradient depends on data: take torch.where for a mask that "
+                why += "is an index, or give it what has no gradient, v.detach()"
             if lacks:
                 why = "PyTorch has no derivative of it: give it y.detach()"
             raise UnsupportedOperationError(last.said, last.where, why) from None

@@ -104,12 +104,41 @@ class FallbackSubgraph:
         if name in RECURRENT and torch.is_grad_enabled():
             args = _as_in_training(operation, args)
         kwargs = replace_values(dict(operation.kwargs), values.__getitem__)
+        made = _put_by_mask(*args, **kwargs) if name == "index_put" else None
+        if made is not None:
+            assert first is not None
+            values[first] = made
+            return
         with _quiet() if name in RECURRENT else contextlib.nullcontext():
             result = operation.function(*args, **kwargs)
         parts = result if isinstance(result, tuple | list) else (result,)
         for value, part in zip(operation.results, parts, strict=False):
             if value is not None:
                 values[value] = part
+
+
+def _put_by_mask(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> torch.Tensor | None:
+    """The result of `index_put` by one mask, the same values at all its places; None of others.
+
+    The gradient of values is a sum then. That of `index_put` has first as many rows as places,
+    and nothing can be planned for those.
+    """
+    masks = [(at, each) for at, each in enumerate(indices) if each is not None]
+    if len(masks) != 1 or masks[0][1].dtype not in (torch.bool, torch.uint8):
+        return None
+    ((lead, mask),) = masks
+    behind = x.ndim - lead - mask.ndim
+    shape = (1,) * (lead + 1 + behind - values.ndim) + tuple(values.shape)
+    if len(shape) != lead + 1 + behind or shape[lead] != 1:
+        return None
+    values = values.reshape(shape[:lead] + (1,) * mask.ndim + shape[lead + 1 :])
+    mask = mask.bool().reshape(tuple(mask.shape) + (1,) * behind)
+    return torch.where(mask, x + values if accumulate else values, x)
 
 
 def _as_in_training(operation: Operation, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -385,6 +385,27 @@ def between_two(s, x, q):
     return torch.quantile(s.c(x), q, dim=1)
 
 
+def tokens(s, x, mask):
+    """A vector in place of what a mask covers, as masked autoencoders do."""
+    y = s.c(x).flatten(2).transpose(1, 2)
+    y[mask] = s.w
+    return y
+
+
+def channels_masked(s, x, mask):
+    y = s.c(x).clone()
+    y[:, mask] = s.w[:, None, None, None].sum(0)
+    return y
+
+
+def added_by_mask(s, x, mask, v):
+    return s.c(x).index_put((mask,), v, accumulate=True)
+
+
+def put_by_mask(s, x, mask, v):
+    return s.c(x).index_put((mask,), v)
+
+
 def hinged(s, x, y):
     return F.hinge_embedding_loss(s.c(x), y, reduction="none")
 
@@ -494,6 +515,17 @@ CASES = [
     of_conv("the same without gradients", lambda y, x: Heads.apply(y)[0], steps=infer),
     Idiom("a quantile's place, which has no gradient", model(nearest, c=conv()), of_quantiles),
     Idiom("a quantile's place, which has one", model(between_two, c=conv()), of_quantiles),
+    Idiom("a vector at the places of a mask", model(tokens, c=conv(), w=numbers(4)),
+          training_on(image, drawn(2, 20) > 0)),
+    Idiom("one number in channels of a mask", model(channels_masked, c=conv(), w=numbers(4)),
+          training_on(image, drawn(4) > 0)),
+    Idiom("a number added at the places of a mask", model(added_by_mask, c=conv()),
+          training_on(image, drawn(2, 4, 5, 4) > 0, torch.tensor(2.0))),
+    Idiom("a row added in images of a mask", model(added_by_mask, c=conv()),
+          training_on(image, torch.tensor([True, False]), drawn(1, 4, 1, 4))),
+    Idiom("rows put in images of a mask", model(put_by_mask, c=conv()),
+          training_on(image, torch.tensor([True, True]), drawn(2, 4, 5, 4)), REFUSED,
+          though=BY_DATA),
     Idiom("a target without a gradient", model(hinged, c=conv(padding=1)),
           training_on(image, image(1).sign())),
     Idiom("a map that is asked for a sign alone", model(lambda s, x: F.hinge_embedding_loss(s.c(x),
