@@ -85,7 +85,8 @@ def record(
 
 _BY_DATA = (
     "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. One of "
-    "NumPy's is a tensor, too: make it a number of Python outside of forward, float(a)\n  "
+    "NumPy's is a tensor, too: make it a number of Python outside of forward, float(a), or take "
+    "Python's own function, math.prod(shape) for np.prod\n  "
 )
 
 

@@ -218,10 +218,10 @@ def record_call(
         leaves, structure = list(args), None
     places = {at for at, leaf in enumerate(leaves) if is_array(leaf)}
     if not places and all(isinstance(leaf, int | float | str | None) for leaf in leaves):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} was called without a tensor: give tensors or NumPy arrays, "
-            "torch.as_tensor(...) of lists, say"
-        )
+        remedy = "give tensors or NumPy arrays, torch.as_tensor(...) of lists, say"
+        if not leaves:
+            remedy = "limit a module whose forward takes as an argument what this one begins with"
+        raise UnsupportedModelError(f"{type(model).__name__} was called without a tensor: {remedy}")
     check_arguments(model, [leaves[at] for at in sorted(places)])
     standing = StandIns(model, options.scale)
     filled = [standing(leaf) if at in places else leaf for at, leaf in enumerate(leaves)]

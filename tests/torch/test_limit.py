@@ -348,7 +348,7 @@ def test_bad_arguments_are_refused():
         ooc.limit(lambda x: x, LIMIT)
     with pytest.raises(ValueError, match="memory_limit"):
         ooc.limit(classifier(), "8 gibs")
-    with pytest.raises(ooc.UnsupportedModelError, match="without a tensor"):
+    with pytest.raises(ooc.UnsupportedModelError, match="without a tensor: limit a module whose"):
         ooc.limit(classifier(), LIMIT)()
 
 
