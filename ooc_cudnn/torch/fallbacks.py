@@ -22,7 +22,10 @@ from ooc_cudnn.torch.fallback_subgraph import RECURRENT, FallbackSubgraph
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
+from ooc_cudnn.torch.rearranged import FOLLOWED, Rearrangement, rearrangement
 
+#: Copies that a rearrangement may take.
+MOST_LAUNCHES = 64
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"
 #: Operations whose gradients of a result depend on which other ones have a gradient.
@@ -35,6 +38,7 @@ class NetworkAttempt(Protocol):
     graph: Graph
     net: Network
     drawn: list[str]
+    training: bool
     differentiable: set[Value]
 
     def name(self, of: str = "") -> str:
@@ -175,6 +179,9 @@ class Fallbacks:
             if _suits(held, channels, plain=plain):
                 return held
         operations = self._behind(value)
+        moved = self._rearranged(operations, value, channels, plain=plain)
+        if moved is not None:
+            return moved
         drawing = [operation for operation in operations if draws(operation)]
         if any(self.drawn.get(operation, value) is not value for operation in drawing):
             return None  # it would be other numbers
@@ -193,6 +200,51 @@ class Fallbacks:
             part = self._part(operations, inputs, value, order, axes)
             self._made[value, order] = self._node(part)
         return self._made[value, order]
+
+    def channels(self, value: Value) -> int | None:
+        """The axis that channels, or the outermost of them, are on, if the library can move it."""
+        operations = self._behind(value)
+        found = self._moves(operations, value, range(len(value.shape)))
+        if found is None:
+            return None
+        channels = len(found.factors[0])  # behind images
+        return next((at for at, part in enumerate(found.parts) if channels in part), None)
+
+    def _rearranged(
+        self, operations: list[Operation], value: Value, channels: int | None, *, plain: bool
+    ) -> LoweredValue | None:
+        """What is only moved, in training: the library moves it, image by image."""
+        order = _order(len(value.shape), 0, None if plain else channels)
+        found = self._moves(operations, value, order)
+        if found is None:
+            return None
+        if (value, order) not in self._made:
+            (source,) = _read_by(operations)
+            tensor = self._to.net.rearrange(
+                self._held[source].tensor, *found, name=self._to.name(operations[-1].name)
+            )
+            axes = tuple(order.index(axis) for axis in range(len(order)))
+            self._made[value, order] = LoweredValue(tensor, axes)
+        return self._made[value, order]
+
+    def _moves(
+        self, operations: list[Operation], value: Value, order: Sequence[int]
+    ) -> Rearrangement | None:
+        """How what is deferred for a value moves it; None if it does anything else."""
+        sources = _read_by(operations)
+        if (
+            not self._to.training  # whole images would be read for each block of an inference
+            or len(sources) != 1
+            or sources[0] not in self._held
+            or not 2 <= len(value.shape) <= 5
+            or any(operation.name not in FOLLOWED for operation in operations)
+        ):
+            return None
+        held = self._held[sources[0]]
+        if not held.tensor.is_floating or not 2 <= len(held.tensor.shape) <= 5:
+            return None
+        found = rearrangement(operations, held.tensor.shape, held.axes, order)
+        return found if found and _launches(found) <= MOST_LAUNCHES else None
 
     # How a value comes about --------------------------------------------------------------------
 
@@ -337,6 +389,12 @@ class Fallbacks:
                 "of float16, bfloat16, float32 and float64: convert it before"
             )
         return self._to.made_as("stored", store_bits, value, STORED_AS[value.dtype.itemsize])
+
+
+def _launches(found: Rearrangement) -> int:
+    """Copies that it takes at the most: one has three axes, and the longest are together."""
+    sizes = sorted(size for factors in found.factors for size in factors)
+    return math.prod(sizes[:-3])
 
 
 def _differentiable(part: FallbackSubgraph) -> set[Value]:

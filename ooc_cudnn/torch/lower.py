@@ -25,6 +25,7 @@ from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import MOVES, PER_ELEMENT
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.mutations import Functional
+from ooc_cudnn.torch.rearranged import FOLLOWED
 from ooc_cudnn.torch.unbatched import add_batch_axis
 
 R = TypeVar("R", bound=Callable[..., Any])
@@ -56,6 +57,10 @@ LAYERS = frozenset(
 OF_TARGETS = frozenset({"cross_entropy_loss", "binary_cross_entropy_with_logits"})
 #: What meets a map, broadcast.
 BROADCASTING = frozenset({"add", "sub", "rsub", "mul", "div"})
+#: What attention does with what is moved before: all of it is left together.
+LEFT_TOGETHER = frozenset(
+    {"mul", "div", "slice", "matmul", "bmm", "softmax", "scaled_dot_product_attention"}
+)
 #: Of how many elements of a map one is small beside it.
 SMALL = 4
 #: One number of all images.
@@ -430,7 +435,7 @@ class GraphLowering:
                 read in self._held or read in self.fallbacks for read in operation.reads
             ):
                 return False  # nothing of it is there, or a part is none of the network's
-        elif name in BROADCASTING and self._gathered_small(operation, waiting):
+        elif self._gathered_moves(operation, waiting) or self._gathered_small(operation, waiting):
             return True
         elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
             return False
@@ -443,11 +448,27 @@ class GraphLowering:
             self.fallbacks.settle(value, held)
         return True
 
+    def _gathered_moves(self, operation: Operation, waiting: Collection[Value]) -> bool:
+        """True if what was only moved is in the network now, for an operation that takes it."""
+        if operation.name not in RULES or operation.name in FOLLOWED | LEFT_TOGETHER:
+            return False
+        channels = {value: self.fallbacks.channels(value) for value in waiting}
+        if None in channels.values():
+            return False
+        for value, axis in channels.items():
+            held = self.fallbacks.make(value, axis)
+            if held is None:
+                return False
+            self.fallbacks.settle(value, held)
+        return True
+
     def _gathered_small(self, operation: Operation, waiting: Collection[Value]) -> bool:
         """True if what is small beside a map, and broadcast to it, is in the network now.
 
         PyTorch makes a gate of a few numbers; what it does to the map, the library does.
         """
+        if operation.name not in BROADCASTING:
+            return False
         lead = max((each for each in operation.reads if each in self._held), default=None,
                    key=lambda each: math.prod(each.shape))  # fmt: skip
         for value in waiting:
@@ -541,6 +562,24 @@ class GraphLowering:
         if "float64" in (x.tensor.dtype, dtype):
             raise UnsupportedPatternError(f"from {x.tensor.dtype} to {dtype}")
         return LoweredValue(self.net.cast(x.tensor, dtype, name=self.name("cast")), x.axes)
+
+    def laid_as(self, x: LoweredValue, axes: tuple[int, ...]) -> LoweredValue:
+        """A value in a tensor whose axes lie so, copied where they do not.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            In inference: of each block of an image it would read all; and if images lie apart.
+        """
+        if x.axes == axes:
+            return x
+        if not self.training or x.axes.index(0) != axes.index(0):
+            raise UnsupportedPatternError(f"a value of {x.shape}, permuted apart")
+        order = [x.axes[axes.index(axis)] for axis in range(len(axes))]
+        factors = [(extent,) for extent in x.tensor.shape]
+        name = self.name("permute")
+        tensor = self.net.rearrange(x.tensor, factors, [(each,) for each in order], name=name)
+        return LoweredValue(tensor, axes)
 
     def widened(self, value: Any, dtype: torch.dtype) -> Value:
         """A given value in a dtype that holds all of its numbers.

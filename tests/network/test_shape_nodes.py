@@ -70,6 +70,18 @@ NODES = {
              lambda x: x[:, :, 1:5, 2:5]),
     "channels": ((2, 5, 3, 4), "channel_slice", {"start": 1, "stop": 3}, lambda x: x[:, 1:3]),
     "channels of vectors": ((3, 5), "channel_slice", {"start": 3, "stop": 5}, lambda x: x[:, 3:]),
+    "a shuffle of channels": (
+        (2, 6, 3, 4), "rearrange",
+        {"factors": ((2,), (3, 2), (3,), (4,)), "parts": ((0,), (2, 1), (3,), (4,))},
+        lambda x: F.channel_shuffle(x, 3)),
+    "a shuffle of pixels": (
+        (2, 8, 3, 5), "rearrange",
+        {"factors": ((2,), (2, 2, 2), (3,), (5,)), "parts": ((0,), (1,), (4, 2), (5, 3))},
+        lambda x: F.pixel_shuffle(x, 2)),
+    "tokens": (
+        (3, 2, 3, 4), "rearrange",
+        {"factors": ((3,), (2,), (3,), (4,)), "parts": ((0,), (2, 3), (1,))},
+        lambda x: x.flatten(2).transpose(1, 2)),
     "nearest": ((2, 3, 4, 5), "interpolation", {"scale_factor": 2},
                 lambda x: F.interpolate(x, scale_factor=2)),
     "trilinear": ((1, 2, 3, 4, 2), "interpolation", {"size": (5, 3, 4), "mode": "linear"},
@@ -197,6 +209,11 @@ def test_channels_that_several_read_or_nobody_add_up():
     ("build", "why"),
     [
         (lambda net, x: net.channel_slice(x, 2, 4), "2 to 4 must be some of the 3 channels"),
+        (lambda net, x: net.rearrange(x, ((2,), (3,), (6,), (5,)), ((0,), (1,), (2,), (2,))),
+         "parts must hold each factor once"),
+        (lambda net, x: net.rearrange(x, ((2,), (3,), (3, 3), (5,)), ((0,), (1,), (2, 3), (4,))),
+         "factors make"),
+        (lambda net, x: net.concatenate([x, x], axis=0), "axis must be that of channels"),
         (lambda net, x: net.crop(x, 3, 4), "crop_1: start .* reach beyond"),
         (lambda net, x: net.interpolation(x), "interpolation_1: one of size"),
         (lambda net, x: net.transposed_convolution(x, 4, window=3, output_padding=1),

@@ -211,6 +211,7 @@ def _resizing():
                 ),
                 shape,
             )
+    found |= {f"moves: {k}": (lambda each=each: Apply(*each), MAP) for k, each in _moves().items()}
     found["circular convolution"] = (
         lambda: around(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")),
         MAP,
@@ -221,6 +222,41 @@ def _resizing():
     found |= {name: (lambda each=each: Apply(*each), MAP) for name, each in _parts().items()}
     found["GLU of lines"] = (lambda: Apply(lambda x: F.glu(x, 1), after=2, axes=1), LINE)
     return found
+
+
+def _moves():
+    """Functions that move elements, and the channels of what they make."""
+
+    def shuffled(x):
+        n, c, h, w = x.shape
+        x = x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
+        return torch.cat([part.relu() for part in x.chunk(2, 1)], 1)
+
+    def tokens(x):
+        n, c, h, w = x.shape
+        t = x.flatten(2).transpose(1, 2)
+        t = F.gelu(F.layer_norm(t, (c,))) + t
+        return t.transpose(1, 2).reshape(n, c, h, w).tanh() + x
+
+    def unshuffled(x):
+        n, c, h, w = x.shape
+        return x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(
+            n, 4 * c, h // 2, w // 2
+        ).sigmoid()  # fmt: skip
+
+    def apart(x):
+        y = x.transpose(1, 2).contiguous()
+        return (F.layer_norm(y, (10,)).transpose(1, 2).relu() + x.tanh()) * x
+
+    return {
+        "a shuffle of channels": (lambda x: F.channel_shuffle(x, 2).relu(), 4),
+        "a shuffle by views": (shuffled, 4),
+        "a shuffle of pixels": (lambda x: F.pixel_shuffle(x, 2).relu(), 1),
+        "a shuffle of pixels back": (lambda x: F.pixel_unshuffle(x, 2).relu(), 16),
+        "that by views": (unshuffled, 16),
+        "tokens and back": (tokens, 4),
+        "maps permuted apart": (apart, 4),
+    }
 
 
 def _parts():

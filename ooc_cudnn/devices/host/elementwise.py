@@ -27,6 +27,7 @@ from ooc_cudnn.operations.elementwise.activation_gradient import (
 )
 from ooc_cudnn.operations.elementwise.binary import COMBINED, OpTensor, wide_shape
 from ooc_cudnn.operations.elementwise.cast_scale import CastScale
+from ooc_cudnn.operations.elementwise.rearrange import Rearrange
 from ooc_cudnn.operations.elementwise.reshape import Reshape
 from ooc_cudnn.operations.normalization.batch_launches import Normalise, NormaliseBackward
 from ooc_cudnn.operations.softmax.channels import ImageSoftmax, ImageSoftmaxBackward
@@ -41,6 +42,12 @@ def relayout(operation: Relayout, inputs: Inputs, output: Array, workspace: Arra
 def reshape(operation: Reshape, inputs: Inputs, output: Array, workspace: Array) -> None:
     """The same numbers in another shape."""
     np.copyto(output, inputs[0].reshape(output.shape))
+
+
+def rearrange(operation: Rearrange, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """The same numbers with axes split, permuted and joined; to split an axis makes no copy."""
+    sizes = tuple(operation.sizes[at] for at in operation.order)
+    np.copyto(output.reshape(sizes), inputs[0].reshape(operation.sizes).transpose(operation.order))
 
 
 def pointwise(operation: Pointwise, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -235,6 +242,7 @@ RUNNERS: dict[type, Runner] = {
     Pointwise: pointwise,
     Relayout: relayout,
     Reshape: reshape,
+    Rearrange: rearrange,
     OpTensor: op_tensor,
     ActivationBackward: activation_backward,
     PreluBackward: prelu_backward,

@@ -274,8 +274,9 @@ def _combined(to: GraphLowering, what: str, one: Any, other: Any) -> LoweredValu
     if _is_number(other):
         return LoweredValue(build(one.tensor, float(other), name=to.name(what)), one.axes)
     if isinstance(other, LoweredValue):
-        if len(other.axes) != len(one.axes) or other.axes != one.axes:
-            raise UnsupportedPatternError(f"of {one.shape} and {other.shape}, permuted apart")
+        if len(other.axes) != len(one.axes):
+            raise UnsupportedPatternError(f"of {one.shape} and {other.shape}")
+        other = to.laid_as(other, one.axes)
         wide = torch.promote_types(*(getattr(torch, e.tensor.dtype) for e in (one, other)))
         dtype = str(wide).removeprefix("torch.")
         one, other = to.cast(one, dtype), to.cast(other, dtype)

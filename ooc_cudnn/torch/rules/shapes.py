@@ -167,6 +167,8 @@ def _padded(to: GraphLowering, x: Any, pad: Sequence[int], mode: str) -> Lowered
     to.plain(x, least=3)
     if min(pad) < 0 or (mode != "circular" and max(pad) > _MOST_AROUND):
         raise UnsupportedPatternError(f"mode {mode} of {list(pad)}")
+    if mode == "circular" and not to.training:
+        raise UnsupportedPatternError("circular in inference: blocks at a border would read all")
     for axis in range(len(pad) // 2):
         x = _between_slices(to, x, len(x.axes) - 1 - axis, pad[2 * axis], pad[2 * axis + 1], mode)
     return x

@@ -10,10 +10,12 @@ from ooc_cudnn.network.graph.nodes.channel_slice import ChannelSlice
 from ooc_cudnn.network.graph.nodes.concatenate import Concatenate
 from ooc_cudnn.network.graph.nodes.crop import Crop
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
+from ooc_cudnn.network.graph.nodes.rearrange import Rearrange
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.window_arguments import is_int
+from ooc_cudnn.operations.elementwise.rearrange import Rearrange as Rearranged
 from ooc_cudnn.operations.elementwise.reshape import flatten
 from ooc_cudnn.operations.resampling.arguments import describe_crop, describe_padding, interpolation
 from ooc_cudnn.types import Padding, Sizes
@@ -27,6 +29,36 @@ class ShapeBuilders(Builders):
         """All elements of an image on one axis, (n, c * sites): channel after channel."""
         x = self._own(x)
         return self._add(Reshape(name, self._result(name, flatten(x.shape), x.dtype), x))
+
+    @builder
+    def rearrange(
+        self,
+        x: Tensor,
+        factors: Sequence[Shape],
+        parts: Sequence[Sequence[int]],
+        *,
+        name: str = "",
+    ) -> Tensor:
+        """Split axes of x into factors, and make axes of these: a shuffle of channels, say.
+
+        Parameters
+        ----------
+        x : Tensor
+        factors : sequence of tuple of int
+            Of each axis of x, outermost first: ``((n,), (groups, c // groups), (h,), (w,))``.
+        parts : sequence of sequence of int
+            Of each axis of the result the factors that it is made of, counted through all axes of
+            x, each once: ``((0,), (2, 1), (3,), (4,))``. Images stay first, and by themselves.
+        """
+        x = self._own(x)
+        operation = Rearranged(tuple(map(tuple, factors)), tuple(map(tuple, parts)), x.dtype)
+        if operation.shape != x.shape:
+            raise ValueError(f"factors make {operation.shape}, but {x.name} has {x.shape}")
+        images = len(operation.factors[0]) == 1 and operation.parts[:1] == ((0,),)
+        if not images or sorted(operation.order) != list(range(len(operation.sizes))):
+            raise ValueError(f"parts must hold each factor once, and images first, not {parts!r}")
+        y = self._result(name, operation.output_shape, x.dtype)
+        return self._add(Rearrange(name, y, x, operation))
 
     @builder
     def concatenate(self, parts: Sequence[Tensor], *, axis: int = 1, name: str = "") -> Tensor:

@@ -1,0 +1,133 @@
+"""Axes split, permuted and joined again, image by image: a shuffle of channels or of pixels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.operations.core.elementwise import OneShape
+from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
+from ooc_cudnn.operations.core.operation import Array, Shape
+from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.elementwise.reshape import IMAGES
+from perfmodel import Split, Work
+from perfmodel.cached import cached_property
+
+
+@dataclass(frozen=True)
+class Rearrange(OneShape):
+    """y from (x,): each axis of x is split into factors, and axes of y are made of these.
+
+    Parameters
+    ----------
+    factors : tuple of tuple of int
+        Of each axis of x, outermost first; their product is its extent.
+    parts : tuple of tuple of int
+        Of each axis of y the factors that it is made of, counted through all axes of x.
+    """
+
+    factors: tuple[Shape, ...]
+    parts: tuple[tuple[int, ...], ...]
+    dtype: str
+
+    name = "rearrange"
+    any_strides = True
+
+    @property
+    def sizes(self) -> Shape:
+        """All factors, in the order of x's axes."""
+        return tuple(itertools.chain(*self.factors))
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Shape of x."""
+        return tuple(math.prod(each) for each in self.factors)
+
+    @property
+    def result_factors(self) -> tuple[Shape, ...]:
+        """Factors of each axis of y."""
+        return tuple(tuple(self.sizes[at] for at in part) for part in self.parts)
+
+    @property
+    def output_shape(self) -> Shape:
+        return tuple(math.prod(each) for each in self.result_factors)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The factors in the order of y's axes."""
+        return tuple(itertools.chain(*self.parts))
+
+    @property
+    def inverse(self) -> Rearrange:
+        """x from (y,)."""
+        at = {factor: place for place, factor in enumerate(self.order)}
+        counted = iter(range(len(self.sizes)))
+        parts = tuple(tuple(at[next(counted)] for _ in each) for each in self.factors)
+        return Rearrange(self.result_factors, parts, self.dtype)
+
+    def of_images(self, images: int, dtype: str) -> Rearrange:
+        """The same of so many images."""
+        return Rearrange(((images,), *self.factors[1:]), self.parts, dtype)
+
+    def work(self) -> Work:
+        """One read and one write."""
+        return self.passes("/relayout", 2, problem=self.name)
+
+    def reference(self, x: Array) -> Array:
+        """The same numbers."""
+        return x.reshape(self.sizes).transpose(self.order).reshape(self.output_shape)
+
+
+@dataclass(frozen=True)
+class RearrangeCall(BuiltCall):
+    """y from x: cut along n, which is the first axis of both."""
+
+    operation: Rearrange
+
+    reduced = ()
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return self.operation.dtype
+
+    @cached_property
+    def operands(self) -> Mapping[str, Operand]:
+        return {
+            "x": Operand(self.operation.shape, self.dtype, IMAGES),
+            "y": Operand(self.operation.output_shape, self.dtype, IMAGES),
+        }
+
+    @property
+    def extents(self) -> Split:
+        return Split(n=self.operation.shape[0], c_y=1, c_x=1, h_y=1)
+
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        return (ROW_AXIS,)
+
+    def region(self, name: str, piece: Piece) -> Region:
+        return (piece.n, *((0, extent) for extent in self.operands[name].shape[1:]))
+
+    def build(self, build: Builder) -> None:
+        """Copy, from and to any order of memory."""
+        dtype = build.product_dtype("y")
+        x = build.taken("x", build.buffers["x"].order, dtype)
+        images = build.piece.n[1] - build.piece.n[0]
+        operation = self.operation.of_images(images, dtype)
+        build.make(operation, (x,), "y", build.buffers["y"].order, done=(x,))
+
+    def patch(self, random: np.random.Generator) -> Piece:
+        return self.whole_piece()._replace(n=random_range(random, self.operation.shape[0], 1))
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        x = read("x", self.region("x", piece))
+        y = self.operation.of_images(len(x), self.dtype).reference(x)
+        return {"y": (y, np.abs(y))}
+
+    def rounding(self) -> Rounding:
+        return Rounding(1, self.dtype)

@@ -1,0 +1,151 @@
+"""What operations that move elements alone make of a value: its axes split, permuted and joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ooc_cudnn.torch.graph import Operation
+from ooc_cudnn.torch.image_axes import RESHAPES
+
+_SAME = frozenset({"alias", "clone", "contiguous"})
+_PERMUTES = frozenset({"permute", "swapaxes", "t", "transpose"})
+_SHUFFLES = frozenset({"channel_shuffle", "pixel_shuffle", "pixel_unshuffle"})
+#: What is followed here.
+FOLLOWED = RESHAPES | _SAME | _PERMUTES | _SHUFFLES | {"squeeze", "unsqueeze"}
+
+Shape = tuple[int, ...]
+
+
+class Rearrangement(NamedTuple):
+    """Axes made of others.
+
+    Attributes
+    ----------
+    factors : tuple of tuple of int
+        Of each axis of the source, outermost first.
+    parts : tuple of tuple of int
+        Of each axis of the result, the factors that it is made of, counted through the source.
+    """
+
+    factors: tuple[Shape, ...]
+    parts: tuple[Shape, ...]
+
+
+class _Factor:
+    """A part of an axis; two of them where it had to be split."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.halves: tuple[_Factor, ...] = ()
+
+    def whole(self) -> list[_Factor]:
+        """Itself, or what it was split into."""
+        return [each for half in self.halves for each in half.whole()] if self.halves else [self]
+
+    def split(self, outer: int) -> list[_Factor]:
+        self.halves = _Factor(outer), _Factor(self.size // outer)
+        return list(self.halves)
+
+
+_Axes = list[list[_Factor]]
+
+
+def rearrangement(
+    operations: Iterable[Operation], shape: Shape, axes: Sequence[int], order: Sequence[int]
+) -> Rearrangement | None:
+    """Follow operations, each of which reads what the one before made.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the tensor that holds the first value.
+    axes, order : sequence of int
+        Of each axis of that value the tensor's; of each axis of the result's tensor the value's.
+
+    Returns
+    -------
+    Rearrangement or None
+        From tensor to tensor; None where there is none that leaves images first, by themselves.
+    """
+    source = [[_Factor(extent)] for extent in shape]
+    value: _Axes = [source[axis] for axis in axes]
+    for operation in operations:
+        (result,) = operation.results
+        followed = None if result is None else _after(operation, value, result.shape)
+        if followed is None:
+            return None
+        value = followed
+    held = [[each for one in axis for each in one.whole()] for axis in source]
+    numbers = {id(each): at for at, each in enumerate(each for axis in held for each in axis)}
+    made = [[each for one in value[axis] for each in one.whole()] for axis in order]
+    parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in made)
+    if len(held[0]) != 1 or parts[0] != (0,):
+        return None
+    return Rearrangement(tuple(tuple(each.size for each in axis) for axis in held), parts)
+
+
+def _after(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:
+    """The axes of what an operation makes."""
+    name, told, count = operation.name, operation.arguments, len(value)
+    if name in _SAME:
+        return value
+    if name in _PERMUTES:
+        dims = list(range(count))
+        if name == "permute":
+            dims = [each % count for each in told["dims"]]
+        elif name == "t":
+            dims.reverse()
+        else:
+            keys = ("dim0", "dim1") if name == "transpose" else ("axis0", "axis1")
+            one, other = (told[key] % count for key in keys)
+            dims[one], dims[other] = dims[other], dims[one]
+        return [value[each] for each in dims]
+    if name in _SHUFFLES:
+        return _shuffled(operation, value, shape)
+    if name not in FOLLOWED or told.get("dtype") is not None:
+        return None
+    return _reshaped(value, shape)
+
+
+def _shuffled(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:
+    """A shuffle is a reshape, a permutation and a reshape."""
+    name, told = operation.name, operation.arguments
+    (*lead, channels), sites = shape[:-2], shape[-2:]
+    if name == "channel_shuffle":
+        images, channels, *rest = shape
+        groups = told["groups"]
+        split = _reshaped(value, (images, groups, channels // groups, *rest))
+        return split and _reshaped([split[0], split[2], split[1], *split[3:]], shape)
+    at = len(lead)
+    if name == "pixel_shuffle":
+        by = told["upscale_factor"]
+        split = _reshaped(value, (*lead, channels, by, by, *(each // by for each in sites)))
+        order = (*range(at + 1), at + 3, at + 1, at + 4, at + 2)
+    else:
+        by = told["downscale_factor"]
+        split = _reshaped(value, (*lead, channels // by**2, sites[0], by, sites[1], by))
+        order = (*range(at + 1), at + 2, at + 4, at + 1, at + 3)
+    return split and _reshaped([split[each] for each in order], shape)
+
+
+def _reshaped(value: _Axes, shape: Shape) -> _Axes | None:
+    """The same factors, in order, as axes of a shape; split where they are larger."""
+    left = [each for axis in value for one in axis for each in one.whole() if each.size != 1]
+    if math.prod(shape) != math.prod(each.size for each in left):
+        return None
+    made: _Axes = []
+    for extent in shape:
+        axis: list[_Factor] = []
+        while extent > 1:
+            first = left.pop(0)
+            if first.size > extent and first.size % extent == 0:
+                first, rest = first.split(extent)
+                left.insert(0, rest)
+            if extent % first.size:
+                return None
+            axis.append(first)
+            extent //= first.size
+        made.append(axis)
+    return made
