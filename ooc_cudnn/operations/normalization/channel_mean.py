@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from ooc_cudnn.operations.core.call import Piece, Read
+from ooc_cudnn.operations.core.call import Piece, Read, Tile
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.normalization.channel_reduction import SAVED, make_vectors
@@ -27,6 +28,10 @@ class ChannelMeanCall(OfSites):
     inputs = ("x",)
     results = (MEAN,)
     reduced = ()
+
+    def on_tile(self, tile: Tile) -> Self:
+        images, _, *sites = tile.shape
+        return replace(self, shape=(images, self.shape[1], *sites))
 
     def build(self, build: Builder) -> None:
         """Sum up the sites in float64, and round once."""
