@@ -67,7 +67,7 @@ def rearrangement(
     Returns
     -------
     Rearrangement or None
-        From tensor to tensor; None where there is none that leaves images first, by themselves.
+        From tensor to tensor; None where there is none that leaves images first.
     """
     source = [[_Factor(extent)] for extent in shape]
     value: _Axes = [source[axis] for axis in axes]
@@ -77,11 +77,17 @@ def rearrangement(
         if followed is None:
             return None
         value = followed
-    held = [[each for one in axis for each in one.whole()] for axis in source]
+    (images, *_) = source[0][0].whole()
+    held, made = (
+        [[each for one in axis for each in one.whole() if each.size != 1] for axis in axes]
+        for axes in (source, [value[axis] for axis in order])
+    )
+    if images.size == 1:  # as other axes of one element it is nowhere else
+        held[0].insert(0, images)
+        made[0].insert(0, images)
     numbers = {id(each): at for at, each in enumerate(each for axis in held for each in axis)}
-    made = [[each for one in value[axis] for each in one.whole()] for axis in order]
     parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in made)
-    if len(held[0]) != 1 or parts[0] != (0,):
+    if parts[0][:1] != (0,):
         return None
     return Rearrangement(tuple(tuple(each.size for each in axis) for axis in held), parts)
 

@@ -78,6 +78,14 @@ NODES = {
         (2, 8, 3, 5), "rearrange",
         {"factors": ((2,), (2, 2, 2), (3,), (5,)), "parts": ((0,), (1,), (4, 2), (5, 3))},
         lambda x: F.pixel_shuffle(x, 2)),
+    "windows": (
+        (2, 3, 4, 6), "rearrange",
+        {"factors": ((2,), (3,), (2, 2), (2, 3)), "parts": ((0, 2, 4), (3, 5), (1,))},
+        lambda x: x.view(2, 3, 2, 2, 2, 3).permute(0, 2, 4, 3, 5, 1).reshape(8, 6, 3)),
+    "windows back": (
+        (8, 6, 3), "rearrange",
+        {"factors": ((2, 2, 2), (2, 3), (3,)), "parts": ((0,), (5,), (1, 3), (2, 4))},
+        lambda x: x.view(2, 2, 2, 2, 3, 3).permute(0, 5, 1, 3, 2, 4).reshape(2, 3, 4, 6)),
     "tokens": (
         (3, 2, 3, 4), "rearrange",
         {"factors": ((3,), (2,), (3,), (4,)), "parts": ((0,), (2, 3), (1,))},

@@ -248,9 +248,22 @@ def _moves():
         y = x.transpose(1, 2).contiguous()
         return (F.layer_norm(y, (10,)).transpose(1, 2).relu() + x.tanh()) * x
 
+    def windows(x):
+        n, c, h, w = x.shape
+        t = x.permute(0, 2, 3, 1).roll((-1, -2), (1, 2)).view(n, h // 2, 2, w // 5, 5, c)
+        t = t.permute(0, 1, 3, 2, 4, 5).reshape(-1, 10, c)
+        t = F.layer_norm(t, (c,)) + t.tanh()
+        t = t.view(n, h // 2, w // 5, 2, 5, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, w, c)
+        return t.roll((1, 2), (1, 2)).permute(0, 3, 1, 2)
+
     return {
+        "windows that are shifted": (windows, 4),
         "a shuffle of channels": (lambda x: F.channel_shuffle(x, 2).relu(), 4),
         "a shuffle by views": (shuffled, 4),
+        "a shuffle of means": (
+            lambda x: F.channel_shuffle(x.mean((2, 3), keepdim=True), 2).relu() * x,
+            4,
+        ),
         "a shuffle of pixels": (lambda x: F.pixel_shuffle(x, 2).relu(), 1),
         "a shuffle of pixels back": (lambda x: F.pixel_unshuffle(x, 2).relu(), 16),
         "that by views": (unshuffled, 16),

@@ -26,7 +26,8 @@ class Rearrange(OneShape):
     Parameters
     ----------
     factors : tuple of tuple of int
-        Of each axis of x, outermost first; their product is its extent.
+        Of each axis of x, outermost first; their product is its extent. The first are the images:
+        they are outermost in y, too, and may have parts of themselves behind them, as windows.
     parts : tuple of tuple of int
         Of each axis of y the factors that it is made of, counted through all axes of x.
     """
@@ -72,7 +73,13 @@ class Rearrange(OneShape):
 
     def of_images(self, images: int, dtype: str) -> Rearrange:
         """The same of so many images."""
-        return Rearrange(((images,), *self.factors[1:]), self.parts, dtype)
+        first = (images, *self.factors[0][1:])
+        return Rearrange((first, *self.factors[1:]), self.parts, dtype)
+
+    @property
+    def images(self) -> int:
+        """Images that it is made one by one of."""
+        return self.sizes[0]
 
     def work(self) -> Work:
         """One read and one write."""
@@ -85,7 +92,7 @@ class Rearrange(OneShape):
 
 @dataclass(frozen=True)
 class RearrangeCall(BuiltCall):
-    """y from x: cut along n, which is the first axis of both."""
+    """y from x: cut along images, which are outermost in both."""
 
     operation: Rearrange
 
@@ -104,14 +111,16 @@ class RearrangeCall(BuiltCall):
 
     @property
     def extents(self) -> Split:
-        return Split(n=self.operation.shape[0], c_y=1, c_x=1, h_y=1)
+        return Split(n=self.operation.images, c_y=1, c_x=1, h_y=1)
 
     @property
     def row_axes(self) -> tuple[int, ...]:
         return (ROW_AXIS,)
 
     def region(self, name: str, piece: Piece) -> Region:
-        return (piece.n, *((0, extent) for extent in self.operands[name].shape[1:]))
+        first, *shape = self.operands[name].shape
+        each = first // self.operation.images
+        return ((piece.n[0] * each, piece.n[1] * each), *((0, extent) for extent in shape))
 
     def build(self, build: Builder) -> None:
         """Copy, from and to any order of memory."""
@@ -122,11 +131,11 @@ class RearrangeCall(BuiltCall):
         build.make(operation, (x,), "y", build.buffers["y"].order, done=(x,))
 
     def patch(self, random: np.random.Generator) -> Piece:
-        return self.whole_piece()._replace(n=random_range(random, self.operation.shape[0], 1))
+        return self.whole_piece()._replace(n=random_range(random, self.operation.images, 1))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         x = read("x", self.region("x", piece))
-        y = self.operation.of_images(len(x), self.dtype).reference(x)
+        y = self.operation.of_images(piece.n[1] - piece.n[0], self.dtype).reference(x)
         return {"y": (y, np.abs(y))}
 
     def rounding(self) -> Rounding:

@@ -48,14 +48,15 @@ class ShapeBuilders(Builders):
             Of each axis of x, outermost first: ``((n,), (groups, c // groups), (h,), (w,))``.
         parts : sequence of sequence of int
             Of each axis of the result the factors that it is made of, counted through all axes of
-            x, each once: ``((0,), (2, 1), (3,), (4,))``. Images stay first, and by themselves.
+            x, each once: ``((0,), (2, 1), (3,), (4,))``. Images stay first; windows may follow.
         """
         x = self._own(x)
         operation = Rearranged(tuple(map(tuple, factors)), tuple(map(tuple, parts)), x.dtype)
         if operation.shape != x.shape:
             raise ValueError(f"factors make {operation.shape}, but {x.name} has {x.shape}")
-        images = len(operation.factors[0]) == 1 and operation.parts[:1] == ((0,),)
-        if not images or sorted(operation.order) != list(range(len(operation.sizes))):
+        if operation.order[:1] != (0,) or sorted(operation.order) != list(
+            range(len(operation.sizes))
+        ):
             raise ValueError(f"parts must hold each factor once, and images first, not {parts!r}")
         y = self._result(name, operation.output_shape, x.dtype)
         return self._add(Rearrange(name, y, x, operation))
