@@ -25,6 +25,7 @@ from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import MOVES, PER_ELEMENT
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.mutations import Functional
+from ooc_cudnn.torch.normalized_by_hand import normalization
 from ooc_cudnn.torch.rearranged import FOLLOWED
 from ooc_cudnn.torch.unbatched import add_batch_axis
 
@@ -360,6 +361,8 @@ class GraphLowering:
             If that must not be.
         """
         self._module = operation.module or operation.name
+        if operation.name in ("div", "mul") and self._normalized(operation):
+            return
         if not self._gathered(operation):
             self._fall_back(operation, FOLLOWS)
             return
@@ -392,6 +395,40 @@ class GraphLowering:
                         f"{operation.said} made {dtype} {held.shape}, not {wanted} {value.shape}"
                     )
                 self._held[value] = held
+
+    def _normalized(self, operation: Operation) -> bool:
+        """True if an operation ends a normalization by hand, which is one node now."""
+        found = normalization(operation, self._makers)
+        (result,) = operation.results
+        if found is None or result is None or found.x not in self._held:
+            return False
+        held = self._held[found.x]
+        count = len(held.tensor.shape)
+        axes, positions = {held.axes[each] for each in found.dims}, set(range(2, count))
+        groups = {
+            frozenset({1}): 0, frozenset(positions | {1}): 1,
+            frozenset(positions): held.tensor.shape[1],
+        }.get(frozenset(axes))  # fmt: skip
+        if groups is None or not axes:
+            return False
+        name, dtype = self.name("normalization"), str(result.dtype).removeprefix("torch.")
+        try:
+            x = self.cast(held, dtype).tensor
+            if groups:
+                y = self.net.group_normalization(x, groups, epsilon=found.epsilon, name=name)
+            else:
+                y = self.net.layer_normalization(x, epsilon=found.epsilon, name=name)
+            made: Any = LoweredValue(y, held.axes)
+            if found.factor is not None:
+                made = RULES["mul"](self, self=made, other=self._argument(found.factor))
+        except (UnsupportedPatternError, ValueError):
+            return False  # step by step, then
+        for role in ("scale", "bias"):
+            self.net.freeze(f"{name}.{role}")
+        if made.shape != result.shape or made.tensor.dtype != dtype:
+            return False
+        self._held[result] = made
+        return True
 
     def _by_rule(
         self, lower: Callable[..., Any], operation: Operation, find: Callable[[Value], Any]

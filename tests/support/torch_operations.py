@@ -312,6 +312,14 @@ def _normalized(axes):
     return normalize
 
 
+def _by_means_of_means(x):
+    """Conv-TasNet's, with a factor before the quotient."""
+    mean = x.mean(1, keepdim=True).mean((2, 3), keepdim=True)
+    variance = ((x - mean) ** 2).mean(1, keepdim=True).mean((2, 3), keepdim=True)
+    factor = torch.linspace(0.5, 2, 4, dtype=x.dtype).reshape(4, 1, 1)
+    return factor * (x - mean) / torch.pow(variance + 1e-2, 0.5) + x
+
+
 def _by_response(x):
     """ConvNeXt V2's, on channels last."""
     y = x.permute(0, 2, 3, 1)
@@ -334,6 +342,11 @@ def _arithmetic():
         "a quotient by channel of an image": lambda x: x / (x.mean((2, 3), True).sigmoid() + 1),
         "a norm over channels by hand": _normalized(1),
         "a norm over images by hand": _normalized((1, 2, 3)),
+        "a norm over positions by hand": _normalized((2, 3)),
+        "an inverse root by hand": lambda x: (
+            (x - x.mean(1, True)) * torch.rsqrt((x - x.mean(1, True)).square().mean(1, True) + 0.1)
+        ),
+        "a norm by means of means": _by_means_of_means,
         "a mean of images": lambda x: x + x.mean((1, 2, 3), keepdim=True),
         "global response normalization": _by_response,
         "squares": lambda x: x.square() + x.pow(2).mean(1, keepdim=True),
