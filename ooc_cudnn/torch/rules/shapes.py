@@ -192,22 +192,6 @@ def _between_slices(
     return concatenate(to, [*first, x, *last], dim) if before or after else x
 
 
-@rule("roll")
-def rolled(to: GraphLowering, self: Any, shifts: Any, dims: Any = ()) -> LoweredValue:
-    if not isinstance(self, LoweredValue) or not to.training:
-        raise UnsupportedPatternError("in inference, where a block would read all of an image")
-    shifts, dims = ([each] if isinstance(each, int) else each for each in (shifts, dims))
-    x = self
-    if len(dims) != len(shifts):
-        raise UnsupportedPatternError("of all elements in one line")
-    for shift, dim in zip(shifts, dims, strict=True):
-        extent = x.shape[dim]
-        if shift % extent:
-            ranges = (extent - shift % extent, extent), (0, extent - shift % extent)
-            x = concatenate(to, [_sliced(to, x, dim, *each) for each in ranges], dim)
-    return x
-
-
 @rule("slice")
 def part(
     to: GraphLowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
