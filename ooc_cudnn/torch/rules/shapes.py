@@ -140,56 +140,28 @@ def pad(
     x = to.plain(self, least=3)
     if len(pad) > 2 * (len(x.shape) - 2):
         raise UnsupportedPatternError(f"{list(pad)} of {self.shape}: spatial axes are padded")
+    if mode == "circular":
+        return _wrapped(to, self, pad)
     if mode != "constant":
-        return _padded(to, self, pad, mode)
+        raise UnsupportedPatternError(f"mode {mode}")
     pairs = [(0, 0)] * (len(x.shape) - 2)
     for axis in range(len(pad) // 2):
         pairs[-1 - axis] = (pad[2 * axis], pad[2 * axis + 1])
     return LoweredValue.of(to.net.pad(x, pairs, value=float(value or 0), name=to.name("pad")))
 
 
-@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflected(to: GraphLowering, self: Any, padding: Sequence[int]) -> LoweredValue:
-    return _padded(to, self, padding, "reflect")
-
-
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replicated(to: GraphLowering, self: Any, padding: Sequence[int]) -> LoweredValue:
-    return _padded(to, self, padding, "replicate")
-
-
-#: Slices on one side, at most: each of them is a copy.
-_MOST_AROUND = 8
-
-
-def _padded(to: GraphLowering, x: Any, pad: Sequence[int], mode: str) -> LoweredValue:
-    """x between slices of itself, axis by axis."""
+def _wrapped(to: GraphLowering, x: Any, pad: Sequence[int]) -> LoweredValue:
+    """x between slices of its other end, axis by axis."""
     to.plain(x, least=3)
-    if min(pad) < 0 or (mode != "circular" and max(pad) > _MOST_AROUND):
-        raise UnsupportedPatternError(f"mode {mode} of {list(pad)}")
-    if mode == "circular" and not to.training:
-        raise UnsupportedPatternError("circular in inference: blocks at a border would read all")
-    for axis in range(len(pad) // 2):
-        x = _between_slices(to, x, len(x.axes) - 1 - axis, pad[2 * axis], pad[2 * axis + 1], mode)
+    if min(pad) < 0 or not to.training:
+        raise UnsupportedPatternError("circular in inference, where a block would read all")
+    for axis, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = len(x.axes) - 1 - axis
+        extent = x.shape[dim]
+        first = [_sliced(to, x, dim, extent - before, extent)] if before else []
+        last = [_sliced(to, x, dim, 0, after)] if after else []
+        x = concatenate(to, [*first, x, *last], dim) if before or after else x
     return x
-
-
-def _between_slices(
-    to: GraphLowering, x: LoweredValue, dim: int, before: int, after: int, mode: str
-) -> LoweredValue:
-    extent = x.shape[dim]
-    sides = {
-        "circular": ([(extent - before, extent)] * (before > 0), [(0, after)] * (after > 0)),
-        "reflect": (
-            [(at, at + 1) for at in range(before, 0, -1)],
-            [(at, at + 1) for at in range(extent - 2, extent - 2 - after, -1)],
-        ),
-        "replicate": ([(0, 1)] * before, [(extent - 1, extent)] * after),
-    }
-    if mode not in sides:
-        raise UnsupportedPatternError(f"mode {mode}")
-    first, last = ([_sliced(to, x, dim, *each) for each in side] for side in sides[mode])
-    return concatenate(to, [*first, x, *last], dim) if before or after else x
 
 
 @rule("slice")
