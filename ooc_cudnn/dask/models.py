@@ -57,9 +57,9 @@ def infer(
     """
     import torch
 
-    from ooc_cudnn.torch.call import label_scores
     from ooc_cudnn.torch.errors import UnsupportedModelError
     from ooc_cudnn.torch.inferring import capture_for_inference, check_evaluation
+    from ooc_cudnn.torch.labels import label_scores
     from ooc_cudnn.torch.lower import LoweredValue
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]

@@ -35,6 +35,7 @@ from ooc_cudnn.torch.function import (
 )
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.input_independent import leave, run_after, run_before
+from ooc_cudnn.torch.labels import compute_scores, label_scores
 from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import memory_of
@@ -81,7 +82,7 @@ class ReadyModel:
             for operation in self.graph.operations
         )
         self.lowered: LoweredGraph = lower_graph(
-            self.graph,
+            compute_scores(graph) if options.labels else graph,
             self.differentiable,
             training=training,
             strict=options.strict,
@@ -443,21 +444,6 @@ def _for_hooks(result: Any) -> Any:
 def _as_given(found: Mapping[Value, Any], given: GivenInputs) -> Any:
     tensor = found[given.value]
     return tensor if tuple(tensor.shape) == given.shape else tensor.reshape(given.shape)
-
-
-def label_scores(lowered: LoweredGraph, dtype: str) -> LoweredGraph:
-    """The same network with labels for the scores that are its one result.
-
-    Raises
-    ------
-    TypeError
-        If its result is no map of scores.
-    """
-    (held, *others) = lowered.results or (None,)
-    if others or lowered.after or not isinstance(held, LoweredValue) or not held.is_plain:
-        raise TypeError("labels are made of one result, a map of scores (n, classes, ...)")
-    labels = lowered.network.argmax(held.tensor, dtype=dtype)
-    return replace(lowered, outputs=(labels,), results=(LoweredValue.of(labels),))
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:

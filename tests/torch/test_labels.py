@@ -39,6 +39,18 @@ class Two(nn.Module):
         return 2 * x, 3 * x
 
 
+class Cropped(nn.Module):
+    """Scores that are cropped last; or parts of the image itself."""
+
+    def __init__(self, *, convolves):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(4, 3, 3) if convolves else nn.Identity()
+
+    def forward(self, x):
+        return self.layer(x)[:, :, 1:-1, ::2]
+
+
 def stored(shape, dtype="uint8"):
     """Patches of noise, some brighter."""
     random = np.random.default_rng(0)
@@ -115,6 +127,19 @@ def test_a_large_image_is_planned_at_once(model):
     side = plan.block[-1]
     assert (-(-65536 // side)) ** 2 * plan.plan.seconds == pytest.approx(plan.seconds, rel=0.2)
     assert plan.explain().startswith(f"{plan.count} blocks of 1 x 1 x {side} x {side}")
+
+
+@pytest.mark.parametrize("convolves", [True, False])
+def test_labels_of_scores_that_are_cropped_last(convolves):
+    model, x = Cropped(convolves=convolves).eval(), torch.randn(2, 4, 20, 19)
+    expected = model(x).argmax(1)
+    out = np.empty(expected.shape, "int32")
+    assert ooc.infer(model, x, out=out, memory_limit="64KiB", reduce="argmax") is out
+    assert (torch.from_numpy(out) == expected).all()
+    labels = ooc.infer(model, x, memory_limit="64KiB", reduce="argmax")
+    assert torch.equal(labels.long(), expected)
+    plan = ooc.plan_infer(model, x.shape, memory_limit="64KiB", reduce="argmax", machine="host")
+    assert plan.device_bytes <= 2**16
 
 
 def test_where_a_site_sees_the_whole_image_there_is_one_block():
