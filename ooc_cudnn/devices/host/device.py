@@ -19,6 +19,7 @@ import numpy as np
 
 from ooc_cudnn.devices.base import HostArray
 from ooc_cudnn.devices.host import (
+    attention,
     blas,
     channel_argmax,
     channel_reduction,
@@ -251,6 +252,7 @@ def _in_memory(
 
 #: What runs each operation, and what it needs as scratch.
 RUNNERS: dict[type, Runner] = {
+    **attention.RUNNERS,
     **convolution_backward.RUNNERS,
     **channel_argmax.RUNNERS,
     **dropout.RUNNERS,

@@ -157,6 +157,42 @@ class Builder:
             product = sums
         self.finish(product, result)
 
+    def target(self, result: str, order: str = "") -> str:
+        """Return the buffer that an operation writes a result to, if it makes several at once.
+
+        It is in `order`, or in that of the result. Of half types it is float32 where it is added up
+        or scaled. `complete` makes the result of it.
+        """
+        have, plain = self.buffers[result], self.call.scaling(result) == (1, 0)
+        order, summed = order or have.order, self._is_summed(result)
+        dtype = have.dtype if plain and not summed else ACCUMULATOR[have.dtype]
+        if summed:
+            sums = self.state(f"sums of {result}", have.shape, dtype, order)
+            if self.accumulation.first:
+                return sums
+        elif plain and (have.order == order or len(have.shape) < 3):
+            return result
+        return self.scratch(f"product of {result}", have.shape, dtype, order)
+
+    def complete(self, result: str, target: str) -> None:
+        """Make a result of its `target`: add up, and finish."""
+        if not self._is_summed(result):
+            self.finish(target, result)
+            return
+        sums = f"sums of {result}"
+        if target != sums:
+            have = self.buffers[target]
+            add = Pointwise(have.shape, have.dtype, have.dtype, has_addend=True)
+            self.launch(add, (target, sums, "", ""), sums)
+            self.release(target)
+        if self.accumulation.last:
+            self.finish(sums, result)
+
+    def _is_summed(self, result: str) -> bool:
+        """True if this piece makes a part of a result, which is summed over the reduced axes."""
+        axes = self.call.operands[result].axes
+        return self.accumulating and not axes.intersection(self.call.reduced)
+
     def gather(
         self,
         name: str,
@@ -210,9 +246,9 @@ class Builder:
         """
         if name == result:
             return
-        call, target = self.call, self.buffers[result]
+        (alpha, beta), target = self.call.scaling(result), self.buffers[result]
         have = self.buffers[name]
-        plain = call.alpha == 1 and call.beta == 0
+        plain = alpha == 1 and beta == 0
         if pointwise is None and plain and have.dtype == target.dtype:
             self.copy(name, result)  # of another memory order, or of a state
             self.release(name)
@@ -222,8 +258,8 @@ class Builder:
             self.release(name)
         operation = pointwise or Pointwise(have.shape, have.dtype, target.dtype)
         if not plain or operation.dtype != target.dtype:
-            operation = replace(operation, dtype=target.dtype, alpha=call.alpha, beta=call.beta)
-        self.launch(operation, (laid, "", shift, result if call.beta else ""), result)
+            operation = replace(operation, dtype=target.dtype, alpha=alpha, beta=beta)
+        self.launch(operation, (laid, "", shift, result if beta else ""), result)
         self.release(laid)
 
 

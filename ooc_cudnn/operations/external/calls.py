@@ -23,10 +23,9 @@ from ooc_cudnn.operations.core.call import (
 )
 from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.pointwise import Pointwise
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.operations.elementwise.dropout import STATE
-from ooc_cudnn.tensor import ACCUMULATOR, DTYPES
+from ooc_cudnn.tensor import DTYPES
 from perfmodel import Split, Work, pass_work
 from perfmodel.cached import cached_property
 
@@ -328,42 +327,15 @@ class ExternalGradientCall(AnyExternalCall):
 
     def build(self, build: Builder) -> None:
         """All gradients at once, each to where it may be written."""
-        targets = {result: self._target(build, result) for result in self.results}
+        targets = {
+            result: result if self.on_host else build.target(result) for result in self.results
+        }
         images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
         shape = build.buffers[first].shape
         operation = self._launched(images, shape, build.piece.n[0])
         build.launch(operation, (*self._taken, "dy", *others), first)
         for result, target in targets.items():
-            self._finish(build, result, target)
-
-    def _summed(self, build: Builder, result: str) -> bool:
-        return build.accumulating and not self.operands[result].axes
-
-    def _target(self, build: Builder, result: str) -> str:
-        have = build.buffers[result]
-        plain = self.on_host or self.scaling(result) == (1, 0)
-        dtype = have.dtype if plain else ACCUMULATOR[have.dtype]
-        if self._summed(build, result):
-            sums = build.state(f"sums of {result}", have.shape, ACCUMULATOR[have.dtype], have.order)
-            if build.accumulation.first:
-                return sums
-            dtype = ACCUMULATOR[have.dtype]
-        elif plain:
-            return result
-        return build.scratch(f"product of {result}", have.shape, dtype, have.order)
-
-    def _finish(self, build: Builder, result: str, target: str) -> None:
-        if not self._summed(build, result):
-            build.finish(target, result)
-            return
-        sums = f"sums of {result}"
-        if target != sums:
-            have = build.buffers[target]
-            add = Pointwise(have.shape, have.dtype, have.dtype, has_addend=True)
-            build.launch(add, (target, sums, "", ""), sums)
-            build.release(target)
-        if build.accumulation.last:
-            build.finish(sums, result)
+            build.complete(result, target)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Expected gradients of what images have, by the same function in float64."""

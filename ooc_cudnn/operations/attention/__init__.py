@@ -1,0 +1,1 @@
+"""Attention: what each query weighs the values of its keys with, and their sum."""
