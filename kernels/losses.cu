@@ -39,14 +39,6 @@ struct LossRows {
     }
 };
 
-template <int LANES, typename A, typename Join>
-__device__ inline A join_lanes(A mine, Join join) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2)
-        mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, step));
-    return mine;
-}
-
 // What the softmax of one site needs; LANES neighbouring threads share its classes.
 template <typename A>
 struct SiteSums {

@@ -23,27 +23,6 @@ struct SoftmaxRows {
     long long tiles, middle_tiles;  // blocks' worth of work: in all, and in each outer
 };
 
-template <int LANES, typename A, typename Join>
-__device__ inline A join_lanes(A mine, Join join) {
-    constexpr int WIDTH = LANES < 32 ? LANES : 32;
-#pragma unroll
-    for (int step = WIDTH / 2; step > 0; step /= 2)
-        mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, step));
-    if constexpr (LANES > 32) {
-        // A row belongs to a warp's lanes, or to a block.
-        constexpr int WARPS = LANES / 32;
-        __shared__ A of_warps[WARPS];
-        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
-        __syncthreads();
-        mine = of_warps[threadIdx.x % WARPS];
-#pragma unroll
-        for (int step = WARPS / 2; step > 0; step /= 2)
-            mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, step));
-        __syncthreads();
-    }
-    return mine;
-}
-
 // As `store_pack`, to shared memory, which that cannot address.
 template <int COUNT, typename Element>
 __device__ inline void stage_pack(

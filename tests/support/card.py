@@ -9,8 +9,9 @@ import os
 import sys
 import zlib
 
-from ooc_cudnn.devices.kernels import compiling, launch, launch_geometry
+from ooc_cudnn.devices.kernels import compiling, launch, launch_geometry, products
 from tests.support import cuda_on_cpu
+from tests.support.cuda_on_cpu.products import multiply
 
 
 def _cupy():
@@ -40,5 +41,6 @@ def run_on_cpu(monkeypatch, test):
     monkeypatch.setitem(sys.modules, "cupy", cuda_on_cpu.module())
     monkeypatch.setattr(compiling, "_current_device", None)
     monkeypatch.setattr(launch, "_prepared", {})
+    monkeypatch.setattr(products, "multiply", multiply)
     if zlib.crc32(test.encode()) % 2:
         monkeypatch.setattr(launch_geometry, "LARGEST_GRID", FEW_BLOCKS)

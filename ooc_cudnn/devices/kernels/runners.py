@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ooc_cudnn.devices.kernels import (
+    attention,
     cast_scale,
     channel_argmax,
     channel_reduction,
@@ -82,6 +83,7 @@ RUNNERS: dict[type, Runner] = {
     Relayout: _relayout,
     Reshape: _reshape,
     **rearrange.RUNNERS,
+    **attention.RUNNERS,
     **channel_argmax.RUNNERS,
     **dropout.RUNNERS,
     **elementwise.RUNNERS,
@@ -100,6 +102,7 @@ RUNNERS: dict[type, Runner] = {
 }
 #: Scratch bytes of those that need any.
 WORKSPACE: dict[type, Callable[[Any], int]] = {
+    **attention.WORKSPACE,
     **gradient_sums.WORKSPACE,
     **channel_reduction.WORKSPACE,
     **set_statistics.WORKSPACE,

@@ -18,6 +18,7 @@ from tests.support.cuda_on_cpu.compiling import HERE
 
 #: Every struct that a launch fills, with one choice of its template's arguments each.
 STRUCTS = {
+    "attention.cu": ["ScoreRows", "BiasSums"],
     "channel_argmax.cu": ["Sites<int>", "Sites<long long>"],
     "channel_reduction.cu": ["ChannelTotals", "Images"],
     "convolution_direct.cu": ["ConvolutionGeometry"],

@@ -45,6 +45,15 @@ INSTANCES = {
         "fill_zero<unsigned char>",
     ],
     "spin.cu": ["spin"],
+    "attention.cu": [
+        "attention_weights<float, float, 32>",
+        "attention_weights<__half, unsigned char, 256>",
+        "attention_weights<__nv_bfloat16, float, 32>",
+        "attention_gradient<double, unsigned char, 32>",
+        "attention_gradient<__half, __half, 256>",
+        "attention_bias_sums<float, float>",
+        "attention_bias_sums<__half, float>",
+    ],
     "cast_scale.cu": [
         "cast_scale<int, unsigned char, __half, 8, 4>",
         "cast_scale<long long, unsigned short, float, 1, 4>",

@@ -1,0 +1,96 @@
+"""Products of many small matrices, by cuBLAS through CuPy."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooc_cudnn.devices.kernels.arguments import real_type
+
+#: cuBLAS's numbers of element types (cudaDataType), and of arithmetic (cublasComputeType_t).
+_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_32F_FAST_TF32 = 68, 70, 77
+_DEFAULT_ALGORITHM = -1
+
+
+class Matrices(NamedTuple):
+    """Matrices of one shape, in device memory; of each, rows follow each other.
+
+    Attributes
+    ----------
+    pointer : int
+        Of the first element of the first.
+    dtype : str
+    rows, columns : int
+    step : int
+        From a row to the next, in elements.
+    apart : int
+        From a matrix to the next, in elements.
+    """
+
+    pointer: int
+    dtype: str
+    rows: int
+    columns: int
+    step: int
+    apart: int
+
+
+def multiply(
+    left: Matrices,
+    right: Matrices,
+    result: Matrices,
+    count: int,
+    *,
+    turned: tuple[bool, bool] = (False, False),
+    factor: float = 1.0,
+    adds: bool = False,
+    allow_tf32: bool = False,
+    stream: Any = None,
+) -> None:
+    """Write ``result = factor * left @ right``, for each of `count` matrices.
+
+    Parameters
+    ----------
+    left, right : Matrices
+        Of one dtype.
+    result : Matrices
+        Of that dtype, or of float32 where it is a half type. Sums are made in float32, or float64.
+    turned : (bool, bool)
+        Whether left and right are transposed first.
+    adds : bool
+        Whether to add to what is there.
+    stream : CuPy stream, optional
+        Its current stream when left out.
+    """
+    import cupy
+    from cupy_backends.cuda.libs import cublas
+
+    dtype = left.dtype
+    compute = _COMPUTE_64F if dtype == "float64" else _COMPUTE_32F
+    if dtype == "float32" and allow_tf32:
+        compute = _COMPUTE_32F_FAST_TF32
+    kind = real_type(dtype)
+    alpha, beta = np.array(factor, kind), np.array(float(adds), kind)
+    # cuBLAS has columns that follow each other: to it each matrix is transposed, and so is
+    # the product: right comes first.
+    first, second = right, left
+    with stream or contextlib.nullcontext():
+        cublas.gemmStridedBatchedEx(
+            cupy.cuda.device.get_cublas_handle(),
+            int(turned[1]),
+            int(turned[0]),
+            result.columns,
+            result.rows,
+            left.rows if turned[0] else left.columns,
+            alpha.ctypes.data,
+            *(first.pointer, _TYPES[first.dtype], first.step, first.apart),
+            *(second.pointer, _TYPES[second.dtype], second.step, second.apart),
+            beta.ctypes.data,
+            *(result.pointer, _TYPES[result.dtype], result.step, result.apart),
+            count,
+            compute,
+            _DEFAULT_ALGORITHM,
+        )
