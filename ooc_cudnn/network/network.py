@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ooc_cudnn.network.graph import serialize
 from ooc_cudnn.network.graph.autodiff import check_loss, forward_step, training_step
+from ooc_cudnn.network.graph.builders.attention import AttentionBuilders
 from ooc_cudnn.network.graph.builders.base import translate_arguments
 from ooc_cudnn.network.graph.builders.elementwise import ElementwiseBuilders
 from ooc_cudnn.network.graph.builders.external import OutsideBuilders
@@ -29,6 +30,7 @@ class Network(
     NormalizationBuilders,
     ElementwiseBuilders,
     ShapeBuilders,
+    AttentionBuilders,
     LossBuilders,
     OutsideBuilders,
     Runnable,

@@ -53,12 +53,17 @@ class _OfAttention(ForwardTypedCall, BuiltCall):
         return self.images or self.forward.q_shape[0]
 
     @property
+    def cuts_rows(self) -> bool:
+        """True if heads or queries may be cut."""
+        return True
+
+    @property
     def _cuts_heads(self) -> bool:
-        return self.row_axis == HEADS and self.forward.group == 1
+        return self.cuts_rows and self.row_axis == HEADS and self.forward.group == 1
 
     @property
     def _cuts_queries(self) -> bool:
-        return self.row_axis != HEADS
+        return self.cuts_rows and self.row_axis != HEADS
 
     @cached_property
     def _taken(self) -> dict[str, Operand]:
@@ -214,9 +219,8 @@ class AttentionCall(_OfAttention):
 class AttentionGradientCall(_OfAttention):
     """dq, dk, dv, and with `bias_gradient` dbias, from q, k, v, the bias, y, dy and lse.
 
-    dk and dv are summed over the queries. For a gradient of the bias, which is summed over what it
-    is broadcast along, queries are not cut. Alpha and beta are those of dbias where it is made,
-    else of all results.
+    dk and dv are summed over the queries. Where dbias is made, images alone are cut: it is summed
+    over those that share it, and alpha and beta are its own, else those of all results.
     """
 
     forward: Attention
@@ -231,10 +235,14 @@ class AttentionGradientCall(_OfAttention):
         return ("dq", "dk", "dv", "dbias") if self.bias_gradient else ("dq", "dk", "dv")
 
     @property
+    def cuts_rows(self) -> bool:
+        return not self.bias_gradient
+
+    @property
     def reduced(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The queries; or what the bias is broadcast along."""
+        """The queries; or the images that share the bias."""
         if self.bias_gradient:
-            return tuple(axis for axis in ("n", "h_y") if axis not in self._taken["bias"].axes)
+            return () if self._taken["bias"].axes else ("n",)
         return ("h_y",) if self._cuts_queries else ()
 
     @property
@@ -248,12 +256,6 @@ class AttentionGradientCall(_OfAttention):
         taken, made = self._taken, self._made
         reads = {**taken, "y": made["y"], "dy": made["y"], "lse": made["lse"]}
         return {**reads, **{result: taken[result[1:]] for result in self.results}}
-
-    def may_cut(self, axis: str) -> bool:
-        """True but for queries beside a gradient of the bias."""
-        return super().may_cut(axis) and not (
-            axis == "h_y" and self._cuts_queries and self.bias_gradient
-        )
 
     def scaling(self, result: str) -> tuple[float, float]:
         scaled = not self.bias_gradient or result == "dbias"
