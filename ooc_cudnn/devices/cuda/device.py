@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from ooc_cudnn.devices.base import HostArray, Run
 from ooc_cudnn.devices.cuda.card import Identity
 from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cuda_graphs import CudaGraph
+from ooc_cudnn.devices.cuda.cudnn_attention import AnyAttention, FusedAttention
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
 from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.cuda.run import (
@@ -96,6 +98,7 @@ class CudaDevice:
             partial(verdicts_of, self),
             partial(try_to_save_verdicts, self),
         )
+        self.attention = FusedAttention(import_frontend(), lambda: self.convolutions.handle)
         self.runtime = self._cupy.cuda.runtime
         self._staging: Any = None
         with self._cupy.cuda.Device(index):
@@ -268,6 +271,11 @@ class CudaDevice:
                 if not isinstance(operation, AnyConvolution):
                     ask = WORKSPACE.get(type(operation))
                     most = max(most, ask(operation) if ask is not None else 0)
+                    if isinstance(operation, AnyAttention):
+                        fused = self.attention.plan(operation)
+                        if fused and fused.workspace_bytes <= (budget_bytes or math.inf):
+                            most = max(most, fused.workspace_bytes)
+                            engines["fused attention"] = None
                     continue
                 if any(0 in buffers[name].shape for name in (*launch.inputs, launch.output)):
                     continue
@@ -305,8 +313,10 @@ class CudaDevice:
         if isinstance(operation, AnyConvolution):
             present = tuple(view for view in inputs if view is not None)
             self.convolutions.run(operation, present, output, workspace, stream)
-        else:
-            RUNNERS[type(operation)](operation, Call(inputs, output, workspace, stream))
+            return
+        call = Call(inputs, output, workspace, stream)
+        if not (isinstance(operation, AnyAttention) and self.attention.run(operation, call)):
+            RUNNERS[type(operation)](operation, call)
 
     def spin(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy."""

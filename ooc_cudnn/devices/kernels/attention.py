@@ -141,9 +141,9 @@ class _Run:
         if "dweights" in pointers:
             self.pointers = {"dscores": pointers["dweights"], **self.pointers}
         q, k, v, bias, *_ = call.inputs
-        self.q = _rows("q", q, operation.q_shape, operation.dtype)
-        self.k = _rows("k", k, operation.k_shape, operation.dtype)
-        self.v = _rows("v", v, operation.v_shape, operation.dtype)
+        self.q = packed_rows("q", q, operation.q_shape, operation.dtype)
+        self.k = packed_rows("k", k, operation.k_shape, operation.dtype)
+        self.v = packed_rows("v", v, operation.v_shape, operation.dtype)
         self.bias = None
         if operation.bias_shape is not None:
             self.bias = check("bias", bias, operation.bias_shape, operation.bias_dtype)
@@ -224,7 +224,7 @@ class _Run:
         return DeviceView(self.pointers[name], dtype, (1,), (1,))
 
 
-def _rows(name: str, view: DeviceView | None, shape: Shape, dtype: str = "") -> DeviceView:
+def packed_rows(name: str, view: DeviceView | None, shape: Shape, dtype: str = "") -> DeviceView:
     """(n, depth, heads, queries) as packed rows (n, heads, queries, depth), of any type without."""
     found = check(name, view, shape, dtype or (view.dtype if view else ""))
     n, depth, heads, queries = zip(found.shape, found.strides, strict=True)
@@ -237,8 +237,8 @@ def attention(operation: Attention, call: Call) -> None:
     """Run `Attention` on (q, k, v, bias, lse)."""
     run = _Run(operation, call, _forward_buffers(operation))
     wide = operation.lse_dtype
-    lse = _rows("lse", call.inputs[4], operation.lse_shape, wide)
-    y = _rows("y", call.output, operation.y_shape, call.output.dtype)
+    lse = packed_rows("lse", call.inputs[4], operation.lse_shape, wide)
+    y = packed_rows("y", call.output, operation.y_shape, call.output.dtype)
     views = [run.buffer("weights", operation.dtype), run.buffer("scores", wide), run.bias, lse]
     for part in run.sizes.parts():
         q, k = run.queries(run.q, part), run.keys(run.k, part)
@@ -254,13 +254,13 @@ def attention_backward(operation: AttentionBackward, call: Call) -> None:
     dtype, wide = forward.dtype, forward.lse_dtype
     run = _Run(forward, call, _backward_buffers(operation))
     y, dy = (
-        _rows(name, view, forward.y_shape, dtype)
+        packed_rows(name, view, forward.y_shape, dtype)
         for name, view in zip(("y", "dy"), call.inputs[4:6], strict=True)
     )
-    lse = _rows("lse", call.inputs[6], forward.lse_shape, wide)
-    dq = _rows("dq", call.output, forward.q_shape, call.output.dtype)
-    dk = _rows("dk", call.inputs[7], forward.k_shape)
-    dv = _rows("dv", call.inputs[8], forward.v_shape)
+    lse = packed_rows("lse", call.inputs[6], forward.lse_shape, wide)
+    dq = packed_rows("dq", call.output, forward.q_shape, call.output.dtype)
+    dk = packed_rows("dk", call.inputs[7], forward.k_shape)
+    dv = packed_rows("dv", call.inputs[8], forward.v_shape)
     views = [
         *(run.buffer(name, dtype) for name in ("weights", "dscores")),
         *(run.buffer(name, wide) for name in ("scores", "dweights")),

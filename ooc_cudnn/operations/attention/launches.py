@@ -53,8 +53,8 @@ class Attention:
         Whether a query sees the keys up to its own number alone.
     first : int
         The number of the first query.
-    allow_tf32 : bool
-        Whether products of float32 may be made in TF32.
+    allow_tf32, deterministic : bool
+        Whether products of float32 may be made in TF32; whether gradients are the same each time.
     """
 
     q_shape: Shape
@@ -67,6 +67,7 @@ class Attention:
     causal: bool = False
     first: int = 0
     allow_tf32: bool = False
+    deterministic: bool = False
 
     name = "attention_forward"
 

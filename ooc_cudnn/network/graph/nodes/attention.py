@@ -45,6 +45,7 @@ class Attention(Node):
             "" if bias is None else bias.dtype,
             self.causal,
             allow_tf32=settings.allow_tf32,
+            deterministic=settings.deterministic,
         )
 
     def _reads(self) -> dict[str, Tensor]:

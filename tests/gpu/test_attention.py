@@ -1,0 +1,86 @@
+"""Attention on the card: by cuDNN's fused engines and by kernels, and a model's step by either."""
+
+from __future__ import annotations
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.operations.attention.calls import AttentionCall, AttentionGradientCall
+from tests.operations.attention.test_calls import sizes_of
+from tests.operations.attention.test_launches import launch_of
+from tests.support.attention import Case, by_pytorch, draw, terms_of
+from tests.support.every_split import check_every_split
+from tests.support.forced import Forced
+
+torch = pytest.importorskip("torch")
+
+CASES = {
+    "a block": Case((3, 3), (2, 197, 197, 64, 64), scale=0.125),
+    "windows": Case((2, 2), (5, 49, 49, 32, 32), scale=0.2),
+    "causal": Case((2, 2), (2, 130, 130, 64, 64), causal=True, scale=0.125),
+    "more keys": Case((2, 2), (1, 70, 300, 128, 128), scale=0.1),
+    "shared keys": Case((4, 2), (2, 100, 100, 64, 64), scale=0.125),
+}
+
+
+@pytest.fixture(params=["fused", "kernels"])
+def way(request, cuda_device, monkeypatch):
+    """Whether cuDNN may compute it; how often it did."""
+    found, run = [], cuda_device.attention.run
+
+    def counted(operation, call):
+        done = request.param == "fused" and run(operation, call)
+        found.append(done)
+        return done
+
+    monkeypatch.setattr(cuda_device.attention, "run", counted)
+    chosen = {**Forced.__init__.__kwdefaults__, "device": "cuda"}
+    monkeypatch.setattr(Forced.__init__, "__kwdefaults__", chosen)
+    yield found
+    assert any(found) == (request.param == "fused"), "cuDNN has no engine"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_both_directions(name, dtype, way, random):
+    case = CASES[name]
+    operands = draw(case, random, dtype)
+    right = by_pytorch(case, operands)
+    forward = launch_of(case, dtype)
+    call = AttentionCall(forward)
+    expected = {each: right[each] for each in call.results}
+    dy = operands.pop("dy")
+    check_every_split(
+        call, operands, expected, terms=terms_of(dtype), sizes=sizes_of(expected), most=2
+    )
+    gradient = AttentionGradientCall(forward)
+    expected = {each: right[each] for each in gradient.results}
+    arrays = {
+        **operands,
+        "dy": dy,
+        "y": right["y"].astype(dy.dtype),
+        "lse": right["lse"].astype("f4"),
+    }
+    terms = terms_of(dtype, backward=True)
+    check_every_split(gradient, arrays, expected, terms=terms, sizes=sizes_of(expected), most=2)
+
+
+def test_a_model_trains_as_pytorch_has_it(cuda_device):
+    import copy
+
+    import ooc_cudnn.torch as ooc
+    from tests.torch.test_attention import Block
+
+    torch.manual_seed(0)
+    model = Block().cuda()
+    x = torch.randn(8, 33, 12, device="cuda")
+    exact = copy.deepcopy(model).double()
+    y = exact(x.double())
+    y.square().mean().backward()
+    with ooc_cudnn.settings(allow_tf32=False):
+        own = ooc.limit(copy.deepcopy(model), "1GiB")
+        made = own(x)
+        made.square().mean().backward()
+    assert torch.allclose(made.double(), y, atol=1e-5)
+    for one, other in zip(own.parameters(), exact.parameters(), strict=True):
+        assert torch.allclose(one.grad.double(), other.grad, atol=1e-5)
