@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import ooc_cudnn
 from ooc_cudnn.operations.attention.calls import AttentionCall, AttentionGradientCall
 from tests.operations.attention.test_calls import sizes_of
 from tests.operations.attention.test_launches import launch_of
@@ -63,24 +62,3 @@ def test_both_directions(name, dtype, way, random):
     }
     terms = terms_of(dtype, backward=True)
     check_every_split(gradient, arrays, expected, terms=terms, sizes=sizes_of(expected), most=2)
-
-
-def test_a_model_trains_as_pytorch_has_it(cuda_device):
-    import copy
-
-    import ooc_cudnn.torch as ooc
-    from tests.torch.test_attention import Block
-
-    torch.manual_seed(0)
-    model = Block().cuda()
-    x = torch.randn(8, 33, 12, device="cuda")
-    exact = copy.deepcopy(model).double()
-    y = exact(x.double())
-    y.square().mean().backward()
-    with ooc_cudnn.settings(allow_tf32=False):
-        own = ooc.limit(copy.deepcopy(model), "1GiB")
-        made = own(x)
-        made.square().mean().backward()
-    assert torch.allclose(made.double(), y, atol=1e-5)
-    for one, other in zip(own.parameters(), exact.parameters(), strict=True):
-        assert torch.allclose(one.grad.double(), other.grad, atol=1e-5)
