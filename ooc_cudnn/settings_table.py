@@ -222,8 +222,8 @@ SETTINGS: Final = (
         _parse_seconds,
         "Seconds that planning a network may take to time what cuDNN's heuristics rank for "
         "convolutions of which nothing was measured. What was timed is kept for later processes.",
-        "More makes predictions right, and with them memory orders and plans; a `tune` by hand "
-        "tries more engines, and checks them.",
+        "What is not measured is predicted by a line, which may be several times off for one "
+        "convolution. A `tune` by hand tries more engines, and checks them.",
     ),
     Setting(
         "plan_cache",

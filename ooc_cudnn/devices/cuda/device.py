@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -273,7 +272,9 @@ class CudaDevice:
                     most = max(most, ask(operation) if ask is not None else 0)
                     if isinstance(operation, AnyAttention):
                         fused = self.attention.plan(operation)
-                        if fused and fused.workspace_bytes <= (budget_bytes or math.inf):
+                        if fused and (
+                            budget_bytes is None or fused.workspace_bytes <= budget_bytes
+                        ):
                             most = max(most, fused.workspace_bytes)
                             engines["fused attention"] = None
                     continue

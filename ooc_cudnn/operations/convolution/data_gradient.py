@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import ALIGNED_CHANNELS, PRECISIONS
 from ooc_cudnn.operations.convolution.gradients import AddedBackwardData, ConvolutionBackwardData
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Rounding, Tile
 from ooc_cudnn.operations.core.launch_builder import Builder
@@ -17,17 +18,13 @@ from ooc_cudnn.operations.core.single_op import ForwardTypedCall, SingleOpCall
 from perfmodel import Split
 from perfmodel.cached import cached_property
 
-#: Kinds of arithmetic in which a gradient is added to another one by the same launch. Otherwise it
-#: takes a product in float32, for a sum is rounded once, and a pass. On an H200 (cuDNN 9.19), 256
-#: images of ResNet-50's blocks take 0.45 to 0.62 of the time in bfloat16 and float16, and 0.58 to
-#: 0.72 in TF32 but for the smallest maps (1.07).
-ADDED_PRECISIONS = ("tf32", "float16", "bfloat16")
-#: Channels that tensor cores take whole.
-ALIGNED_CHANNELS = 8
-
 
 def is_added_at_once(forward: Convolution, layout: str) -> bool:
     """True if a data gradient is to be one launch with the addition to another one.
+
+    Otherwise it takes a product in float32, for a sum is rounded once, and a pass. On an H200
+    (cuDNN 9.19), 256 images of ResNet-50's blocks take 0.45 to 0.62 of the time in bfloat16 and
+    float16, and 0.58 to 0.72 in TF32 but for the smallest maps (1.07).
 
     Examples
     --------
@@ -37,7 +34,7 @@ def is_added_at_once(forward: Convolution, layout: str) -> bool:
     """
     return (
         layout == "channels_last"
-        and forward.precision in ADDED_PRECISIONS
+        and forward.precision in PRECISIONS
         and forward.groups == 1
         and forward.x_shape[1] % ALIGNED_CHANNELS == 0
         and forward.w_shape[0] % ALIGNED_CHANNELS == 0
