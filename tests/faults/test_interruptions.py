@@ -41,9 +41,15 @@ LIMIT = "64KiB"
 
 @pytest.fixture(autouse=True)
 def as_python_has_it():
-    """Ctrl-C raises KeyboardInterrupt, whatever runs the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C raises KeyboardInterrupt, whatever runs the tests.
+
+    Python drops what is raised in a callback of its garbage collector. Hypothesis has one, in
+    which Ctrl-C would be lost: the tests run without.
+    """
+    before, callbacks = signal.signal(signal.SIGINT, signal.default_int_handler), gc.callbacks[:]
+    gc.callbacks.clear()
     yield
+    gc.callbacks[:] = callbacks
     signal.signal(signal.SIGINT, before)
 
 
