@@ -6,7 +6,8 @@ promised is the peak with addresses, not the sum of what lives at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,9 @@ def held_bytes(buffers: Sequence[LiveBuffer], steps: int) -> Any:
 #: Where too much is taken, buffers that reach too far move up so many places in the order; smaller
 #: ones, as a share of what may be taken, are placed in the end.
 PLACES, SMALL = 40, 2**-10
-#: How often they do, and how often in turn that may make nothing smaller; and so many times as
-#: often where less than such a share of what may be taken lives at once, so that it may well fit.
-MOST_ROUNDS, MAX_FAILED_ROUNDS, LONGER, ROOMY = 64, 25, 4, 0.98
+#: How often they do: so many times for each of so many orders; and then, for the first of these, so
+#: many times more.
+TURNS = ((16, 6), (32, 3))
 #: It is tried where no more than so many times that is taken.
 NEAR = 1.1
 
@@ -55,63 +56,76 @@ def assign_offsets(
 
     Large ones first is best for most lists; those that live long first where many small ones come
     and go beside a few that stay; those that are large and live long, or in the order of time,
-    where sizes are alike. Where they take more than `enough_bytes`, those that reach too far are
-    placed earlier, again and again ("squeaky wheel" optimization).
+    where sizes are alike. Other orders begin with what lives at the fullest step, then at the next
+    fullest, in one of the first three orders each ("greedy by breadth", Pisarchyk and Lee 2020).
+    Where they take more than `enough_bytes`, those that reach too far are placed earlier, again and
+    again ("squeaky wheel" optimization), beginning with the orders in which that ends soonest.
 
     Examples
     --------
     >>> assign_offsets([LiveBuffer(0, 1, 512), LiveBuffer(1, 2, 256), LiveBuffer(2, 3, 512)])
     OffsetAssignment(offsets=(0, 512, 0), peak_bytes=768)
     """
-    keys = [
-        [(-buffer.nbytes, buffer.first) for buffer in buffers],
-        [(buffer.first - buffer.last, -buffer.nbytes) for buffer in buffers],
-        [((buffer.first - buffer.last - 1) * buffer.nbytes, buffer.first) for buffer in buffers],
-        [(buffer.first, -buffer.nbytes) for buffer in buffers],
-    ]
-    orders = [sorted(range(len(buffers)), key=each.__getitem__) for each in keys]
+    size = [(-buffer.nbytes, buffer.first) for buffer in buffers]
+    life = [(buffer.first - buffer.last, -buffer.nbytes) for buffer in buffers]
+    area = [((buffer.first - buffer.last - 1) * buffer.nbytes, buffer.first) for buffer in buffers]
+    time = [(buffer.first, -buffer.nbytes) for buffer in buffers]
+    fullness = _fullness(buffers)
+    broad_size, broad_life, broad_area = (
+        [(full, *each) for full, each in zip(fullness, key, strict=True)]
+        for key in (size, life, area)
+    )
     fit = _FirstFit(buffers)
-    placement = fit.placed(orders[0])
-    for order in orders[1:]:
-        placement = fit.placed_below(placement.peak_bytes, order) or placement
+    placement = fit.placed(_sorted_by(size))
+    for key in (life, area, time, broad_size, broad_life, broad_area):
+        placement = fit.placed_below(placement.peak_bytes, _sorted_by(key)) or placement
     if enough_bytes is None or not enough_bytes < placement.peak_bytes <= NEAR * enough_bytes:
         return placement
-    steps = max(buffer.last for buffer in buffers) + 1
-    is_roomy = held_bytes(buffers, steps).max() < ROOMY * enough_bytes
-    for order in orders[:3]:
-        moved_up = _moved_up(fit, buffers, order, enough_bytes, LONGER if is_roomy else 1)
-        placement = fit.placed_below(placement.peak_bytes, moved_up) or placement
-        if placement.peak_bytes <= enough_bytes:
-            break
+    keys = (broad_life, life, broad_area, area, broad_size, size)
+    attempts = [_move_up(fit, buffers, _sorted_by(key), enough_bytes) for key in keys]
+    for rounds, orders in TURNS:
+        for attempt in attempts[:orders]:
+            for order in filter(None, islice(attempt, rounds)):
+                placement = fit.placed_below(placement.peak_bytes, order) or placement
+                if placement.peak_bytes <= enough_bytes:
+                    return placement
     return placement
 
 
-def _moved_up(
-    fit: _FirstFit,
-    buffers: Sequence[LiveBuffer],
-    order: Sequence[int],
-    enough_bytes: int,
-    longer: int,
-) -> list[int]:
-    """An order in which those buffers come earlier that reached too far, the small ones last.
+def _sorted_by(key: Sequence[Any]) -> list[int]:
+    """Sort the indices of buffers by a key of each."""
+    return sorted(range(len(key)), key=key.__getitem__)
 
-    It is looked for so many times longer than usual.
+
+def _fullness(buffers: Sequence[LiveBuffer]) -> list[int]:
+    """Of each buffer the rank of the fullest step that it lives in: 0 is the fullest of all."""
+    held = held_bytes(buffers, max((buffer.last for buffer in buffers), default=0) + 1)
+    rank = np.empty(len(held), np.int64)
+    rank[np.argsort(-held, kind="stable")] = np.arange(len(held))
+    return [int(rank[buffer.first : buffer.last + 1].min()) for buffer in buffers]
+
+
+def _move_up(
+    fit: _FirstFit, buffers: Sequence[LiveBuffer], order: Sequence[int], enough_bytes: int
+) -> Iterator[list[int] | None]:
+    """Place those buffers earlier that reached too far, the small ones last, round by round.
+
+    Yields None while large ones reach too far, and in the end an order in which they do not.
     """
     is_small = [buffer.nbytes < SMALL * enough_bytes for buffer in buffers]
     large = [index for index in order if not is_small[index]]
     small = sorted((i for i in order if is_small[i]), key=lambda i: -buffers[i].nbytes)
-    placed, moved, least, since = None, set[int](), np.inf, 0
-    for _ in range(longer * MOST_ROUNDS):
+    placed, moved = None, set[int]()
+    while True:
         placed = fit.placed(large, placed, moved)
-        since = 0 if placed.peak_bytes < least else since + 1
-        least = min(least, placed.peak_bytes)
-        if placed.peak_bytes <= enough_bytes or since == longer * MAX_FAILED_ROUNDS:
-            break  # none of them would move, whatever the small ones take
+        if placed.peak_bytes <= enough_bytes:
+            yield [*large, *small]
+            return
+        yield None
         reach = [placed.offsets[index] + align(buffers[index].nbytes) for index in large]
         moved = {index for index, end in zip(large, reach, strict=True) if end > enough_bytes}
         places = [at - (PLACES + 0.5) * (index in moved) for at, index in enumerate(large)]
-        large = [large[at] for at in sorted(range(len(large)), key=places.__getitem__)]
-    return [*large, *small]
+        large = [large[at] for at in _sorted_by(places)]
 
 
 class _FirstFit:

@@ -45,7 +45,7 @@ def test_the_peak_is_near_what_lives_at_once(found):
 def test_what_reaches_too_far_is_placed_earlier():
     """There is an order in which these take as few bytes as live at once; size does not tell."""
     random = np.random.default_rng(3)
-    gained = 0
+    gained = above = 0
     for _ in range(20):
         # what fills a block of 4096 times 256 bytes exactly, cut at random, in time and bytes
         found = [LiveBuffer(0, 63, 4096 * 256)]
@@ -60,5 +60,8 @@ def test_what_reaches_too_far_is_placed_earlier():
             else:
                 found.append(LiveBuffer(first, last, nbytes))
         peak = assign_offsets(found).peak_bytes
-        gained += (peak - assign_offsets(found, 4096 * 256).peak_bytes) / (peak - 4096 * 256 or 1)
-    assert gained > 1.5  # of 20: a part of what the orders leave free
+        moved = assign_offsets(found, 4096 * 256).peak_bytes
+        gained += (peak - moved) / (peak - 4096 * 256 or 1)
+        above += moved / (4096 * 256) - 1
+    assert gained >= 1  # of 20: one that no order places
+    assert above < 0.4  # all 20 together; 0.62 where the fullest step is not begun with
