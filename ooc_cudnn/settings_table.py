@@ -226,6 +226,16 @@ SETTINGS: Final = (
         "convolution. A `tune` by hand tries more engines, and checks them.",
     ),
     Setting(
+        "planning_seconds",
+        10.0,
+        _parse_seconds,
+        "Seconds of a core that the search for the plan of a network's step may take. They are "
+        "counted in work, not by a clock, so that plans are the same on every host; a first plan "
+        "is made in any case.",
+        "More may find a faster plan for a small limit, and `explain()` says where it may; with "
+        "fewer the first step comes sooner.",
+    ),
+    Setting(
         "plan_cache",
         True,
         _parse_switch,
@@ -257,7 +267,7 @@ class Settings:
     Parameters
     ----------
     device, memory_limit, host_memory_limit, allow_tf32, deterministic, overlap, verify, machine, \
-tune_seconds, plan_cache, progress
+tune_seconds, planning_seconds, plan_cache, progress
         As in `SETTINGS`, each in its normal form. `memory_limit` is bytes (``int``), a fraction of
         the free memory (``float``) or None: see `ooc_cudnn.units.resolve_limit`.
     """
@@ -271,5 +281,6 @@ tune_seconds, plan_cache, progress
     verify: int
     machine: MachineModel | str | None = field(hash=False)
     tune_seconds: float
+    planning_seconds: float
     plan_cache: bool
     progress: Progress = field(hash=False)

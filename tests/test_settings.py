@@ -37,6 +37,7 @@ DEFAULTS = {
     "verify": 0,
     "machine": None,
     "tune_seconds": 0.0,
+    "planning_seconds": 10.0,
     "plan_cache": True,
     "progress": "auto",
 }

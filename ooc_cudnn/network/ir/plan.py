@@ -117,6 +117,8 @@ class NetworkPlan:
         most: PyTorch, for operations that the library has not.
     on_host : tuple of str
         Those of them that do not fit on the device: the host computes them.
+    searched_seconds : float, optional
+        The setting `planning_seconds` where it ended the search; None where that ended by itself.
     notes : tuple of str
         What else there is to know, of whoever made the step.
     """
@@ -154,6 +156,7 @@ class NetworkPlan:
     gap: float = 0.0
     outside_bytes: int = 0
     on_host: tuple[str, ...] = ()
+    searched_seconds: float | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -193,6 +196,7 @@ class NetworkPlan:
             *self._beside_bound(),
             *[f"  solver     stopped {100 * self.gap:.1f} % above what its program may reach"]
             * bool(self.gap),
+            *self._beside_search(),
             "",
             "  what becomes of tensors",
         ]
@@ -260,6 +264,16 @@ class NetworkPlan:
         if self.bands > 1 or self.batch_slices > 1:
             kind = f"possible without {'bands of rows' if self.bands > 1 else 'slabs'}"
         return [f"  bound      {format_seconds(self.bound_seconds)}: {said} the best {kind}"]
+
+    def _beside_search(self) -> list[str]:
+        """Say that a longer search may find a faster plan, where that is so."""
+        if self.searched_seconds is None:
+            return []
+        seconds = self.searched_seconds
+        return [
+            f"  search     ended by planning_seconds={seconds:g}; with "
+            f"{max(6 * seconds, 1):g} it may find a faster plan"
+        ]
 
     def __str__(self) -> str:
         return self.explain()

@@ -68,11 +68,17 @@ class LoweredStep(NamedTuple):
 
 #: Whether live ranges of a step are worth a plan.
 Worth = Callable[[Step, LiveRanges], bool]
+#: Is told how many phases were planned.
+Count = Callable[[int], None]
 
 
 def accept_any(step: Step, live_ranges: LiveRanges) -> bool:
     """Whatever they are."""
     return True
+
+
+def count_nothing(phases: int) -> None:
+    """Take no account of them."""
 
 
 def lower_step(
@@ -86,13 +92,15 @@ def lower_step(
     share: float = 1.0,
     reserved: Mapping[int, int] = MappingProxyType({}),
     is_worth: Worth = accept_any,
+    count: Count = count_nothing,
 ) -> LoweredProgram | None:
     """Make the program of a step, with more tensors on the host where memory is short.
 
     Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
     little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
     are `reserved` for a phase, it finds so many in one range, beside tensors. None, too, where
-    live ranges are not worth it (`is_worth`).
+    live ranges are not worth it (`is_worth`). Each time `count` is told how many phases were
+    planned; offsets that were not found are as much work as a third of all.
 
     Raises
     ------
@@ -117,11 +125,13 @@ def lower_step(
         short: Sequence[int] = [] if worst is None else [worst]
         if worst is None:
             try:
-                return _Lowering(name, step, live_ranges, constraints, reserved).lower(
-                    find_all=spill
-                )
+                lowering = _Lowering(name, step, live_ranges, constraints, reserved)
+                lowered = lowering.lower(find_all=spill)
+                count(len(step.phases))
+                return lowered
             except _TooLittleError as error:
                 short = error.phases
+                count(error.planned)
         if not may_stream:
             return None
         for phase in short:
@@ -223,11 +233,11 @@ def least_bytes(
 
 
 class _TooLittleError(Exception):
-    """Phases have too little memory to work in."""
+    """Phases have too little memory to work in; so many were planned before that was known."""
 
-    def __init__(self, *phases: int) -> None:
+    def __init__(self, *phases: int, planned: int) -> None:
         super().__init__(*phases)
-        self.phases = phases
+        self.phases, self.planned = phases, planned
 
 
 class _Lowering:
@@ -283,7 +293,8 @@ class _Lowering:
             [*(buffer for _, _, buffer in buffers), *self.reserved], self.room
         )
         if peak > self.room:
-            raise _TooLittleError(int(live_bytes(self.step, self.live_ranges).argmax()))
+            fullest = int(live_bytes(self.step, self.live_ranges).argmax())
+            raise _TooLittleError(fullest, planned=len(self.step.phases) // 3)
         for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
             self.spans[base, index] = offset, offset + align(buffer.nbytes)
         held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
@@ -317,7 +328,7 @@ class _Lowering:
             pause = len(items)
         overlap = self.constraints.target.overlap
         if short:
-            raise _TooLittleError(*short)
+            raise _TooLittleError(*short, planned=len(self.step.phases))
         program = Program(
             self.name,
             tuple(items),
@@ -365,9 +376,9 @@ class _Lowering:
         try:
             request, plan = self.plan_of(phase, index, most)
         except PlanInfeasibleError as error:
-            raise _TooLittleError(index) from error
+            raise _TooLittleError(index, planned=index) from error
         if self._is_starved(plan, phase, index):
-            raise _TooLittleError(index)
+            raise _TooLittleError(index, planned=index)
         plan = choose_engines(request, plan, self.constraints.target, most)
         plan = plan.with_deeper_rings(most // 2)
         offset = self._offset(plan, index, gaps)

@@ -58,8 +58,9 @@ def load_or_plan(
 ) -> LoweredStep:
     """Plan a step, or find the plan that was made of it before.
 
-    The setting `plan_cache` says whether plans are found and kept. All else is as for `plan_step`,
-    and for `plan_with_bound` with `bound`.
+    The setting `plan_cache` says whether plans are found and kept. What was searched for fewer
+    `planning_seconds` is planned anew. All else is as for `plan_step`, and for `plan_with_bound`
+    with `bound`.
     """
     check_asked(policy, micro_batches)
     path = kept = None
@@ -69,7 +70,14 @@ def load_or_plan(
     begin = time.perf_counter()
     if kept is None:
         with activity(f"planning {name}", current().progress):
-            ready = plan_step(name, step, constraints, policy=policy, micro_batches=micro_batches)
+            ready = plan_step(
+                name,
+                step,
+                constraints,
+                policy=policy,
+                micro_batches=micro_batches,
+                seconds=current().planning_seconds,
+            )
     else:
         ready = kept
     if bound and ready.plan.bound_seconds is None:
@@ -123,13 +131,16 @@ def _load(path: Path, step: Step, constraints: PlanConstraints, policy: str) -> 
         now = _host_bytes(step, constraints)
         if host_bytes is not None and (now is None or now > host_bytes):
             return None  # there is more room: a faster plan may fit
+        if plan.searched_seconds is not None and plan.searched_seconds < current().planning_seconds:
+            return None  # a longer search may find a faster one
         ready = plan_again(step, plan, constraints)
     except (FileNotFoundError, NotADirectoryError, HostOutOfMemoryError):
         return None
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         warn_once(f"a kept plan is ignored, and made anew: {path}: {error}.")
         return None
-    return ready._replace(plan=replace(ready.plan, bound_seconds=plan.bound_seconds))
+    searched, bound = plan.searched_seconds, plan.bound_seconds
+    return ready._replace(plan=replace(ready.plan, bound_seconds=bound, searched_seconds=searched))
 
 
 def _read(path: Path) -> tuple[NetworkPlan, int | None]:
@@ -151,6 +162,8 @@ def _read(path: Path) -> tuple[NetworkPlan, int | None]:
     plan = NetworkPlan.from_json(json.loads(content))
     if plan.bound_seconds is not None and not number("bound_seconds", plan.bound_seconds) > 0:
         raise ValueError("its bound takes no time")
+    if plan.searched_seconds is not None:
+        number("searched_seconds", plan.searched_seconds)
     room = held["host_bytes"]
     return plan, None if room is None else whole("host_bytes", room)
 

@@ -10,10 +10,12 @@ from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import (
+    Count,
     LoweredProgram,
     LoweredStep,
     Worth,
     accept_any,
+    count_nothing,
     lower_step,
 )
 from ooc_cudnn.network.lowering.summarize import RewriteSpec, summarize
@@ -59,9 +61,14 @@ class Candidate:
 
 
 def lower_and_replay(
-    name: str, candidate: Candidate, is_worth: Worth = accept_any
+    name: str,
+    candidate: Candidate,
+    is_worth: Worth = accept_any,
+    count: Count = count_nothing,
 ) -> LoweredStep | None:
     """Plan a candidate; None where it has no room, is not worth it or its program is not accepted.
+
+    `count` is told how many phases were planned.
 
     Raises
     ------
@@ -79,6 +86,7 @@ def lower_and_replay(
         share=candidate.share,
         reserved=candidate.reserved,
         is_worth=candidate.is_worth or is_worth,
+        count=count,
     )
     if lowered is None or (candidate.is_accepted and not candidate.is_accepted(lowered)):
         return None

@@ -16,6 +16,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.search.remat_greedy import search
 from ooc_cudnn.network.search.remat_state import RematState
+from ooc_cudnn.network.search.search_budget import SearchBudget
 
 #: What may live at once becomes smaller by this factor from try to try. The amounts are the same
 #: for every limit of host memory. So the least that an error names is found under that limit, too.
@@ -57,7 +58,7 @@ def amounts(step: Step, constraints: PlanConstraints) -> list[float]:
 
 
 def remat_to_fit(
-    step: Step, constraints: PlanConstraints, nbytes: float
+    step: Step, constraints: PlanConstraints, nbytes: float, budget: SearchBudget | None = None
 ) -> tuple[RematEvent, ...] | None:
     """Find events with which no more than so many bytes live at once; None if there are none.
 
@@ -65,10 +66,15 @@ def remat_to_fit(
     ----------
     step : Step
         As it is planned, nothing rematerialized.
+    budget : SearchBudget, optional
+        Takes account of what the search counts.
     """
     machine, given = constraints.target.machine, constraints.given.keys()
     state = RematState(step, phase_seconds(machine), nbytes, machine, given, copied=())
-    return state.in_order() if search(state) else None
+    is_found = search(state)
+    if budget is not None:
+        budget.count(state.times_counted, len(state.versions))
+    return state.in_order() if is_found else None
 
 
 def remat_to_least(step: Step, constraints: PlanConstraints) -> tuple[RematEvent, ...]:

@@ -16,6 +16,7 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
+from ooc_cudnn.network.search.search_budget import SearchBudget
 from ooc_cudnn.network.search.host_budget import least_on_host
 
 #: Plans that take no more than so many times the fastest are made again with time to copy: with
@@ -24,9 +25,9 @@ NEAR = 1.05
 #: A plan is made with time to copy where the least that it takes is by this share below the
 #: fastest: replays take some thousandths longer than that.
 WORTH_TIME = 0.003
-#: Work is counted in phases of plans, never in time. So much is worth each second that a faster
-#: plan may save, for a step is run often; and so much is enough for any step.
-WORK_A_SECOND, MOST_WORK = 1_000_000, 6_000
+#: So many phases of plans that are compared are worth each second that a faster plan may save, for
+#: a step is run often.
+WORK_A_SECOND = 1_000_000
 #: As many plans as a strategy has, whatever work they are.
 ALL_PLANS = float("inf")
 
@@ -54,6 +55,8 @@ class Incumbent:
         Seconds of that fastest one.
     work : int
         Phases of all plans that were compared.
+    budget : SearchBudget
+        What all that was tried took; unlimited when left out.
     skips : bool
         Whether steps are passed over that host memory surely has no room for. Else their plans
         are made, and say how much they would take there.
@@ -66,6 +69,7 @@ class Incumbent:
         constraints: PlanConstraints,
         step: Step | None = None,
         least: ComputeBound | None = None,
+        budget: SearchBudget | None = None,
     ) -> None:
         self.room, self._constraints = constraints.host, constraints
         self.skips = self.is_short = False
@@ -82,17 +86,23 @@ class Incumbent:
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
         self.near, self.untimed = list[LoweredStep](), float("inf")
-        self.work = 0
+        self.work, self.budget = 0, budget or SearchBudget(float("inf"))
+
+    @property
+    def ends(self) -> bool:
+        """True if there is a plan, and the budget is spent."""
+        return self.best is not None and self.budget.is_spent
 
     def is_enough(self) -> bool:
         """True if planning took as much work as a faster plan may be worth.
 
-        That is what the fastest so far waits, or computes longer than in one piece.
+        That is what the fastest so far waits, or computes longer than in one piece. Never more than
+        the budget.
         """
         if self.best is None:
             return False
         saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
-        return self.work >= min(saved * WORK_A_SECOND, MOST_WORK)
+        return self.ends or self.work >= saved * WORK_A_SECOND
 
     def waits(self, times: float) -> bool:
         """True if there is no incumbent or it takes `times` its own computing."""
@@ -181,7 +191,7 @@ class Incumbent:
         PlanInfeasibleError
             If some phase does not fit by itself.
         """
-        planned = lower_and_replay(name, candidate, self.can_beat_incumbent)
+        planned = lower_and_replay(name, candidate, self.can_beat_incumbent, self.budget.lower)
         if planned is not None:
             if candidate.key is not None:
                 self.tried.add(candidate.key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import max_touched_bytes
@@ -14,6 +17,7 @@ from ooc_cudnn.network.search.policy_planner import MAX_FAILED_TRIES, Standalone
 from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
 from ooc_cudnn.network.search.remat_plans import propose_remat_plans
 from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
+from ooc_cudnn.network.search.search_budget import SearchBudget
 from ooc_cudnn.network.search.strategies import STRATEGIES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 
@@ -30,18 +34,20 @@ WAITING_A_LITTLE = 1.05
 class PlanSearch:
     """Plans of a step by one policy, or by all that `best` has; `incumbent` holds the fastest.
 
-    Each method tries some more, in the order in which they stand here.
+    Each method tries some more, in the order in which they stand here, while the budget is not
+    spent. What has no plan after the first work is streamed, so that there is one to beat.
 
     Parameters
     ----------
     request : PlanRequest
         The step as the policy takes it.
     policy : str
+    budget : SearchBudget
     """
 
-    def __init__(self, request: PlanRequest, policy: str) -> None:
+    def __init__(self, request: PlanRequest, policy: str, budget: SearchBudget) -> None:
         self._request, self._is_best = request, policy == "best"
-        self.incumbent = Incumbent(request.constraints, request.step)
+        self.incumbent = Incumbent(request.constraints, request.step, budget=budget)
         self.incumbent.skips = self._is_best and request.is_whole_batch  # as `HostMemory` does
         self._ready = share_gradient_memory(fuse_gradient_sums(request.step))
         policies = BEST_OF if self._is_best else (policy,)
@@ -51,17 +57,23 @@ class PlanSearch:
         ]
         #: Micro-batches of what is streamed.
         self._parts = request.micro_batches or 1
+        self._has_streamed = False
 
     def _standalone(
         self, policy: str, step: Step, ready: Step, constraints: PlanConstraints
     ) -> StandalonePolicy:
-        return StandalonePolicy(step, ready, constraints, policy, self.incumbent.computing)
+        computing, budget = self.incumbent.computing, self.incumbent.budget
+        return StandalonePolicy(step, ready, constraints, policy, computing, budget)
 
     def by_policies(self) -> None:
         """Try each policy, and for `best` the rematerialization search, in more micro-batches."""
         _, step, constraints, asked = self._request
         in_vain = 0
         for parts in micro_batches_of(step, asked, constraints):
+            if self.incumbent.budget.wants_a_plan:
+                self._ensure_plan()
+            if self.incumbent.ends:
+                break
             taken = split_into_microbatches(self._ready, parts)
             if not self.incumbent.can_beat_incumbent(taken):
                 break  # nor may more micro-batches, which compute longer still
@@ -80,6 +92,8 @@ class PlanSearch:
         """Try policies in so many micro-batches; return whether a plan was the fastest then."""
         is_faster = False
         for policy in self._alone:
+            if self.incumbent.ends:
+                break
             candidates = policy.candidates(parts, self.incumbent)
             is_faster = self._explore_all(candidates) or is_faster
             if not policy.has_plan and policy.policy == "keep" and searches:
@@ -100,6 +114,7 @@ class PlanSearch:
     def try_strategies(self) -> None:
         """Try the strategies in turn, each where it may beat the incumbent."""
         self._refine_prefetch()
+        self._ensure_plan()
         for strategy in STRATEGIES:
             if strategy.is_worth_trying(self._request, self.incumbent):
                 candidates = strategy.candidates(self._request, self.incumbent)
@@ -107,6 +122,8 @@ class PlanSearch:
 
     def by_vdnn(self, step: Step, constraints: PlanConstraints) -> None:
         """Try vDNN's policies, which take another step."""
+        if self.incumbent.ends:
+            return
         ready = share_gradient_memory(fuse_gradient_sums(step))
         copying = [self._standalone(name, step, ready, constraints) for name in VDNN]
         for policy in copying:
@@ -116,7 +133,7 @@ class PlanSearch:
     def by_streaming(self) -> None:
         """Stream what is too large, call by call: for policies that have no plan without that."""
         for policy in self._alone:
-            if policy.fits_nowhere:
+            if policy.fits_nowhere and not self.incumbent.ends:
                 self._explore_all(policy.streaming(self._parts, self.incumbent))
         incumbent = self.incumbent
         if incumbent.best is None and incumbent.least is None and incumbent.skips:
@@ -132,6 +149,18 @@ class PlanSearch:
                 candidates = policy.streaming(self._parts, incumbent)
                 incumbent.explore(self._request.name, candidates)
         self._refine_prefetch()
+
+    def _ensure_plan(self) -> None:
+        """Stream by the first policy that can, where there is no plan yet."""
+        if self._has_streamed or self.incumbent.best is not None:
+            return
+        self._has_streamed = True
+        # policy "offload" leaves least to drop from the device, one tensor after the other
+        for policy in sorted(self._alone, key=lambda policy: policy.policy != "offload"):
+            with suppress(PlanInfeasibleError):  # said where nothing else has a plan either
+                self._explore_all(policy.streaming(self._parts, self.incumbent))
+            if self.incumbent.best is not None:
+                return
 
     def _explore_all(self, candidates: Candidates[None]) -> bool:
         """Offer all candidates, whatever work they are; return whether one was the fastest then."""

@@ -31,6 +31,7 @@ from ooc_cudnn.network.search.pass_pipeline import (
 )
 from ooc_cudnn.network.search.plan_search import BEST_OF, VDNN, PlanSearch
 from ooc_cudnn.network.search.policy_planner import PolicyPlanner
+from ooc_cudnn.network.search.search_budget import SearchBudget
 from ooc_cudnn.network.search.strategies.row_tiles import MOST_BANDS
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 from ooc_cudnn.operations.core.window_arguments import is_int
@@ -47,6 +48,7 @@ def plan_step(
     *,
     policy: str = "best",
     micro_batches: int | None = None,
+    seconds: float = float("inf"),
 ) -> LoweredStep:
     """Plan a step.
 
@@ -57,6 +59,9 @@ def plan_step(
     micro_batches : int, optional
         Parts of the batch that follow each other; chosen when left out, and 1 for the policies of
         vDNN, and for those that are one integer program, which know no others.
+    seconds : float
+        The search ends after the work of so many seconds of a core, as soon as there is a plan
+        (`search_budget.py`). By default it ends by itself.
 
     Raises
     ------
@@ -79,7 +84,8 @@ def plan_step(
         return _vdnn_dyn(name, step, constraints, micro_batches or 1)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    search = PlanSearch(PlanRequest(name, step, constraints, micro_batches), policy)
+    request, budget = PlanRequest(name, step, constraints, micro_batches), SearchBudget(seconds)
+    search = PlanSearch(request, policy, budget)
     search.by_policies()
     if policy == "best":
         search.try_strategies()
@@ -89,10 +95,14 @@ def plan_step(
     if incumbent.best is None and incumbent.skips and incumbent.least is not None:
         # with room for that nothing is passed over which wants less still
         enough = Room(incumbent.least.host_bytes, None, 0)
-        incumbent.least = plan_step(name, of_all[0], replace(of_all[1], host=enough)).plan
+        with_more = replace(of_all[1], host=enough)
+        incumbent.least = plan_step(name, of_all[0], with_more, seconds=seconds).plan
     if policy == "best":
         search.by_streaming_for_comparison()
-    return _named(incumbent.found(), policy)
+    planned = _named(incumbent.found(), policy)
+    if not budget.is_spent:
+        return planned
+    return planned._replace(plan=replace(planned.plan, searched_seconds=seconds))
 
 
 def plan_with_bound(

@@ -19,6 +19,7 @@ from ooc_cudnn.network.policies.offload import offload_just_in_time
 from ooc_cudnn.network.policies.policy import POLICIES, Policy
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
+from ooc_cudnn.network.search.search_budget import SearchBudget
 
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
@@ -178,10 +179,11 @@ class StandalonePolicy:
         constraints: PlanConstraints,
         policy: str,
         least: ComputeBound,
+        budget: SearchBudget,
     ) -> None:
         self.policy, self._step, self._ready = policy, step, ready
         self._constraints, self.has_plan = constraints, False
-        self._own = Incumbent(constraints, step, least)
+        self._own = Incumbent(constraints, step, least, budget)
         self._in_vain, self._skipped = 0, False
 
     @property

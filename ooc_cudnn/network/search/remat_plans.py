@@ -40,14 +40,17 @@ def propose_remat_plans(
         Micro-batches, and the batch slices that the step is in.
     """
     least, before = float("inf"), frozenset[RematEvent]()
+    failed = set[frozenset[RematEvent]]()
     for copied in copied_kinds:
         if slices > 1 and copied is not copied_kinds[0] and not before:
             break  # with many slices a search that finds nothing takes long
         for solution in find_remat_solutions(
-            step, constraints, parts, copied=copied, before=before
+            step, constraints, parts, copied=copied, before=before, budget=incumbent.budget
         ):
-            if solution.seconds >= least:
+            if solution.seconds >= least or incumbent.ends:
                 break
+            if solution.events in failed:  # less room to work in may change nothing of them
+                continue
             rewritten = rematerialize_in_parts(step, solution.again, parts)
             room_bytes = constraints.target.room_bytes
             live_ranges = refetch_live_ranges(step, rewritten, solution, room_bytes)
@@ -60,4 +63,5 @@ def propose_remat_plans(
             if planned is not None:
                 least, before = solution.seconds, solution.events
                 break
+            failed.add(solution.events)
     return least < float("inf")

@@ -18,6 +18,7 @@ from ooc_cudnn.network.passes.insert_remat_events import producers_of
 from ooc_cudnn.network.passes.microbatch import parts_of
 from ooc_cudnn.network.search.remat_greedy import fits, search
 from ooc_cudnn.network.search.remat_state import RematState
+from ooc_cudnn.network.search.search_budget import SearchBudget
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
@@ -92,6 +93,7 @@ def find_remat_solutions(
     *,
     copied: Collection[str] = INPUTS,
     before: frozenset[RematEvent] = frozenset(),
+    budget: SearchBudget | None = None,
 ) -> Iterator[RematSolution]:
     """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
 
@@ -104,6 +106,8 @@ def find_remat_solutions(
     before : frozenset of RematEvent
         The events to begin with, those of a plan in which less may be copied. Nothing is yielded
         where more copies can hardly save anything of what these take.
+    budget : SearchBudget, optional
+        Takes account of what the search counts.
     """
     machine, room = constraints.target.machine, constraints.target.room_bytes
     always = constraints.on_device
@@ -125,8 +129,17 @@ def find_remat_solutions(
 
     if before and begun(1.0).saved_by_copies < WORTH_COPYING:
         return
-    if micro_batches > 1 and not fits(begun(1.0)):
-        return  # planning what phases work in takes longer than that
+
+    def counted(state: RematState) -> None:
+        if budget is not None:
+            budget.count(state.times_counted, len(state.versions))
+
+    if micro_batches > 1:
+        state = begun(1.0)
+        may_fit = fits(state)
+        counted(state)
+        if not may_fit:
+            return  # planning what phases work in takes longer than that
     working = working_bytes(part, keep_all(part), constraints)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     most, fitted, failed = working.max(), NO_WAY, NO_WAY
@@ -137,7 +150,9 @@ def find_remat_solutions(
         if share <= failed[0] and (failed[1] - left) * most < SAME * room:
             continue
         state = begun(share, left * working)
-        if search(state):
+        is_found = search(state)
+        counted(state)
+        if is_found:
             before, fitted = frozenset(state.events), (share, left)
             yield RematSolution.of(state, phases)
         else:

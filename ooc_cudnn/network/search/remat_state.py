@@ -123,7 +123,7 @@ class RematState:
         for base, item in self.items.items():
             for parent in item.parents:
                 self.children[parent].append(base)
-        self.events = set[RematEvent]()
+        self.events, self.times_counted = set[RematEvent](), 0
         self._of = defaultdict[str, set[RematEvent]](set)
         #: The slots from which on events take memory; and of what is made again beside that, the
         #: bytes written beside it, and those that its makers work in.
@@ -333,6 +333,7 @@ class RematState:
 
     def held(self) -> tuple[Any, Any]:
         """The slots in which something happens, and the bytes that are held in each."""
+        self.times_counted += 1
         starts = np.fromiter(self._starts.values(), np.int64, len(self._starts))
         slots = np.sort(np.append(self._phase_slots, starts))
         slots = slots[np.append(True, slots[1:] > slots[:-1])]

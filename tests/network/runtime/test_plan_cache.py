@@ -117,6 +117,19 @@ def test_settings_that_matter_count(setting, value):
     assert len(files()) == 2
 
 
+def test_a_plan_whose_search_was_ended_is_searched_longer_where_more_is_asked():
+    with ooc_cudnn.settings(planning_seconds=0.0):
+        first = planned()
+        assert first.searched_seconds == 0.0
+        assert planned().explain() == first.explain()
+    longer = planned()
+    assert longer.searched_seconds is None
+    assert longer.seconds <= first.seconds
+    with ooc_cudnn.settings(planning_seconds=0.0):
+        assert planned() == longer
+    assert len(files()) == 1
+
+
 @pytest.mark.parametrize("other", [{"batch": 5}, {"channels": 7}, {"dtype": "float16"}])
 def test_another_network_is_another_plan(other):
     planned(policy="keep")

@@ -11,8 +11,9 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.search import incumbent, pass_pipeline, plan_step
 from ooc_cudnn.network.search.candidate import Candidate
-from ooc_cudnn.network.search.incumbent import MOST_WORK, WORK_A_SECOND, Incumbent
+from ooc_cudnn.network.search.incumbent import WORK_A_SECOND, Incumbent
 from ooc_cudnn.network.search.policy_planner import PolicyPlanner
+from ooc_cudnn.network.search.search_budget import PHASES_A_SECOND, SearchBudget
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 
@@ -76,15 +77,20 @@ def test_policies_that_come_to_the_same_are_placed_once(step):
 
 
 def test_comparing_ends_where_a_faster_plan_saves_little(step, monkeypatch):
-    """By work for what could be saved, and by work alone."""
+    """By work for what could be saved, and by the budget alone."""
     made = plan_step.plan_step("step", step, constraints(), policy="keep", micro_batches=1)
     computing, phases = least_seconds(step), len(made.step.phases)
-    enough = -(-MOST_WORK // phases)
-    for saved, most in ((0.0, 1), (2.5 * phases / WORK_A_SECOND, 3), (1e9, enough)):
-        fastest = Incumbent(constraints(), step)
+    seconds = 6.5 * phases / PHASES_A_SECOND
+    for saved, most in ((0.0, 1), (2.5 * phases / WORK_A_SECOND, 3), (1e9, 7)):
+        fastest = Incumbent(constraints(), step, budget=SearchBudget(seconds))
         slower = made._replace(plan=plan_step.replace(made.plan, seconds=computing + saved))
         assert not fastest.is_enough()
-        monkeypatch.setattr(incumbent, "lower_and_replay", lambda *asked, made=slower: made)
+
+        def lower(name, candidate, is_worth, count, made=slower):
+            count(phases)
+            return made
+
+        monkeypatch.setattr(incumbent, "lower_and_replay", lower)
         assert fastest.explore("step", proposed(made))
         assert fastest.work == most * phases
         assert not fastest.explore("step", proposed(made))

@@ -44,7 +44,7 @@ class HostMemory(Strategy):
             for nbytes in amounts(step, constraints):
                 if nbytes > living_bytes:
                     continue
-                events = remat_to_fit(step, constraints, nbytes)
+                events = remat_to_fit(step, constraints, nbytes, incumbent.budget)
                 if events is None:
                     continue
                 budget = _HostBudget(available)

@@ -55,7 +55,10 @@ class SpillSlices(Strategy):
         except WholeBatchError:
             return
         room_bytes = constraints.target.room_bytes
-        solutions = (remat_to_fit(sliced, constraints, share * room_bytes) for share in LIVING)
+        solutions = (
+            remat_to_fit(sliced, constraints, share * room_bytes, incumbent.budget)
+            for share in LIVING
+        )
         events = next((events for events in solutions if events is not None), None)
         if events is None:
             return

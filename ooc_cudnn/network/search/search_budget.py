@@ -1,0 +1,55 @@
+"""The work that the planner may take for a step: counted, so that plans do not hang on a clock."""
+
+from __future__ import annotations
+
+#: Work is counted in phases that are lowered and replayed, of which a core makes so many a second.
+PHASES_A_SECOND = 600
+#: The rematerialization search counts bytes of tensors so often in the time of one phase.
+COUNTED_A_PHASE = 2_000
+#: Seconds after which a step that has no plan yet is streamed, so that it has one.
+FIRST_PLAN_SECONDS = 2.0
+
+
+class SearchBudget:
+    """Work that a search may take, in phases, and what it took so far.
+
+    Parameters
+    ----------
+    seconds : float
+        What it may take on a core that lowers `PHASES_A_SECOND`. On each host the search ends
+        after the same work, whatever time that took there: so plans are the same.
+
+    Attributes
+    ----------
+    spent : float
+        Phases so far.
+
+    Examples
+    --------
+    >>> budget = SearchBudget(seconds=1.0)
+    >>> budget.lower(450)
+    >>> budget.count(times=100, tensors=3000)
+    >>> budget.spent, budget.is_spent
+    (600.0, True)
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._most, self.spent = seconds * PHASES_A_SECOND, 0.0
+
+    def lower(self, phases: int) -> None:
+        """Take account of so many phases that are lowered."""
+        self.spent += phases
+
+    def count(self, times: int, tensors: int) -> None:
+        """Take account of the bytes of so many tensors, counted so many times."""
+        self.spent += times * tensors / COUNTED_A_PHASE
+
+    @property
+    def is_spent(self) -> bool:
+        """True if no more may be taken."""
+        return self.spent >= self._most
+
+    @property
+    def wants_a_plan(self) -> bool:
+        """True if so much work was taken that there should be a plan."""
+        return self.spent >= min(FIRST_PLAN_SECONDS * PHASES_A_SECOND, self._most)

@@ -1,0 +1,66 @@
+"""The budget of the planner's search: counted work, a plan in any case, more of it never slower."""
+
+from __future__ import annotations
+
+import pytest
+
+import ooc_cudnn
+from ooc_cudnn.engines.target import Target
+from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.search.plan_step import plan_again, plan_step
+from ooc_cudnn.network.search.search_budget import PHASES_A_SECOND, SearchBudget
+from ooc_cudnn.tensor import ORDERS
+from perfmodel import shipped
+
+
+@pytest.fixture(scope="module")
+def step():
+    net = ooc_cudnn.Network(seed=1)
+    h = net.input("x", (16, 3, 32, 32))
+    for stage in range(4):
+        h = net.convolution(h, 16 << stage, window=3, padding=1)
+        h = net.activation(net.batch_normalization(h), "relu")
+    logits = net.linear(net.global_average(h), 10)
+    return net.training_phases(
+        net.softmax_cross_entropy(logits, net.input("labels", (16,), "int64"))
+    )
+
+
+def constraints(limit):
+    return PlanConstraints(Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True), {})
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2, 0.08])
+def test_there_is_a_plan_whatever_the_budget_and_a_larger_one_is_no_slower(step, share):
+    everything = plan_step("step", step, constraints(2**40), policy="keep").plan
+    limit = constraints(int(share * everything.device_bytes))
+    plans = [
+        plan_step("step", step, limit, seconds=seconds).plan for seconds in (0.0, 0.5, float("inf"))
+    ]
+    assert all(plan.device_bytes <= plan.memory_limit for plan in plans)
+    seconds = [plan.seconds for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+    assert plans[0].searched_seconds == 0.0
+    assert "ended by planning_seconds=0; with 1 it may find" in plans[0].explain()
+    assert plans[-1].searched_seconds is None
+    assert "planning_seconds" not in plans[-1].explain()
+    again = plan_again(step, plans[0], limit).plan
+    assert again.seconds == plans[0].seconds
+
+
+def test_a_budget_is_no_clock(step):
+    """The same work ends the search, however long that takes."""
+    limit = constraints(2**20)
+    plans = [plan_step("step", step, limit, seconds=0.5).plan for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert plans[0].searched_seconds == plans[1].searched_seconds
+
+
+def test_work_is_counted():
+    budget = SearchBudget(1.0)
+    budget.lower(PHASES_A_SECOND - 1)
+    assert not budget.is_spent
+    budget.lower(1)
+    assert budget.is_spent
+    assert SearchBudget(0.0).is_spent
+    assert SearchBudget(0.0).wants_a_plan
