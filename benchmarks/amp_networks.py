@@ -6,14 +6,13 @@ compared), else of `examples.models`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.library_models import of_torchvision, torchvision_models
 from examples import models
 
 
@@ -57,46 +56,36 @@ class Case:
         return f"{self.label} {'x'.join(map(str, self.shape))}"
 
 
-def _models(name: str) -> Any:
-    return importlib.import_module(f"torchvision.models{name and '.'}{name}")
-
-
 def _convnext() -> nn.Module:
-    found = _models("convnext")
+    found = torchvision_models("convnext")
     return found.ConvNeXt([found.CNBlockConfig(8, 16, 1), found.CNBlockConfig(16, None, 1)],
                           num_classes=3)  # fmt: skip
 
 
 def _efficientnet() -> nn.Module:
-    found = _models("efficientnet")
+    found = torchvision_models("efficientnet")
     blocks = [found.FusedMBConvConfig(1, 3, 1, 8, 8, 1), found.MBConvConfig(4, 3, 2, 8, 16, 1)]
     return found.EfficientNet(blocks, 0.0, num_classes=3, last_channel=24)
 
 
 def _deeplab() -> nn.Module:
-    found = _models("segmentation.deeplabv3")
+    found = torchvision_models("segmentation.deeplabv3")
     backbone = models.ResNet50(3, 1 / 8, (1, 1, 1, 1))
     kept = found.IntermediateLayerGetter(backbone, {"layer4": "out"})
     return found.DeepLabV3(kept, found.DeepLabHead(backbone.fc.in_features, 3, (1, 2, 3)))
 
 
 def _video() -> nn.Module:
-    found = _models("video.resnet")
+    found = torchvision_models("video.resnet")
     return found.VideoResNet(
         found.BasicBlock, [found.Conv3DSimple] * 4, [1] * 4, found.BasicStem, num_classes=3
     )
 
 
 def _regnet() -> nn.Module:
-    found = _models("regnet")
+    found = torchvision_models("regnet")
     widths = found.BlockParams.from_init_params(2, 8, 8, 2, 4, se_ratio=0.25)
     return found.RegNet(widths, num_classes=3, stem_width=8)
-
-
-def _named(name: str, **options: Any) -> Callable[[], nn.Module]:
-    """torchvision's model of that name, without weights."""
-    module, _, function = name.rpartition(".")
-    return lambda: getattr(_models(module), function)(weights=None, **options)
 
 
 IMAGE, TINY = (8, 3, 224, 224), (2, 3, 32, 32)
@@ -110,31 +99,32 @@ CASES = {
         (8, 3, 1024, 1024), (2, 3, 256, 256), TINY, 2, ("Stage",), 2, has_sites=True,
     ),
     "convnext_t": Case(
-        "ConvNeXt-T", _named("convnext_tiny"), _convnext,
+        "ConvNeXt-T", of_torchvision("convnext_tiny"), _convnext,
         (256, 3, 224, 224), IMAGE, TINY, 1000, ("CNBlock",),
     ),
     "vit_b16": Case(
-        "ViT-B/16", _named("vit_b_16"),
-        lambda: _models("").VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3),
+        "ViT-B/16", of_torchvision("vit_b_16"),
+        lambda: torchvision_models("").VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3),
         (384, 3, 224, 224), IMAGE, TINY, 1000, ("EncoderBlock",),
     ),
     "swin_t": Case(
-        "Swin-T", _named("swin_t"),
-        lambda: _models("").SwinTransformer([4, 4], 8, [2], [2], [4, 4], num_classes=3),
+        "Swin-T", of_torchvision("swin_t"),
+        lambda: torchvision_models("").SwinTransformer([4, 4], 8, [2], [2], [4, 4], num_classes=3),
         (256, 3, 224, 224), IMAGE, TINY, 1000, ("SwinTransformerBlock",),
     ),
     "efficientnet_v2_s": Case(
-        "EfficientNetV2-S", _named("efficientnet_v2_s"), _efficientnet,
+        "EfficientNetV2-S", of_torchvision("efficientnet_v2_s"), _efficientnet,
         (256, 3, 300, 300), IMAGE, TINY, 1000, ("FusedMBConv", "MBConv"),
     ),
     "deeplabv3": Case(
         "DeepLabV3-R50",
-        _named("segmentation.deeplabv3_resnet50", weights_backbone=None, num_classes=21), _deeplab,
+        of_torchvision("segmentation.deeplabv3_resnet50", weights_backbone=None, num_classes=21),
+        _deeplab,
         (16, 3, 1024, 1024), (4, 3, 128, 128), (2, 3, 64, 64), 21, ("Bottleneck", "ASPP"),
         has_sites=True,
     ),
     "r3d_18": Case(
-        "R3D-18", _named("video.r3d_18"), _video,
+        "R3D-18", of_torchvision("video.r3d_18"), _video,
         (32, 3, 16, 112, 112), (4, 3, 16, 112, 112), (2, 3, 4, 32, 32), 400, ("BasicBlock",),
     ),
     "nnunet": Case(
@@ -143,12 +133,12 @@ CASES = {
         has_sites=True,
     ),
     "regnet_y_8gf": Case(
-        "RegNetY-8GF", _named("regnet_y_8gf"), _regnet,
+        "RegNetY-8GF", of_torchvision("regnet_y_8gf"), _regnet,
         (256, 3, 224, 224), IMAGE, TINY, 1000, ("ResBottleneckBlock",),
     ),
     "densenet121": Case(
-        "DenseNet-121", _named("densenet121"),
-        lambda: _models("").DenseNet(4, (2, 2), 8, num_classes=3),
+        "DenseNet-121", of_torchvision("densenet121"),
+        lambda: torchvision_models("").DenseNet(4, (2, 2), 8, num_classes=3),
         (256, 3, 224, 224), IMAGE, (2, 3, 64, 64), 1000, ("_DenseBlock",),
     ),
     "swin_unetr": Case(
