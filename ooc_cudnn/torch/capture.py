@@ -41,6 +41,7 @@ from ooc_cudnn.torch.extra_guards import (
     noting_missed_lookups,
 )
 from ooc_cudnn.torch.fallback_runner import kept_as_they_are
+from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
 from ooc_cudnn.torch.lazy_layers import lazy_layers_drawing
 from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.options import Options
@@ -304,6 +305,7 @@ class Captures:
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
             lstm_results_as_computed(),
+            jit_isinstance_followed(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
             _quiet(),
