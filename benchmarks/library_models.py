@@ -184,10 +184,27 @@ def tiny_pyramid() -> nn.Module:
 VOLUME = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}
 
 
-def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Make:
-    """VoxelMorph of two volumes: a U-Net of these channels makes what warps the first."""
+def swin_unetr(**options: Any) -> Make:
+    """MONAI's SwinUNETR without its check of sizes: NumPy makes it, which no capture follows."""
 
     def make() -> nn.Module:
+        kind = importlib.import_module("monai.networks.nets").SwinUNETR
+        unchecked = type("SwinUNETR", (kind,), {"_check_input_size": lambda self, shape: None})
+        model: nn.Module = unchecked(**options)
+        return model
+
+    return make
+
+
+def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Make:
+    """MONAI's VoxelMorph of two volumes: a U-Net of these channels makes what warps the first.
+
+    MONAI looks up whether `torch.meshgrid` takes `indexing`, which no capture follows. It does.
+    """
+
+    def make() -> nn.Module:
+        warp = importlib.import_module("monai.networks.blocks.warp")
+        warp.meshgrid_ij = partial(torch.meshgrid, indexing="ij")
         nets = importlib.import_module("monai.networks.nets")
         if not channels:
             return nets.VoxelMorph(spatial_dims=3)

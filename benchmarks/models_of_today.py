@@ -168,10 +168,10 @@ MODELS |= {
         ((2, 1, 16, 16, 16),), _MONAI,
     ),
     "monai_swin_unetr": Model(
-        of_monai("SwinUNETR", in_channels=1, out_channels=14, feature_size=48),
+        library.swin_unetr(in_channels=1, out_channels=14, feature_size=48),
         ((2, 1, 96, 96, 96),),
-        of_monai("SwinUNETR", in_channels=1, out_channels=2, feature_size=12, depths=(1, 1, 1, 1),
-                 num_heads=(1, 1, 2, 2), window_size=2),
+        library.swin_unetr(in_channels=1, out_channels=2, feature_size=12, depths=(1, 1, 1, 1),
+                           num_heads=(1, 1, 2, 2), window_size=2),
         ((1, 1, 64, 32, 32),), _EINOPS,
     ),
     "unetr": Model(
@@ -191,7 +191,7 @@ MODELS |= {
                  attention_levels=(False, False, False), num_res_blocks=2, norm_num_groups=16,
                  with_encoder_nonlocal_attn=False, with_decoder_nonlocal_attn=False),
         ((1, 1, 192, 192, 192),),
-        of_monai("AutoencoderKL", **_KL, channels=(4, 8), attention_levels=(False),
+        of_monai("AutoencoderKL", **_KL, channels=(4, 8), attention_levels=(False, True),
                  num_res_blocks=1, norm_num_groups=2),
         ((1, 1, 8, 8, 8),), _EINOPS,
     ),
@@ -280,7 +280,7 @@ MODELS |= {
                 num_classes=3),
         TINY, _TIMM,
     ),
-    "hrnet_w18": Model(of_timm("hrnet_w18"), _batch(128), library.tiny_hrnet, TINY, _TIMM),
+    "hrnet_w18": Model(of_timm("hrnet_w18"), _batch(128), library.tiny_hrnet, _batch(2, 64), _TIMM),
 }  # fmt: skip
 
 # diffusers

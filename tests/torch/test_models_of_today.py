@@ -16,9 +16,10 @@ pytestmark = [
     pytest.mark.usefixtures("fewest_plans"),
     pytest.mark.filterwarnings("ignore"),  # libraries' own
 ]
-#: As `test_torchvision` has it: PyTorch's slope of hardsigmoid.
-LOOSER = {"mobilenet_v3_large": 1e-8}
-SHARE, RATE = 1 / 4, 0.01
+#: PyTorch's slope of hardsigmoid is 3e-8 off, as `test_torchvision` has it. Others normalize sets
+#: of two sites: weights that differ in their last bit make as much of a difference.
+LOOSER = {"mobilenet_v3_large": 1e-8, "deeplabv3": 1e-9, "hrnet_w18": 1e-9}
+SHARE, RATE = 1 / 4, 1e-3
 
 
 def steps(model, args, count=2):
