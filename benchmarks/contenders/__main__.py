@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=(benchmarks.contenders.__doc__ or "").splitlines()[0],
     )
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
-    bench.add_arguments(parser, _suite)
+    bench.add_suite(parser, _suite)
     return run(parser, argv)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ooc_cudnn.cli.arguments import add_device, complain
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from ooc_cudnn.bench.runner import Suite
 
 
-def add_bench(commands: Any) -> None:
-    """Add the command."""
-    about = "time the library beside raw copies and other bounds, and verify every result"
-    parser = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
-    add_arguments(parser, _suite)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_suite(parser, _suite)
 
 
-def add_arguments(parser: argparse.ArgumentParser, suite: Callable[[], Suite]) -> None:
+def add_suite(parser: argparse.ArgumentParser, suite: Callable[[], Suite]) -> None:
     """Let a parser run a suite; importing it waits until it runs."""
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     parser.add_argument(

@@ -1,19 +1,20 @@
 """The command line: ``ooc-cudnn doctor | calibrate | tune | plan | network | demo | bench``.
 
 An error of the library is one line and exit status 1, a wrong command line 2, Ctrl-C 130. To see
-where an error was raised, put ``--traceback`` before the subcommand. What runs is imported when
-it runs.
+where an error was raised, put ``--traceback`` before the subcommand. What a command takes is
+looked up when it is asked for, and what it runs is imported when it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,6 @@ from typing import Any
 
 import ooc_cudnn
 from ooc_cudnn.cli.arguments import PROGRAM, add_device, complain, on_device
-from ooc_cudnn.cli.bench import add_bench
-from ooc_cudnn.cli.network import add_network
-from ooc_cudnn.cli.plan import add_plan
-from ooc_cudnn.cli.tune import add_tune
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.settings import current
 
@@ -69,10 +66,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {ooc_cudnn.__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (add_doctor, add_calibrate, add_tune, add_plan, add_network, add_demo, add_bench):
-        add(commands)
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
+    )
+    for name, (about, add) in _COMMANDS.items():
+        described = f"{about[0].upper()}{about[1:]}."
+        commands.add_parser(name, help=about, description=described, add=add)
     return parser
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Parser of one command, whose arguments `add` adds when they are first asked for."""
+
+    def __init__(self, *, add: Callable[[Any], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._add: Callable[[Any], None] | None = add
+
+    def _fill(self) -> None:
+        add, self._add = self._add, None
+        if add is not None:
+            add(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, as any parser."""
+        self._fill()
+        return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        """Return the help, as any parser."""
+        self._fill()
+        return super().format_help()
+
+
+def _later(module: str) -> Callable[[Any], None]:
+    """Return what imports a module of this folder, and adds the arguments of its command."""
+
+    def add(parser: Any) -> None:
+        importlib.import_module(f"ooc_cudnn.cli.{module}").add_arguments(parser)
+
+    return add
 
 
 @contextlib.contextmanager
@@ -92,10 +124,7 @@ def _one_line(message: object) -> str:
     return text or type(message).__name__
 
 
-def add_doctor(commands: Any) -> None:
-    """Add the command."""
-    about = "say what is installed, what works, and the command that mends the rest"
-    parser = commands.add_parser("doctor", help=about, description=f"{about.capitalize()}.")
+def _add_doctor(parser: Any) -> None:
     parser.add_argument(
         "--import", dest="modules", metavar="MODULE", action="append", default=[],
         help="import this first, as your program does (torch, say): it may load another cuDNN",
@@ -128,14 +157,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return int(is_broken(facts))
 
 
-def add_calibrate(commands: Any) -> None:
-    """Add the command."""
-    about = "measure this machine, so that plans are made for it"
-    parser = commands.add_parser(
-        "calibrate",
-        help=about,
-        description=f"{about.capitalize()}. It takes a minute or two, on an idle machine.",
-    )
+def _add_calibrate(parser: Any) -> None:
+    parser.description += " It takes a minute or two, on an idle machine."
     add_device(parser)
     parser.add_argument("--quick", action="store_true", help="a few seconds, with larger errors")
     parser.add_argument(
@@ -169,10 +192,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_demo(commands: Any) -> None:
-    """Add the command."""
-    about = "filter a photograph of 100 megapixels with a tenth of the memory that its data take"
-    parser = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
+def _add_demo(parser: Any) -> None:
     add_device(parser)
     parser.add_argument("--megapixels", type=float, default=100.0, help="default: %(default)g")
     parser.add_argument(
@@ -199,3 +219,32 @@ def _demo(arguments: argparse.Namespace) -> int:
             say=partial(print, flush=True),  # in a log, too, progress shows as it is made
         )
     return 0
+
+
+#: What each command is for, and what adds its arguments.
+_COMMANDS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "doctor": (
+        "say what is installed, what works, and the command that mends the rest", _add_doctor,
+    ),
+    "calibrate": ("measure this machine, so that plans are made for it", _add_calibrate),
+    "tune": (
+        "measure cuDNN's engines for a call's convolutions, so that the fastest are used",
+        _later("tune"),
+    ),
+    "plan": (
+        "say how a call would run, and how long it would take; no data, no card needed",
+        _later("plan"),
+    ),
+    "network": (
+        "say how a step of training a network would run; no data, no card needed",
+        _later("network"),
+    ),
+    "demo": (
+        "filter a photograph of 100 megapixels with a tenth of the memory that its data take",
+        _add_demo,
+    ),
+    "bench": (
+        "time the library beside raw copies and other bounds, and verify every result",
+        _later("bench"),
+    ),
+}  # fmt: skip

@@ -30,17 +30,10 @@ from ooc_cudnn.settings import settings
 from ooc_cudnn.tensor import DTYPES, numpy_dtype
 from ooc_cudnn.units import format_seconds
 
-ABOUT = "say how a step of training a network would run; no data, no card needed"
 
-
-def add_network(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "network",
-        help=ABOUT,
-        description=f"{ABOUT.capitalize()}.",
-        epilog=f"example: {PROGRAM} network resnet50 --batch 256 --limit 16GiB --machine h200",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.epilog = f"example: {PROGRAM} network resnet50 --batch 256 --limit 16GiB --machine h200"
     parser.add_argument(
         "network", type=_network, metavar="NAME", help=f"one of {', '.join(networks.__all__)}"
     )

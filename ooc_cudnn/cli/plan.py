@@ -32,7 +32,6 @@ from ooc_cudnn.functions.call.plan_api import describe_call, plan, tiled_call_of
 from ooc_cudnn.tensor import DTYPES, PLACEMENTS, TensorSpec
 from ooc_cudnn.types import OfFilters, PerChannel
 
-ABOUT = "say how a call would run, and how long it would take; no data, no card needed"
 #: What the example of each function gives for what it needs, and for geometry: results are as large
 #: as x.
 EXAMPLES = {
@@ -48,35 +47,30 @@ EXAMPLES = {
 }
 
 
-def add_plan(commands: Any) -> None:
-    """Add the command."""
-    parser = add_for_function(commands, "plan", ABOUT, required=False)
-    parser.epilog += f"\n  {EXAMPLE}"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_for_function(parser, "plan")
+    parser.epilog = f"{parser.epilog}\n  {EXAMPLE}"
     add_model(parser)
     parser.set_defaults(run=_run, fail=parser.error)
 
 
-def add_for_function(commands: Any, command: str, about: str, *, required: bool = True) -> Any:
-    """Add a command that takes a function and its arguments; return its parser."""
+def add_for_function(parser: argparse.ArgumentParser, command: str) -> None:
+    """Let a command take a function, which may be left out, and its arguments."""
     names = "\n".join(f"  {name}" for name in FUNCTIONS)
-    parser = commands.add_parser(
-        command,
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"functions (without the ending _forward, too):\n{names}\n\n"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        f"functions (without the ending _forward, too):\n{names}\n\n"
         f"`{PROGRAM} {command} FUNCTION --help` says what each takes.\n\n"
-        f"example:\n  {example('convolution_forward', command)}",
+        f"example:\n  {example('convolution_forward', command)}"
     )
     parser.add_argument(
-        "function", type=_function, metavar="FUNCTION", help="one of those below",
-        **({} if required else {"nargs": "?"}),
-    )  # fmt: skip
+        "function", type=_function, metavar="FUNCTION", help="one of those below", nargs="?"
+    )
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the function's own arguments"
     )
     rest.required = False  # of a command line without any argument, FUNCTION alone is missing
-    return parser
 
 
 def function_parser(name: str, command: str = "plan") -> argparse.ArgumentParser:

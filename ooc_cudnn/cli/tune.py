@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ooc_cudnn.call_planner.explain import align_columns
 from ooc_cudnn.cli.arguments import on_device
@@ -15,15 +14,14 @@ from ooc_cudnn.functions.tune.tune import finish_tuning, tune
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, format_seconds
 
-ABOUT = "measure cuDNN's engines for a call's convolutions, so that the fastest are used"
 #: Widths of the columns of a table of engines.
 COLUMNS = ("<36", ">11", ">12", ">9")
 
 
-def add_tune(commands: Any) -> None:
-    """Add the command."""
-    parser = add_for_function(commands, "tune", ABOUT, required=False)
-    parser.description += (
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_for_function(parser, "tune")
+    parser.description = f"{parser.description}" + (
         " Without a function it tries every engine where `network --tune` tried some. It takes "
         "seconds for each convolution, on an idle GPU; results hold for one card and one version "
         "of cuDNN. The settings count: OOC_CUDNN_ALLOW_TF32=0 tunes strict float32. Functions "
