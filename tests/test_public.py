@@ -166,9 +166,45 @@ def test_a_result_that_no_process_can_hold_is_refused():
         ooc_cudnn.convolution_backward_data(W, X, stride=10**6)
 
 
-def test_the_import_leaves_heavy_packages_to_who_uses_them():
-    code = (
-        "import sys, ooc_cudnn; print(*{'scipy', 'torch', 'cupy', 'matplotlib'} & set(sys.modules))"
-    )
+#: Packages, and rooms of the library, that take long to import.
+HEAVY = ("scipy", "torch", "cupy", "matplotlib", "tqdm", "logging", "importlib.metadata")
+ROOMS = tuple(
+    f"ooc_cudnn.{room}"
+    for room in ("network", "networks", "calibration", "torch", "dask", "doctor", "bench", "demo")
+)
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules that a process has when it has run."""
+    code = f"import sys\n{code}\nprint('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not ran.stdout.split()
+    return set(ran.stdout.splitlines()[-1].split())
+
+
+def test_the_import_leaves_heavy_modules_to_who_uses_them():
+    assert not imported_by("import ooc_cudnn") & {*HEAVY, *ROOMS, "ooc_cudnn.cli"}
+    assert "ooc_cudnn.network.network" in imported_by("import ooc_cudnn; ooc_cudnn.Network")
+
+
+def test_help_imports_no_command():
+    code = "from ooc_cudnn import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass"
+    found = imported_by(code)
+    assert not found & {*HEAVY, *ROOMS}
+    ours = {name for name in found if name.startswith("ooc_cudnn.cli.")}
+    assert ours == {"ooc_cudnn.cli.arguments", "ooc_cudnn.cli.commands"}
+
+
+def test_the_import_beside_torch_leaves_its_compiler_to_the_first_capture():
+    pytest.importorskip("torch")
+    found = imported_by("import ooc_cudnn.torch")
+    assert "torch" in found
+    assert not found & {"torch._dynamo", "torch._inductor", "sympy", "scipy"}
+
+
+def test_what_is_imported_later_is_there_by_name():
+    for name in ("Network", "calibrate", "networks"):
+        assert name in dir(ooc_cudnn)
+        assert getattr(ooc_cudnn, name) is getattr(ooc_cudnn, name)
+    assert inspect.isfunction(ooc_cudnn.calibrate)
+    with pytest.raises(AttributeError, match="module 'ooc_cudnn' has no attribute 'Netwrok'"):
+        ooc_cudnn.Netwrok  # noqa: B018

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_autocast_cache
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -226,7 +225,7 @@ class GraphRecording(ProxyTorchDispatchMode):
             return args[0]
         try:
             result = target(*args, **kwargs)
-        except GuardOnDataDependentSymNode:
+        except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
             raise UnsupportedModelError(_BY_DATA + self.where) from None
         if result is None:
             self._switches.note(self.where)

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -395,7 +394,10 @@ def nest_capture() -> Iterator[None]:
         _captured_by.us = before
 
 
-@torch.compiler.assume_constant_result
 def is_captured_by_us() -> bool:
     """True if Dynamo traces for us in this thread, and not for a `torch.compile` of the user's."""
     return bool(getattr(_captured_by, "us", False))
+
+
+# As `torch.compiler.assume_constant_result` does, which would import TorchDynamo: 2 s of CPU.
+is_captured_by_us._dynamo_marked_constant = True  # type: ignore[attr-defined]

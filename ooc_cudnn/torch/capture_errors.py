@@ -8,7 +8,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch._dynamo import exc
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.errors import OocError
@@ -41,7 +40,7 @@ def explain_refusal(error: Exception, model: torch.nn.Module, forward: Any, call
     call
         With `args` and `kwargs`.
     """
-    if isinstance(error, exc.BackendCompilerFailed):  # ours
+    if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):  # ours
         inner: Exception = error.inner_exception
         return inner.with_traceback(error.__traceback__)
     cause = _own_error(model, forward, call) if _RAISED.search(str(error)) else None

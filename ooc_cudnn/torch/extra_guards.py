@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
-from torch._dynamo import exc, guards
-from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ooc_cudnn.torch.graph import Graph
 from ooc_cudnn.torch.overlaps import WrittenMemory
@@ -60,7 +58,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     Names
         Those that forward may have looked for.
     """
-    output = InstructionTranslator.current_tx().output
+    output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
     parts = set(map(id, model.modules()))
     scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
     values: dict[str, Any] = {}
@@ -91,6 +89,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
 def noting_missed_lookups() -> Iterator[list[str]]:
     """Note the errors by which TorchDynamo traces lookups that find nothing, in all threads."""
     missed: list[str] = []
+    exc = torch._dynamo.exc
     kinds = [
         getattr(exc, name)
         for name in ("ObservedAttributeError", "ObservedLookupError")
@@ -219,7 +218,7 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 def _functions_of_guards() -> dict[str, Any]:
     """The functions that guards call in their expressions."""
-    found: dict[str, Any] = getattr(guards, "_get_closure_vars", dict)()
+    found: dict[str, Any] = getattr(torch._dynamo.guards, "_get_closure_vars", dict)()
     return found
 
 

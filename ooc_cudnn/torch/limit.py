@@ -186,7 +186,9 @@ class Limited:
         code: CodeType = self.own.__code__
         return code
 
-    @torch.compiler.disable  # a compiled function breaks its graph here, and goes on behind it
+    # A compiled function breaks its graph here, and goes on behind it. TorchDynamo is imported when
+    # this is called first.
+    @torch._disable_dynamo
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind, call = record_call(self.model, self.own, args, kwargs, self.options)
 

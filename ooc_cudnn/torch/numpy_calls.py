@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._dynamo import utils
-from torch._dynamo.variables.misc import get_tnp_to_np_map
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -46,6 +44,7 @@ def check_numpy(module: torch.fx.GraphModule) -> None:
 
 
 def _is_of_numpy(target: Any) -> bool:
+    utils = torch._dynamo.utils
     kinds = (
         utils.numpy_to_tensor_wrapper,
         utils.numpy_method_wrapper,
@@ -76,9 +75,10 @@ def _by_numpy(node: Any, scalars: set[Any]) -> Any:
 
 def _numpys(target: Any) -> Any:
     """NumPy's own of what Dynamo has put in its place."""
+    utils = torch._dynamo.utils
     if isinstance(target, utils.numpy_to_tensor_wrapper):
         function: Any = target.f
-        return get_tnp_to_np_map()[function]
+        return torch._dynamo.variables.misc.get_tnp_to_np_map()[function]
     if isinstance(target, utils.numpy_operator_wrapper):
         return target.op
     return lambda array, *args, **kwargs: getattr(array, target.method)(*args, **kwargs)

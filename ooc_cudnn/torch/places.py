@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._dynamo.source import TempLocalSource
 
 #: Whose lines are not the user's.
 NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
@@ -48,7 +47,8 @@ def module_of(node: Any, names: Mapping[str, str]) -> str:
 
 def source_name(source: Any) -> str:
     """Return TorchDynamo's name of a source: "L['self'].conv"; "" if there is none."""
-    if isinstance(source, TempLocalSource):  # of what forward makes: it raises an error
+    # of what forward makes: it raises an error
+    if isinstance(source, torch._dynamo.source.TempLocalSource):
         return ""
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)  # a method in older versions

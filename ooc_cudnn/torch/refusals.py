@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables.lists import DequeVariable
-from torch._dynamo.variables.misc import RandomVariable
 from torch.autograd import forward_ad
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -126,13 +123,15 @@ def check_python_state() -> None:
         If forward draws of a `random.Random` that lasts longer than a call, or appends to a
         `deque` with maxlen; with what to do.
     """
-    output = InstructionTranslator.current_tx().output
+    deque = torch._dynamo.variables.lists.DequeVariable
+    generator = torch._dynamo.variables.misc.RandomVariable
+    output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
     scope = {"L": output.local_scope, "G": output.global_scope}
     for variable in list(output.side_effects.id_to_variable.values()):
-        if not isinstance(variable, DequeVariable | RandomVariable) or variable.source is None:
+        if not isinstance(variable, deque | generator) or variable.source is None:
             continue
         name = source_name(variable.source)
-        if isinstance(variable, RandomVariable):
+        if isinstance(variable, generator):
             raise UnsupportedModelError(
                 f"forward draws of a random.Random that it finds ({name_of(name)}), and "
                 "TorchDynamo would draw the same number in every call: take random.random(), or "
