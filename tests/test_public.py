@@ -194,6 +194,22 @@ def test_help_imports_no_command():
     assert ours == {"ooc_cudnn.cli.arguments", "ooc_cudnn.cli.commands"}
 
 
+def test_a_small_network_imports_no_planner_that_it_does_not_need():
+    found = imported_by(
+        """
+import numpy as np, ooc_cudnn
+net = ooc_cudnn.Network()
+h = net.activation(net.convolution(net.input("x", (2, 3, 8, 8)), 4, window=3))
+step = net.training_step(net.mean_squared_error(h, net.input("y", h.shape)))
+with ooc_cudnn.settings(device="host", machine="host", memory_limit="1MiB", plan_cache=False):
+    step(x=np.ones((2, 3, 8, 8), "f4"), y=np.ones(h.shape, "f4"))
+"""
+    )
+    network = "ooc_cudnn.network"
+    unneeded = (f"{network}.bound", f"{network}.search.mo_sos.plan", f"{network}.tradeoff")
+    assert not found & {"scipy", "tqdm", *unneeded, *set(ROOMS) - {network}}
+
+
 def test_the_import_beside_torch_leaves_its_compiler_to_the_first_capture():
     pytest.importorskip("torch")
     found = imported_by("import ooc_cudnn.torch")

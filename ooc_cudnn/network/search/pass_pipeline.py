@@ -14,14 +14,15 @@ from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.remat_for_backward import rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
-from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
-from ooc_cudnn.network.search.mo_sos.plan import canonicalize_whole_maps
+from ooc_cudnn.network.search.mo_sos import POLICIES as WHOLE
 
 
 def canonicalize(step: Step, policy: str) -> Step:
     """The step that a policy takes: vDNN's keep whole maps for backward, as the paper does."""
     step = fuse_activation_gradients(step)
     if policy in WHOLE:
+        from ooc_cudnn.network.search.mo_sos.plan import canonicalize_whole_maps
+
         return canonicalize_whole_maps(step)
     return fuse_chains(step if policy.startswith("vdnn") else compress_activations(step))
 

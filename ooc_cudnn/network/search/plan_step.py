@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from ooc_cudnn.memory.pinned import Room
-from ooc_cudnn.network.bound.lower_bound import bound_of
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import check_live_ranges
 from ooc_cudnn.network.ir.plan import NetworkPlan
@@ -22,8 +21,7 @@ from ooc_cudnn.network.search.gc_pause import no_garbage_collection
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
 from ooc_cudnn.network.search.layout_assignment import assign_layout
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
-from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as WHOLE
-from ooc_cudnn.network.search.mo_sos.plan import plan_mo_sos
+from ooc_cudnn.network.search.mo_sos import POLICIES as WHOLE
 from ooc_cudnn.network.search.pass_pipeline import (
     apply_passes,
     canonicalize,
@@ -79,6 +77,8 @@ def plan_step(
     original, asked = step, constraints
     step, constraints = _canonical(original, asked, policy)
     if policy in WHOLE:
+        from ooc_cudnn.network.search.mo_sos.plan import plan_mo_sos
+
         return plan_mo_sos(name, step, constraints, policy)
     if policy == "vdnn_dyn":
         return _vdnn_dyn(name, step, constraints, micro_batches or 1)
@@ -109,6 +109,8 @@ def plan_with_bound(
     plan: NetworkPlan, step: Step, constraints: PlanConstraints, micro_batches: int | None = None
 ) -> NetworkPlan:
     """Return a step's plan beside its bound (`lower_bound.py`), over all micro-batch counts."""
+    from ooc_cudnn.network.bound.lower_bound import bound_of
+
     taken = apply_passes(canonicalize(step, "best"), frozenset(), 1, 1)
     bound = bound_of(taken, constraints, micro_batches_of(taken, micro_batches, constraints))
     return replace(plan, bound_seconds=None if bound is None else bound.seconds)

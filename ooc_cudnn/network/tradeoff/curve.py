@@ -15,7 +15,7 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.runtime.planning_api import Runnable
-from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES as SLOW
+from ooc_cudnn.network.search.mo_sos import POLICIES as SLOW
 from ooc_cudnn.network.search.plan_step import NAMES, plan_step
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import MachineModel

@@ -11,7 +11,8 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
-from ooc_cudnn.network.search.mo_sos.plan import MO_SOS, _program
+from ooc_cudnn.network.search import mo_sos
+from ooc_cudnn.network.search.mo_sos.plan import CANDIDATES, MO_SOS, _program
 from ooc_cudnn.network.search.mo_sos.problem import Choice, Map, Problem, Stage
 from ooc_cudnn.network.search.mo_sos.program import Freedom, RematMilp
 from ooc_cudnn.network.search.mo_sos.replay import schedule_of
@@ -25,6 +26,10 @@ POLICIES = {
     "str": Freedom(algorithms=False),
     "checkmate": Freedom(offload=False, algorithms=False),
 }
+
+
+def test_the_policies_are_known_without_the_program():
+    assert mo_sos.POLICIES == tuple(CANDIDATES) == tuple(POLICIES)
 
 
 def drawn_problem(seed):
