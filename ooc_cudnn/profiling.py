@@ -20,7 +20,9 @@ class Call:
     Attributes
     ----------
     function : str
+        What ran; of a PyTorch model's step "training_step forward", and "training_step backward".
     plan : Plan, or of a network's step NetworkPlan
+        Of a part of a step the whole's, with the figures of that part.
     seconds, predicted_seconds : float
         Measured on the host's clock around the whole run, and what the plan said.
     peak_device_bytes : int

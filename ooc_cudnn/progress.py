@@ -178,11 +178,18 @@ def reporter(setting: Progress, *, total: int, label: str, predicted_seconds: fl
     if setting is True:
         return TqdmReporter(total, label) if _has_tqdm() else TextReporter(total, label)
     if setting == "auto":
-        wanted = predicted_seconds > SHORTEST_SECONDS and somebody_watches() and _has_tqdm()
-        return TqdmReporter(total, label) if wanted else Reporter(total)
+        is_shown = shows(setting, predicted_seconds)
+        return TqdmReporter(total, label) if is_shown else Reporter(total)
     if callable(setting):
         return CallableReporter(total, setting)
     raise TypeError(f"progress={setting!r}; give 'auto', True, False or a callable (done, total)")
+
+
+def shows(setting: Progress, predicted_seconds: float) -> bool:
+    """Return whether `reporter` would show or tell anything of a call."""
+    if setting != "auto":
+        return setting is not False
+    return predicted_seconds > SHORTEST_SECONDS and somebody_watches() and _has_tqdm()
 
 
 def _has_tqdm() -> bool:

@@ -292,7 +292,12 @@ def test_both_halves_are_recorded_on_whichever_thread_backward_runs(pair):
         thread = threading.Thread(target=loss.backward)  # as autograd's of a card
         thread.start()
         thread.join()
-    assert [call.function for call in p.calls] == ["training_step"] * 2
+    forward, backward = p.calls
+    assert forward.function == "training_step forward"
+    assert backward.function == "training_step backward"
+    plan = model.forward.plan
+    assert forward.predicted_seconds + backward.predicted_seconds == pytest.approx(plan.seconds)
+    assert forward.plan.tasks + backward.plan.tasks == plan.tasks
     assert p.calls[1].trace.busy_seconds("compute") > 0
 
 

@@ -10,7 +10,7 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.views import Source
 from ooc_cudnn.profiling import Call, recording
-from ooc_cudnn.progress import Reporter, reporter
+from ooc_cudnn.progress import Reporter, reporter, shows
 from ooc_cudnn.settings import current
 
 
@@ -24,6 +24,11 @@ class Predicted(Protocol):
     @property
     def seconds(self) -> float:
         """Predicted."""
+
+
+def is_observed(plan: Predicted) -> bool:
+    """Return whether `run_observed` would show or record a run of a plan, or a part of one."""
+    return recording() is not None or shows(current().progress, plan.seconds)
 
 
 def run_observed(

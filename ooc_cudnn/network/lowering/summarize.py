@@ -1,9 +1,15 @@
-"""The plan of a lowered step: what it will take, by a replay, and what becomes of its tensors."""
+"""The plan of a lowered step: what it will take, by a replay, and what becomes of its tensors.
+
+Where the program runs in parts, each has a plan of its own figures, which add up to the step's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
@@ -17,7 +23,7 @@ from ooc_cudnn.network.lowering.external_memory import (
     external_bytes_of,
 )
 from ooc_cudnn.network.lowering.lower import LoweredProgram
-from ooc_cudnn.pipeline.program import Task
+from ooc_cudnn.pipeline.program import Program, Task
 from ooc_cudnn.pipeline.schedule import make_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import link_bytes
@@ -46,26 +52,7 @@ def summarize(
 ) -> NetworkPlan:
     """Return the plan of a lowered step, with what its replay takes."""
     program, target = lowered.program, constraints.target
-    schedule = make_schedule(program)
-    replayed = ReplayedSchedule(schedule)
-    busy = {"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0}
-    moved = dict.fromkeys(busy, 0)
-    seconds = [0.0] * len(program.items)
-    timeline = replayed.timeline
-    for index, item_step in enumerate(schedule.steps):
-        lasted = timeline.finish[index] - timeline.start[index]
-        busy[item_step.stream] += lasted
-        moved[item_step.stream] += link_bytes(program, item_step)
-        if item_step.stream == "compute":
-            seconds[item_step.item] += lasted
-    tasks = tuple(
-        TaskFigures(item.name, seconds[index], item.plan.pieces, item.plan.device_bytes,
-                    item.plan.layout, ", ".join(item.plan.algorithms),
-                    external_bytes_of(item.request.chain), item.is_on_host,
-                    explain_external_bytes(item.request.chain))
-        for index, item in enumerate(program.items)
-        if isinstance(item, Task)
-    )  # fmt: skip
+    (figures,) = _figures(program, (len(program.items),))
     return NetworkPlan(
         name=name,
         policy=policy,
@@ -73,13 +60,6 @@ def summarize(
         memory_limit=target.limit_bytes,
         device_bytes=program.device_bytes,
         host_bytes=program.host_bytes,
-        seconds=replayed.seconds,
-        compute_seconds=busy["compute"],
-        copy_in_seconds=busy["copy_in"],
-        copy_out_seconds=busy["copy_out"],
-        bytes_in=moved["copy_in"],
-        bytes_out=moved["copy_out"],
-        pieces=schedule.pieces,
         micro_batches=how.micro_batches,
         bands=how.bands,
         rematerialized=how.rematerialized,
@@ -90,14 +70,79 @@ def summarize(
         batch_slices=how.batch_slices,
         live_ranges=tuple((base, tuple(found)) for base, found in lowered.live_ranges.items()),
         fates=tuple(_fates(step, lowered.live_ranges, constraints)),
-        tasks=tasks,
         order=constraints.order,
         by_order=constraints.by_order,
         synchronous=constraints.synchronous,
         gradient_bytes=device_gradient_bytes(step, constraints.given),
         outside_bytes=external_bytes(step),
         on_host=tuple(sorted(constraints.on_host)),
+        **figures,
     )
+
+
+def split_plan(
+    plan: NetworkPlan, program: Program, ends: Sequence[int], names: Sequence[str]
+) -> list[NetworkPlan]:
+    """Split a plan into those of the parts of its program, each with its own figures.
+
+    Decisions, and the memory that is reserved, stay those of the whole.
+
+    Parameters
+    ----------
+    program : Program
+        The whole.
+    ends : sequence of int
+        The item before which each part ends, in order; the last one's is the program's end.
+    names : sequence of str
+        Of the parts.
+    """
+    figures = _figures(program, ends)
+    return [replace(plan, name=name, **own) for name, own in zip(names, figures, strict=True)]
+
+
+def _figures(program: Program, ends: Sequence[int]) -> list[dict[str, Any]]:
+    """Figures of the parts of a program, under the names that a plan has for them.
+
+    A part begins when all steps of those before it have finished.
+    """
+    schedule = make_schedule(program)
+    replayed = ReplayedSchedule(schedule)
+    timeline = replayed.timeline
+    busy = [{"copy_in": 0.0, "compute": 0.0, "copy_out": 0.0} for _ in ends]
+    moved = [dict.fromkeys(each, 0) for each in busy]
+    pieces, finish = [0 for _ in ends], [0.0 for _ in ends]  # reached at the end of each part
+    seconds = [0.0] * len(program.items)
+    for index, step in enumerate(schedule.steps):
+        part = bisect_right(ends, step.item)
+        lasted = timeline.finish[index] - timeline.start[index]
+        busy[part][step.stream] += lasted
+        moved[part][step.stream] += link_bytes(program, step)
+        pieces[part] = max(pieces[part], step.piece + 1)
+        finish[part] = max(finish[part], timeline.finish[index])
+        if step.stream == "compute":
+            seconds[step.item] += lasted
+    pieces[-1], finish[-1] = schedule.pieces, replayed.seconds
+    pieces, finish = list(accumulate(pieces, max)), list(accumulate(finish, max))
+    return [
+        {
+            "seconds": finish[part] - (finish[part - 1] if part else 0.0),
+            "compute_seconds": busy[part]["compute"],
+            "copy_in_seconds": busy[part]["copy_in"],
+            "copy_out_seconds": busy[part]["copy_out"],
+            "bytes_in": moved[part]["copy_in"],
+            "bytes_out": moved[part]["copy_out"],
+            "pieces": pieces[part] - (pieces[part - 1] if part else 0),
+            "tasks": tuple(
+                TaskFigures(item.name, seconds[index], item.plan.pieces, item.plan.device_bytes,
+                            item.plan.layout, ", ".join(item.plan.algorithms),
+                            external_bytes_of(item.request.chain), item.is_on_host,
+                            explain_external_bytes(item.request.chain))
+                for index, item in enumerate(program.items)
+                if isinstance(item, Task) and bisect_right(ends, index) == part
+            ),
+        }
+        for part in range(len(ends))
+    ]  # fmt: skip
 
 
 def _fates(step: Step, live_ranges: LiveRanges, constraints: PlanConstraints) -> Iterator[Fate]:

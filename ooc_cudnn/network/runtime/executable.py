@@ -15,6 +15,7 @@ from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.functions.call.observe import run_observed
 from ooc_cudnn.memory.loans import Allocation, Lease
 from ooc_cudnn.memory.pinned import allocate, have_ready
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.device_gradients import (
     GradientBlock,
@@ -211,6 +212,7 @@ class Executable:
 
     def _observed(
         self,
+        plan: NetworkPlan,
         executor: Executor,
         arrays: Mapping[str, Any],
         block: int | None = None,
@@ -218,7 +220,7 @@ class Executable:
         wait: bool = True,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        plan = self.planned.plan
+        """Run a program of it, which `plan` is the plan of."""
         run_observed(
             plan.name,
             plan,
@@ -291,7 +293,8 @@ class ExecutableStep(Executable):
         with self.device.arena.lock, interrupts.defer_signals():
             if memory is not None:
                 arrays |= self._block.views(memory.pointer)
-            self._observed(self.executor, arrays, wait=wait, meanwhile=make_arrays)
+            plan = self.planned.plan
+            self._observed(plan, self.executor, arrays, wait=wait, meanwhile=make_arrays)
         return results
 
 

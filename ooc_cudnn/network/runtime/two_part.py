@@ -3,12 +3,14 @@
 For whoever makes a loss of the outputs elsewhere. It is one plan and one program, which pauses
 between: the block of device memory holds meanwhile what is kept there. Where somebody else wants
 the block first, that goes to pinned memory of the host, and back before backward. Backward may
-pause, too, wherever gradients are final: they are handed out while the others are made.
+pause, too, wherever gradients are final: they are handed out while the others are made. Each part
+is shown and recorded by itself, beside what was predicted of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 from ooc_cudnn import interrupts
@@ -19,11 +21,14 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import OocError
+from ooc_cudnn.functions.call.observe import is_observed
 from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.memory.pinned import allocate
+from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.lowering.device_gradients import SETS, GradientBlock
 from ooc_cudnn.network.lowering.lower import LoweredStep
+from ooc_cudnn.network.lowering.summarize import split_plan
 from ooc_cudnn.network.runtime.executable import DEFAULT_ALLOCATION, Executable, ResultAllocation
 from ooc_cudnn.network.runtime.gradient_buckets import final_items
 from ooc_cudnn.network.runtime.inputs import NONE, arrays_given, check_given, plain, results_given
@@ -146,8 +151,10 @@ class ExecutableParts(Executable):
         final = final_items(step, program, pause_bytes)
         #: The gradients that each part of backward makes, by the names of what they are of.
         self.groups = tuple(names for _, names in final)
-        self.parts = split_at_pauses(program, (program.pause, *(end for end, _ in final[:-1])))
+        ends = (program.pause, *(end for end, _ in final))
+        self.parts = split_at_pauses(program, ends[:-1])
         self.executors = [Executor(each) for each in self.parts.programs]
+        self._ends = ends
         #: The tensors that hold gradients, and of each group those on the device.
         self.bases = frozenset(step.base(name) for name in step.gradients.values())
         #: The outputs that backward reads: all others may be changed after forward.
@@ -161,6 +168,12 @@ class ExecutableParts(Executable):
             for bases in of_groups
         ]
 
+    @cached_property
+    def plans(self) -> list[NetworkPlan]:
+        """The plan of each part: the whole's, with figures of its own."""
+        plan = self.planned.plan
+        return split_plan(plan, self.program, self._ends, _names(plan.name, len(self.groups)))
+
     def forward(
         self,
         given: Mapping[str, ArrayRef],
@@ -169,6 +182,20 @@ class ExecutableParts(Executable):
     ) -> PausedStep:
         """Run the first half on given arrays: inputs, parameters, running statistics, results."""
         return PausedStep(self, given, out, making)
+
+
+def _names(name: str, groups: int) -> list[str]:
+    """Names of the parts, as users see them.
+
+    >>> _names("training_step", 2)
+    ['training_step forward', 'training_step backward 1 of 2', 'training_step backward 2 of 2']
+    """
+    backward = (
+        [f"{name} backward"]
+        if groups == 1
+        else [f"{name} backward {group} of {groups}" for group in range(1, groups + 1)]
+    )
+    return [f"{name} forward", *backward]
 
 
 class PausedStep:
@@ -240,7 +267,10 @@ class PausedStep:
                 made = ready.blocks[part - 1].arrays(memory, self._of.in_block)
                 self._made.update(made)
 
-        ready._observed(ready.executors[part], arrays, block, wait=wait, meanwhile=make_arrays)
+        plan, executor = ready.planned.plan, ready.executors[part]
+        if is_observed(plan):  # to split it takes a replay
+            plan = ready.plans[part]
+        ready._observed(plan, executor, arrays, block, wait=wait, meanwhile=make_arrays)
         self._next = part + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:

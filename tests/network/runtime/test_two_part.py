@@ -3,6 +3,7 @@
 import gc
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -329,6 +330,61 @@ def test_backward_pauses_where_gradients_are_final(policy):
     assert whole.backward([seed]).keys() == expected.keys()
     with pytest.raises(OocError, match="backward has ended: run forward again"):
         whole.go_on()
+
+
+def recorded(limit, policy="best", pause_bytes=None):
+    """A step, the calls of a profile around forward and backward, and how far each part came."""
+    net, (y, _) = network()
+    x, (seed,) = arrays(net, [y])
+    step = net.pausing_step(y, memory_limit=limit, policy=policy)
+    step.pause_bytes = pause_bytes
+    step.forward(x=x).backward([seed])  # planned
+    seen = []
+    with (
+        ooc_cudnn.profile() as p,
+        ooc_cudnn.settings(progress=lambda done, total: seen.append((done, total))),
+    ):
+        step.forward(x=x).backward([seed])
+    reached = [last for last, new in pairwise([*seen, (1, 0)]) if new[0] == 1]
+    return step, p.calls, reached
+
+
+@pytest.mark.parametrize("limit", [LARGE, LEAST])
+@pytest.mark.parametrize("policy", ["best", "offload"])
+def test_forward_and_backward_are_recorded_and_predicted_each(limit, policy):
+    step, calls, reached = recorded(limit, policy)
+    forward, backward = calls
+    assert forward.function == "training_step forward"
+    assert backward.function == "training_step backward"
+    for call, (done, total) in zip(calls, reached, strict=True):
+        assert done == total == call.plan.pieces  # the bar reaches 100 %
+        assert call.predicted_seconds == call.plan.seconds > 0
+        assert (call.bytes_in, call.bytes_out) == (call.plan.bytes_in, call.plan.bytes_out)
+        assert [each.name for each in call.plan.tasks] == list(
+            dict.fromkeys(each.task for each in call.steps if each.stream == "compute")
+        )
+        assert call.plan.live_ranges == step.plan.live_ranges
+        assert f"{call.plan.pieces} pieces" in str(call)
+    assert step.plan.tasks == forward.plan.tasks + backward.plan.tasks
+    for name in ("seconds", "compute_seconds", "copy_in_seconds", "copy_out_seconds",
+                 "bytes_in", "bytes_out", "pieces"):  # fmt: skip
+        parts = getattr(forward.plan, name) + getattr(backward.plan, name)
+        assert parts == pytest.approx(getattr(step.plan, name), rel=1e-12)
+
+
+def test_each_part_of_backward_is_recorded_and_predicted():
+    step, calls, reached = recorded("1MiB", pause_bytes=1)
+    count = len(calls) - 1
+    assert count > 3
+    assert [call.function for call in calls] == [
+        "training_step forward",
+        *(f"training_step backward {at + 1} of {count}" for at in range(count)),
+    ]
+    assert reached == [(call.plan.pieces,) * 2 for call in calls if call.plan.pieces]
+    assert sum(call.plan.pieces for call in calls) == step.plan.pieces
+    total = sum(call.predicted_seconds for call in calls)
+    assert total == pytest.approx(step.plan.seconds, rel=1e-12)
+    assert sum(call.bytes_in for call in calls) == step.plan.bytes_in
 
 
 def test_a_part_has_something_to_do():
