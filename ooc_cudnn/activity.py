@@ -3,11 +3,14 @@
 Capturing a model and planning it take seconds before anything runs. Where somebody watches, a line
 says so within a second, and stays up to date though Python is busy: a thread draws it, which ends
 with what it tells of. Where nobody watches nothing is written, and no thread begins.
+
+Activities nest, and the innermost has the line; one that is made of many short ones may hold it.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ooc_cudnn import fork_safety
-from ooc_cudnn.progress import QuietStderr, somebody_watches
+from ooc_cudnn.progress import QuietStderr, held_line, somebody_watches
 from ooc_cudnn.units import format_seconds
 
 if TYPE_CHECKING:
@@ -29,8 +32,8 @@ REDRAWN_SECONDS: Final = 0.5
 class _Activity:
     """Something that goes on, and what is known of it so far."""
 
-    def __init__(self, label: str) -> None:
-        self.label, self.known = label, ""
+    def __init__(self, label: str, *, holds_line: bool) -> None:
+        self.label, self.known, self.holds_line = label, "", holds_line
         self.began = time.monotonic()
 
     @property
@@ -42,7 +45,7 @@ class _Activity:
 
 
 class _Line:
-    """The line of this process: of the thread that began to tell, and its innermost activity."""
+    """The line of this process: of the thread that began to tell, and one of its activities."""
 
     def __init__(self) -> None:
         self._lock = fork_safety.lock()
@@ -70,7 +73,7 @@ class _Line:
         """Tell of it no more; its line stays where it was drawn."""
         with self._lock:
             if self._drawn is not None and self._drawn[0] is activity:
-                self._draw(activity)
+                self._draw(activity, activity.text)
                 self._end_line()
             if activity in self._told:  # not in a child that was forked meanwhile
                 self._told.remove(activity)
@@ -88,20 +91,33 @@ class _Line:
             if self._told and self._owner == threading.get_ident():
                 self._told[-1].known = known
 
+    def make_way(self) -> None:
+        """End the line that stands, if one does: something else is written."""
+        with self._lock:
+            if self._drawn is not None and self._owner == threading.get_ident():
+                self._end_line()
+
     def _draw_on(self, ended: threading.Event) -> None:
         while not ended.wait(REDRAWN_SECONDS):
             with self._lock:
                 if self._ended is not ended:
                     return
-                activity = self._told[-1]
-                if time.monotonic() - activity.began >= APPEARS_SECONDS:
-                    if self._drawn is not None and self._drawn[0] is not activity:
-                        self._end_line()
-                    self._draw(activity)
+                innermost = self._told[-1]
+                activity = next((each for each in self._told if each.holds_line), innermost)
+                now = time.monotonic()
+                if now - activity.began < APPEARS_SECONDS:
+                    continue
+                if self._drawn is not None and self._drawn[0] is not activity:
+                    self._end_line()
+                text = activity.text
+                if innermost is not activity and now - innermost.began >= APPEARS_SECONDS:
+                    text += f"; {innermost.text}"
+                self._draw(activity, text)
 
-    def _draw(self, activity: _Activity) -> None:
-        text = activity.text
-        before = 0 if self._drawn is None else self._drawn[1]
+    def _draw(self, activity: _Activity, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        text = text[:width]
+        before = width if self._drawn is None else self._drawn[1]  # a bar may stand there
         stream = QuietStderr()
         stream.write(f"\r{text.ljust(before)}")
         stream.flush()
@@ -116,10 +132,12 @@ _line = _Line()
 fork_safety.run_in_child(_line.forget)
 #: Say something of what goes on in this thread, if that is told of.
 say = _line.say
+#: End the line that this thread has drawn, if one stands: something else is written.
+make_way = _line.make_way
 
 
 @contextmanager
-def activity(label: str, setting: Progress) -> Iterator[None]:
+def activity(label: str, setting: Progress, *, holds_line: bool = False) -> Iterator[None]:
     """Tell of something that takes long, in a line on stderr.
 
     Parameters
@@ -129,18 +147,23 @@ def activity(label: str, setting: Progress) -> Iterator[None]:
     setting : "auto", bool or callable
         The setting ``progress``: "auto" tells where stderr is a terminal or this is a notebook,
         True always. A callable is given pieces of calls, and nothing of this.
+    holds_line : bool
+        Whether activities and calls within have no line of their own, and no bar: activities that
+        last are told of behind it.
 
     Examples
     --------
     >>> with activity("planning a step", False):
     ...     say("best so far 1.12 times all kept")
     """
-    told = _Activity(label)
+    told = _Activity(label, holds_line=holds_line)
     is_wanted = setting is True or (setting == "auto" and somebody_watches())
     if not is_wanted or not _line.begin(told):
         yield
         return
+    held_line.count += holds_line
     try:
         yield
     finally:
+        held_line.count -= holds_line
         _line.end(told)

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,6 +27,15 @@ SHORTEST_SECONDS: Final = 2.0
 
 _TEXT_WIDTH: Final = 30
 _SECONDS_PER_REDRAW: Final = 0.1
+
+
+class _Held(threading.local):
+    """Whether an activity of this thread holds the line where a bar would be (`activity`)."""
+
+    count = 0
+
+
+held_line = _Held()
 
 
 class Reporter:
@@ -150,9 +160,9 @@ def reporter(setting: Progress, *, total: int, label: str, predicted_seconds: fl
     Parameters
     ----------
     setting : "auto", bool or callable
-        The setting ``progress``. "auto" is a tqdm bar if the call is predicted to take more than
-        `SHORTEST_SECONDS`, tqdm is installed, and stderr is a terminal or this is a notebook. True
-        is always a bar, of plain text without tqdm. A callable is called as
+        The setting ``progress``. "auto" is a bar if the call is predicted to take more than
+        `SHORTEST_SECONDS`, and stderr is a terminal or this is a notebook. True is always a bar.
+        Bars are tqdm's, and of plain text without it. A callable is called as
         ``setting(done, total)``.
     total : int
         How much there is to do; `Reporter.update` counts up to it.
@@ -175,11 +185,10 @@ def reporter(setting: Progress, *, total: int, label: str, predicted_seconds: fl
     """
     if setting is False:
         return Reporter(total)
-    if setting is True:
+    if setting is True or setting == "auto":
+        if not shows(setting, predicted_seconds):
+            return Reporter(total)
         return TqdmReporter(total, label) if _has_tqdm() else TextReporter(total, label)
-    if setting == "auto":
-        is_shown = shows(setting, predicted_seconds)
-        return TqdmReporter(total, label) if is_shown else Reporter(total)
     if callable(setting):
         return CallableReporter(total, setting)
     raise TypeError(f"progress={setting!r}; give 'auto', True, False or a callable (done, total)")
@@ -187,9 +196,9 @@ def reporter(setting: Progress, *, total: int, label: str, predicted_seconds: fl
 
 def shows(setting: Progress, predicted_seconds: float) -> bool:
     """Return whether `reporter` would show or tell anything of a call."""
-    if setting != "auto":
-        return setting is not False
-    return predicted_seconds > SHORTEST_SECONDS and somebody_watches() and _has_tqdm()
+    if setting is False or (held_line.count and not callable(setting)):
+        return False
+    return setting != "auto" or (predicted_seconds > SHORTEST_SECONDS and somebody_watches())
 
 
 def _has_tqdm() -> bool:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ooc_cudnn
 from ooc_cudnn import activity as module
-from ooc_cudnn.activity import activity, say
+from ooc_cudnn import cli, progress
+from ooc_cudnn.activity import activity, make_way, say
+from ooc_cudnn.devices.kernels import compiling
+from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.progress import shows
 
 
 class Terminal(io.StringIO):
@@ -162,3 +169,155 @@ def test_planning_a_step_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         net.plan(loss, memory_limit=2**19)
     assert "planning training_step: " in terminal.getvalue()
     assert " times all kept" in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_one_that_holds_the_line_tells_of_those_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_stderr(monkeypatch, Terminal())
+    with activity("planning in blocks", "auto", holds_line=True):
+        say("3 of 9")
+        wait_for(terminal, "planning in blocks: 1 s, 3 of 9")
+        with activity("planning forward", "auto"):
+            wait_for(terminal, "planning in blocks: 1 s, 3 of 9; planning forward: 1 s")
+            assert not shows("auto", math.inf)
+            assert not shows(True, math.inf)
+            assert shows(print, 0.0)  # a callable is told of calls as ever
+    assert shows("auto", math.inf)
+    assert terminal.getvalue().count("\n") == 1
+    assert terminal.getvalue().endswith("\n")
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_line_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = on_stderr(monkeypatch, Terminal())
+    with activity("planning a step", "auto"):
+        say("best so far 1.12 times all kept, of 99 plans")
+        wait_for(terminal, "best so far")
+    lines = terminal.getvalue().removesuffix("\n").split("\r")[1:]
+    assert {len(line) for line in lines} == {39}  # the first one hides a bar that may stand there
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_line_makes_way_for_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_stderr(monkeypatch, Terminal())
+    make_way()
+    with activity("measuring engines", "auto"):
+        wait_for(terminal, "measuring")
+        make_way()
+        terminal.write("a table\n")
+    assert "\na table\n" in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("setting", ["auto", False])
+def test_a_first_run_is_told_of(monkeypatch: pytest.MonkeyPatch, setting: Any) -> None:
+    terminal = on_stderr(monkeypatch, Terminal())
+    real = Executor._issue
+
+    def slow(*given: Any, **named: Any) -> Any:
+        time.sleep(0.05)
+        return real(*given, **named)
+
+    monkeypatch.setattr(Executor, "_issue", slow)
+    x = np.ones((2, 3, 9, 9), "f4")
+    with ooc_cudnn.settings(progress=setting, device="host", machine="host"):
+        for _ in range(3):
+            ooc_cudnn.pooling_forward(x, window=3)
+    expected = int(setting == "auto")
+    assert terminal.getvalue().count("\n") == expected
+    assert terminal.getvalue().count("pooling_forward, first run: 1 s") >= expected
+
+
+def small_network() -> tuple[ooc_cudnn.Network, Any]:
+    net = ooc_cudnn.Network(seed=0)
+    h = net.input("images", (4, 3, 16, 16))
+    for channels in (8, 8):
+        h = net.activation(net.convolution(h, channels, window=3, padding=1))
+    return net, net.mean_squared_error(h, net.input("y", h.shape))
+
+
+def train() -> None:
+    net, loss = small_network()
+    given = {"images": np.ones((4, 3, 16, 16), "f4"), "y": np.ones((4, 8, 16, 16), "f4")}
+    with ooc_cudnn.settings(memory_limit="96KiB"):
+        net.training_step(loss)(**given)
+
+
+def plan_with_bound() -> None:
+    net, loss = small_network()
+    net.plan(loss, memory_limit="96KiB", machine="h200", bound=True)
+
+
+def run_a_command(*extra: str) -> None:
+    small = ("network", "vgg16", "--batch", "1", "--image", "32", "--width", "0.0625")
+    assert cli.main([*small, "--machine", "h200", *extra]) == 0
+
+
+LONG: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
+    "a step": (train, ("planning training_step", "training_step, first run")),
+    "a plan": (plan_with_bound, ("planning training_step", "a lower bound for training_step")),
+    "a command": (lambda: run_a_command("--limit", "4MiB"), ("planning training_step",)),
+    "a sweep": (
+        lambda: run_a_command("--sweep", "--limits", "0.8", "--policy", "keep"), ("plans of vgg16",)
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The labels of what is told of, however short it is."""
+    labels: list[str] = []
+    begin = module._line.begin
+
+    def noted(activity: Any) -> bool:
+        is_told = begin(activity)
+        if is_told:
+            labels.append(activity.label)
+        return is_told
+
+    monkeypatch.setattr(module._line, "begin", noted)
+    return labels
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("watched", ["terminal", "notebook"])
+def test_long_things_are_told_of(
+    kind: str, watched: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if watched == "notebook":
+        on_stderr(monkeypatch, io.StringIO())
+        monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    else:
+        on_stderr(monkeypatch, Terminal())
+    run, labels = LONG[kind]
+    with ooc_cudnn.settings(device="host", plan_cache=False, progress="auto"):
+        run()
+    assert set(labels) <= set(told)
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize(("stream", "setting"), [(io.StringIO, "auto"), (Terminal, False)])
+def test_long_things_are_silent_in_a_pipe_and_where_that_is_asked_for(
+    kind: str, stream: Any, setting: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = on_stderr(monkeypatch, stream())
+    with ooc_cudnn.settings(device="host", plan_cache=False, progress=setting):
+        LONG[kind][0]()
+    assert told == []
+    assert written.getvalue() == ""
+
+
+def test_compiling_a_kernel_is_told_of(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_stderr(monkeypatch, Terminal())
+    fake = types.ModuleType("cupy")
+    kernel = types.SimpleNamespace(kernel="the kernel")
+    fake.RawModule = lambda **given: types.SimpleNamespace(  # type: ignore[attr-defined]
+        get_function=lambda name: kernel
+    )
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(compiling, "_compiled", {})
+    with ooc_cudnn.settings(progress="auto"):
+        for _ in range(2):
+            assert compiling.function(0, "pooling.cu", "tried") == "the kernel"
+    assert told == ["compiling pooling.cu"]

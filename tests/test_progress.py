@@ -80,10 +80,12 @@ def test_auto_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose("auto", short) is Reporter
 
 
-def test_auto_without_tqdm_is_silent(monkeypatch: pytest.MonkeyPatch, without_tqdm: None) -> None:
+def test_auto_without_tqdm_shows_text(monkeypatch: pytest.MonkeyPatch, without_tqdm: None) -> None:
     terminal = as_terminal(monkeypatch)
-    assert choose("auto") is Reporter
+    assert choose("auto", 2.0) is Reporter
     assert terminal.getvalue() == ""
+    assert choose("auto") is TextReporter
+    assert terminal.getvalue().startswith("\rpooling_forward [")
 
 
 def test_auto_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 
+from ooc_cudnn.activity import activity, say
 from ooc_cudnn.cli.stdout import keep_stdout_clean
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
@@ -32,15 +32,19 @@ def limits(text: str) -> tuple[int | float, ...]:
 def sweep(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
     """Plan, and show what comes of it."""
     policies, asked = arguments.policies or QUICK, arguments.limits or SHARES
-    name = arguments.network
+    name, progress = arguments.network, current().progress
+    total, label = len(policies) * len(asked), f"plans of {arguments.network}"
+    # a line in place of a bar: it goes on while a plan is made, and says how that goes
+    told = progress if callable(progress) else False
+
+    def tell(done: int) -> None:
+        report.update(done)
+        say(f"{done} of {total}")
+
     with (
         keep_stdout_clean(),
-        reporter(
-            current().progress,
-            total=len(policies) * len(asked),
-            label=f"plans of {name}",
-            predicted_seconds=math.inf,  # nobody knows; most take seconds each
-        ) as report,
+        activity(label, progress, holds_line=True),
+        reporter(told, total=total, label=label, predicted_seconds=0.0) as report,
     ):
         trade = trade_off(
             net,
@@ -49,7 +53,7 @@ def sweep(arguments: argparse.Namespace, net: Network, loss: Tensor) -> None:
             limits=asked,
             policies=policies,
             machine=arguments.machine,
-            tell=report.update,
+            tell=tell,
         )
     print(json.dumps(trade.to_json(), indent=2) if arguments.json else trade.explain())
     if arguments.plot is not None:

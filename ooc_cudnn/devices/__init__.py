@@ -11,8 +11,10 @@ steps.
 from __future__ import annotations
 
 from ooc_cudnn import fork_safety, interrupts, memory
+from ooc_cudnn.activity import activity
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.errors import DeviceUnavailableError
+from ooc_cudnn.settings import current
 
 _devices: dict[str, Device] = {}
 _resolved: dict[str, Device] = {}
@@ -61,7 +63,8 @@ def _find(setting: str) -> Device:
         else:
             from ooc_cudnn.devices.cuda.device import CudaDevice
 
-            _devices[name] = CudaDevice(int(name.partition(":")[2]))
+            with activity(f"starting {name}", current().progress):
+                _devices[name] = CudaDevice(int(name.partition(":")[2]))
     return _devices[name]
 
 

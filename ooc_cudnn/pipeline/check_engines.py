@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from ooc_cudnn.activity import activity
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engine_kinds import problems, small_like
 from ooc_cudnn.devices.engine_provider import EngineProvider
@@ -18,6 +19,7 @@ from ooc_cudnn.devices.engines import EngineFailedError
 from ooc_cudnn.errors import DeviceOutOfMemoryError
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
 from ooc_cudnn.pipeline.exactness import UNKNOWN, Error, ExpectedResult, compute
+from ooc_cudnn.settings import current
 from ooc_cudnn.warnings_once import warn_once
 
 #: What is asked for where an engine computes no small problem of its kind, or has no room for it: a
@@ -49,7 +51,8 @@ def check_engines(
     assert engines is not None
     for operation, workspace_bytes in dict.fromkeys(launches):
         while (unchecked := engines.unchecked(operation, workspace_bytes)) is not None:
-            verdict = verdict_on(device, engines, unchecked, limit_bytes)
+            with activity(f"checking engine {unchecked.engine}", current().progress):
+                verdict = verdict_on(device, engines, unchecked, limit_bytes)
             if verdict is None:
                 warn_once(
                     f"there is no room to check engine {unchecked.engine} of cuDNN, which nobody "

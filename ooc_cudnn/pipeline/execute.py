@@ -76,6 +76,8 @@ class Executor:
         self._views: list[Views | None] = []
         self._views_base = -1
         self._bound_steps: BoundSteps | None = None
+        #: Whether it ran: what it launches is compiled and loaded then.
+        self.has_run = False
         recorded = may_be_recorded(program, self.schedule.pieces)
         self._repeated = RepeatedRuns(program) if recorded else None
         #: What its engines were checked by.
@@ -147,6 +149,7 @@ class Executor:
                 if meanwhile is not None:
                     meanwhile()
                 run.finish(wait=wait or timed)
+            self.has_run = True
             if repeated is not None:
                 repeated.ran(where, may_be_recorded=is_fit)
         return self._trace(events) if timed else None

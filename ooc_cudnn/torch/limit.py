@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import CodeType, FunctionType
@@ -10,9 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.activity import activity
 from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import Limit
+from ooc_cudnn.settings import current
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.capture import Call, is_captured_by_us
@@ -99,6 +102,8 @@ def limit(
     if statistics not in STATISTICS:
         raise ValueError(f"statistics must be rank or global, not {statistics!r}")
     check_scale(scale)
+    with activity("loading TorchDynamo", current().progress):
+        importlib.import_module("torch._dynamo")
     inner = unwrap_ddp(model)
     check_model(inner)
     if isinstance(_forward_of_class(inner), property):
@@ -186,8 +191,8 @@ class Limited:
         code: CodeType = self.own.__code__
         return code
 
-    # A compiled function breaks its graph here, and goes on behind it. TorchDynamo is imported when
-    # this is called first.
+    # A compiled function breaks its graph here, and goes on behind it. As `torch.compiler.disable`,
+    # which would import TorchDynamo at once.
     @torch._disable_dynamo
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind, call = record_call(self.model, self.own, args, kwargs, self.options)

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ooc_cudnn.activity import activity
+from ooc_cudnn.settings import current
+
 
 def sources_folder() -> Path:
     """Return the folder of the .cu files: in the installed package, or beside it in a checkout."""
@@ -51,12 +54,13 @@ def function(device: int, source: str, expression: str, struct_bytes: int = 0) -
                     code += (
                         f"static_assert(STRUCT_BYTES<decltype({expression})> == {struct_bytes});"
                     )
-                module = cupy.RawModule(
-                    code=code,
-                    options=_compile_options(folder),
-                    name_expressions=(expression,),
-                )
-                function = _compiled[key] = module.get_function(expression).kernel
+                with activity(f"compiling {source}", current().progress):
+                    module = cupy.RawModule(
+                        code=code,
+                        options=_compile_options(folder),
+                        name_expressions=(expression,),
+                    )
+                    function = _compiled[key] = module.get_function(expression).kernel
     return function
 
 

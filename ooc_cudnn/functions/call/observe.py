@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from ooc_cudnn.activity import activity
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.pipeline.views import Source
@@ -57,12 +59,15 @@ def run_observed(
     calls = recording()
     device.arena.reset_peak()
     begin = time.perf_counter()
-    with reporter(
-        current().progress,
-        total=plan.pieces,
-        label=name,
-        predicted_seconds=plan.seconds,
-    ) as progress:
+    with (
+        reporter(
+            current().progress,
+            total=plan.pieces,
+            label=name,
+            predicted_seconds=plan.seconds,
+        ) as progress,
+        _first_run(name, executor, progress),
+    ):
         trace = executor.run(
             device,
             arrays,
@@ -85,3 +90,10 @@ def run_observed(
                 trace=trace,
             )
         )
+
+
+def _first_run(name: str, executor: Executor, progress: Reporter) -> AbstractContextManager[None]:
+    """Tell of a program's first run, which compiles, loads and checks, where no bar does."""
+    if executor.has_run or type(progress) is not Reporter:
+        return nullcontext()
+    return activity(f"{name}, first run", current().progress)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
+from ooc_cudnn.activity import activity, make_way, say
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Engine, Measurement
 from ooc_cudnn.devices.measuring import Bench
@@ -32,6 +33,7 @@ from ooc_cudnn.engines.workload import (
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.functions.call.call_cache import forget_calls
 from ooc_cudnn.operations.convolution.gradients import AnyConvolution
+from ooc_cudnn.settings import current
 from ooc_cudnn.warnings_once import warn
 
 #: Rounds at most. A kind that was not measured may be predicted too fast: then it is chosen, and
@@ -76,6 +78,13 @@ def measure_what_is_launched(
         If the tables cannot be stored.
     """
     check_engines(device)
+    with activity("measuring engines", current().progress, holds_line=True):
+        return _measured_in_rounds(device, plan, effort, tell)
+
+
+def _measured_in_rounds(
+    device: Device, plan: Callable[[], PlannedWork], effort: Effort, tell: Tell | None
+) -> list[Measurement]:
     measurements: dict[AnyConvolution, Measurement] = {}
     known_before = tables_of(device, tells_of_others=False)  # what it tells is: tune
     before = [] if effort.again else list(known_before)
@@ -189,6 +198,7 @@ def measure(
             finally:  # few of them are used, and not at this size
                 device.engines.forget_built()
             ended += 1
+            say(f"{ended} of {len(operations)}")
             if measured is not None:
                 measurements[operation] = measured
                 _take(device, measured, tell)
@@ -245,4 +255,5 @@ def _take(device: Device, measured: Measurement, tell: Tell | None) -> None:
     tables_of(device).add(measured)
     save_tables(device)
     if tell is not None:
+        make_way()
         tell(measured)

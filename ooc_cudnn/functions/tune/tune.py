@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ooc_cudnn.activity import activity
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measurement
@@ -77,7 +78,8 @@ def finish_tuning(device: Device, *, tell: Tell | None = None) -> list[Measureme
         operation: WantedConvolution(operation, 1.0) for operation in begun if operation is not None
     }
     limit = limit_bytes(device, current().memory_limit)
-    measurements, _ = measure(device, operations, (), limit, Effort(), tell)
+    with activity("measuring engines", current().progress, holds_line=True):
+        measurements, _ = measure(device, operations, (), limit, Effort(), tell)
     if measurements:
         keep(device)
     return list(measurements.values())

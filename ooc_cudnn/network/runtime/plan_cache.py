@@ -66,7 +66,8 @@ def load_or_plan(
     path = kept = None
     if current().plan_cache:
         path = plans_folder() / f"{_key(name, step, constraints, policy, micro_batches)}.json"
-        kept = _load(path, step, constraints, policy)
+        with activity(f"reading the plan of {name}", current().progress):
+            kept = _load(path, step, constraints, policy)
     begin = time.perf_counter()
     if kept is None:
         with activity(f"planning {name}", current().progress):

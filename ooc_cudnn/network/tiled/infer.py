@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooc_cudnn.activity import activity, say
 from ooc_cudnn.arrays.operands import ArrayRef
 from ooc_cudnn.arrays.stores import Store, room_for
 from ooc_cudnn.errors import PlanInfeasibleError
@@ -36,6 +37,7 @@ from ooc_cudnn.network.tiled.tile_grid import Grid, GridTile
 from ooc_cudnn.network.tiled.tile_step import step_of_tile
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import ITEM_BYTES, ORDERS, TensorSpec
 from ooc_cudnn.units import format_seconds
 from perfmodel import MachineModel
@@ -156,19 +158,23 @@ class TiledInference:
         def taken(place: GridTile) -> tuple[GridTile, dict[str, Any]]:
             return place, {name: _read(inputs[name], part) for name, part in place.inputs.items()}
 
+        made, count = 0, math.prod(len(cuts) - 1 for cuts in self.grid.cuts)
+        making_blocks = activity("making blocks", current().progress, holds_line=True)
         # files are read for the next block while this one is made
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, making_blocks:
             ahead = deque[Future[tuple[GridTile, dict[str, Any]]]]()
             for next_place in chain(self.grid, (None,)):
                 if next_place is not None:
                     ahead.append(pool.submit(taken, next_place))
                 if len(ahead) == 2 or (next_place is None and ahead):
                     place, parts = ahead.popleft().result()
+                    say(f"{made} of {count} made")
                     region = _slices(place.region)
                     block = room_for(out, region)
                     self._ready_for(place).run(parts, {self.grid.output: block}, lasting, making)
                     if isinstance(out, Store):
                         out[region] = block
+                    made += 1
 
     @property
     def plan(self) -> NetworkPlan | None:
@@ -239,6 +245,11 @@ def plan_tiles(step: Step, under: TilingConstraints) -> TilePlan:
     PlanInfeasibleError
         If the memory limit admits no plan.
     """
+    with activity("planning in blocks", current().progress, holds_line=True):
+        return _fastest_tiles(step, under)
+
+
+def _fastest_tiles(step: Step, under: TilingConstraints) -> TilePlan:
     target = under.constraints(step).target
     computing = layout_seconds(step, target.machine, ORDERS).throughout[0][1]
     fewest = _largest_phase_bytes(step) / max(target.room_bytes, 1)
