@@ -8,12 +8,16 @@ memory here.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live
 from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.tensor import Tensor, extents
+from ooc_cudnn.operations.core.call import TiledCall
+from ooc_cudnn.operations.core.subcall import SubCall
 from perfmodel import MachineModel
 
 
@@ -94,9 +98,23 @@ class _Copies:
         for index, phase in enumerate(step.phases if streamed else ()):
             if phase.call.on_host:
                 continue
-            for way, names in (("copy_in", phase.reads), ("copy_out", phase.writes)):
-                to = self.streamed_in if way == "copy_in" else self.summed_out
-                for name in set(names):
+            for way, operands in (("copy_in", phase.call.loaded), ("copy_out", phase.call.results)):
+                to, moved = self.streamed_in, dict[str, int]()
+                if way == "copy_out":
+                    to = self.summed_out
+                for operand in operands:
+                    name = phase.binds[operand]
                     base = step.base(name)
                     if base in streamed and not is_live(live_ranges.get(base, ()), index):
-                        to[index] += copy_seconds(way, "pinned", tensors[name].nbytes)
+                        nbytes = _touched_bytes(phase.call, operand, tensors[name])
+                        moved[name] = max(moved.get(name, 0), nbytes)
+                to[index] += sum(copy_seconds(way, "pinned", nbytes) for nbytes in moved.values())
+
+
+def _touched_bytes(call: TiledCall, operand: str, tensor: Tensor) -> int:
+    """The least bytes of an operand's tensor that a call moves: its rows, of a row tile."""
+    if not isinstance(call, SubCall):
+        return tensor.nbytes
+    regions = (call.region(operand, call.whole_piece(sweep)) for sweep in range(call.sweeps))
+    elements = max((math.prod(extents(each)) for each in regions if each is not None), default=0)
+    return elements * (tensor.nbytes // math.prod(tensor.shape))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ooc_cudnn import networks
+from ooc_cudnn import networks, settings
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
+from tests.support.joined_maps import unet
+from tests.support.network_steps import banded
 
 
 def least_of(made, machine, *, pieces=()):
@@ -42,3 +44,13 @@ def test_what_is_there_is_not_copied():
     # streamed by each phase that uses it, it crosses the link more often
     streamed = least_seconds(made.step, {}, machine, seconds)
     assert streamed.seconds > least_seconds(made.step, live_ranges, machine, seconds).seconds
+
+
+def test_of_a_streamed_map_a_band_moves_its_rows():
+    """All of the map was counted for each band: plans of many bands were never made."""
+    net, loss = unet(512, axes=2)
+    with settings(machine="h200"):
+        made = banded(net, loss, "4MiB", bands=16)
+    assert "streamed" in made.plan.fate.values()
+    least = least_of(made, shipped("h200"))
+    assert 0.2 * made.plan.seconds < least.seconds <= 1.001 * made.plan.seconds
