@@ -229,6 +229,9 @@ class NetworkPlan:
         )  # fmt: skip
         if self.by_order is not None:
             lines += ["", *align_columns(_orders(self.by_order), ("<44", ">11"))]
+            if self.order != self.by_order.fastest:
+                lie = self.order.replace("_", "-")
+                lines.append(f"  maps lie {lie}: parts of them are streamed, and are in one row so")
         lines += ["", *(f"  {note}" for note in self.notes)] if self.notes else []
         return "\n".join(lines)
 

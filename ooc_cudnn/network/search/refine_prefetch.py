@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -63,6 +64,7 @@ def _prefetch_earlier(
     assert incumbent.best is not None
     if plan.compute_seconds >= incumbent.best.plan.seconds:
         return
+    constraints = replace(constraints, order=plan.order)
     tasks = [item for item in lowered.program.items if isinstance(item, Task)]
     machine, on_device = constraints.target.machine, incumbent.on_device
     free = constraints.target.room_bytes - np.array([task.plan.device_bytes for task in tasks])

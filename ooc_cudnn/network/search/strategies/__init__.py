@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ooc_cudnn.network.search.strategies.host_memory import HostMemory
+from ooc_cudnn.network.search.strategies.other_layout import OtherLayout
 from ooc_cudnn.network.search.strategies.remat_shares import RematerializeShares
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from ooc_cudnn.network.search.strategies.row_tiles import RowTiles
@@ -17,6 +18,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     RematerializeShares(),
     RowTiles(),
     Spill(),
+    OtherLayout(),
     SpillSlices(),
     HostMemory(),
 )
