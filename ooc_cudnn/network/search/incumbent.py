@@ -16,8 +16,8 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
-from ooc_cudnn.network.search.search_budget import SearchBudget
 from ooc_cudnn.network.search.host_budget import least_on_host
+from ooc_cudnn.network.search.search_budget import SearchBudget
 
 #: Plans that take no more than so many times the fastest are made again with time to copy: with
 #: memory set aside, so that copies begin earlier. One of them may be the fastest then.
