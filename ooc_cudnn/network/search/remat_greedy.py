@@ -17,10 +17,10 @@ counted.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 
 def search(state: RematState) -> bool:
     """Add events that take few seconds to those that are there, until all fits; whether it does."""
+    if state.least_held() > state.room:
+        return False
     search, before = _Search(state), frozenset(state.events)
     solutions = list[tuple[float, int, frozenset[RematEvent]]]()
     for measure, tried in enumerate(FIRST):
@@ -61,6 +63,8 @@ def search(state: RematState) -> bool:
 
 def fits(state: RematState) -> bool:
     """True if a search finds events with which all fits, whatever they take."""
+    if state.least_held() > state.room:
+        return False
     search, before = _Search(state), frozenset(state.events)
     for measure, tried in enumerate(FIRST):
         search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
@@ -92,6 +96,22 @@ def _together(slices: Sequence[_Candidate]) -> _Candidate:
     )
 
 
+class _Pressure(NamedTuple):
+    """The bytes that are held in each slot; and in how many before it too many are."""
+
+    held: Any
+    over: Sequence[int]
+
+
+def _prune(state: RematState) -> list[RematEvent]:
+    """Take out events of which nobody reads anything."""
+    gone = list[RematEvent]()
+    while unread := state.unread():
+        state.change(remove=unread)
+        gone += unread
+    return gone
+
+
 class _Search:
     def __init__(self, state: RematState) -> None:
         self.state, self.measure, self.states, self.together = state, 0, 0, False
@@ -116,79 +136,99 @@ class _Search:
         """Add events while they take fewer seconds than that; whether all fits in the end."""
         added = 0
         while most_events is None or added <= most_events:
-            slots, held = self._held()
+            held = self._held(self.state)
             over = np.maximum(held - self.state.room, 0)
             if not over.any():
                 return True
             if self.state.seconds >= seconds or self.states < 0:
                 return False
-            best = self._best(slots, held, over, tried, forbidden)
+            best = self._best(held, over, tried, forbidden)
             if best is None:
                 return False
             self.state.change(add=best)
-            self._prune()
+            _prune(self.state)
             added += 1
         return False
 
-    def _held(self) -> tuple[Any, Any]:
+    def _held(self, state: RematState) -> Any:
         self.states -= 1
-        return self.state.held()
+        return state.held()
 
     def _best(
-        self, slots: Any, held: Any, over: Any, tried: int, forbidden: Collection[RematEvent]
+        self, held: Any, over: Any, tried: int, forbidden: Collection[RematEvent]
     ) -> tuple[RematEvent, ...] | None:
         """The events that free most a second of what is too much, beginning where most is held."""
         total, before = over.sum(), self.state.seconds
-        peak, least, best = int(over.argmax()), np.inf, None
-        candidates = self._candidates(slots, held, over, peak, forbidden)
-        candidates.sort(key=lambda each: each.by(self.measure))
+        least, best = np.inf, None
+        pressure = _Pressure(held, np.append(0, np.cumsum(over > 0)).tolist())
+        candidates = self._candidates(pressure, int(over.argmax()), forbidden)
         recomputed = [each for each in candidates if each.events[0].is_made]
         copied = [each for each in candidates if not each.events[0].is_made]
-        among = slots.tolist()
-        for candidate in (*copied[:tried], *recomputed[:tried]):
-            events = self._with_parents(candidate.events, among, held)
+        for candidate in chain(
+            self._cheapest(tried, copied, pressure), self._cheapest(tried, recomputed, pressure)
+        ):
+            events = self._with_parents(candidate.events, pressure)
             if any(each in forbidden for each in events):
                 continue
-            self.state.change(add=events)
-            gone = self._prune()
-            left = np.maximum(self._held()[1] - self.state.room, 0).sum()
-            more = self.state.seconds - before
-            self.state.change(add=gone)
-            self.state.change(remove=events)
+            trial = self.state.copy()
+            trial.change(add=events)
+            _prune(trial)
+            left = np.maximum(self._held(trial) - trial.room, 0).sum()
+            more = trial.seconds - before
             if left < total and more / (total - left) < least:
                 least, best = more / (total - left), events
         return best
 
     def _candidates(
-        self, slots: Any, held: Any, over: Any, peak: int, forbidden: Collection[RematEvent]
+        self, pressure: _Pressure, peak: int, forbidden: Collection[RematEvent]
     ) -> list[_Candidate]:
-        """Tensors live across `slot` but unused in it, each with the event that re-creates it."""
-        groups, slot = defaultdict[Any, list[_Candidate]](list), int(slots[peak])
-        among, too_much = slots.tolist(), [0, *accumulate((over > 0).tolist())]
-        for name in self.state.held_through(slot):
-            if name not in self.state.items:
+        """Tensors live across a slot but unused in it, each with the event that re-creates it."""
+        state, slots, over = self.state, self.state.slots, pressure.over
+        items, present = state.items, state.events
+        groups, slot = defaultdict[Any, list[_Candidate]](list), slots[peak]
+        for name in state.held_through(slot):
+            if name not in items:
                 continue
-            accesses = [each for each, _ in self.state.accesses[name]]
-            next_one = bisect_left(accesses, slot)
-            reader, nbytes = accesses[next_one], self.state.nbytes[name]
-            phase = self.state.phase_of(reader)
-            if reader == slot or not self.state.step.phases[phase].is_backward:
+            accesses = state.accesses[name]
+            next_one = bisect_left(accesses, (slot,))
+            reader, nbytes = accesses[next_one][0], state.nbytes[name]
+            phase = state.phase_of(reader)
+            if reader == slot or not state.step.phases[phase].is_backward:
                 continue
-            before = too_much[bisect_right(among, accesses[next_one - 1])]
-            for event in self.state.ways(phase, name):
-                start = self.state.may_begin(event)
-                if start <= slot or event in self.state.events or event in forbidden:
+            before = over[bisect_right(slots, accesses[next_one - 1][0])]
+            for event, start, seconds in state.ways(phase, name):
+                if start <= slot or event in present or event in forbidden:
                     continue
-                meanwhile = nbytes * (too_much[bisect_left(among, start)] - before)
-                counted = self._with_parents([event], among, held) if self.measure else [event]
-                seconds = sum(map(self.state.seconds_of, counted))
-                source = self.state.step.tensors[name].source
-                group = (source, event.is_made) if self.together else event
+                meanwhile = nbytes * (over[bisect_left(slots, start)] - before)
+                group: Any = event
+                if self.together:
+                    group = state.step.tensors[name].source, event.is_made
                 groups[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
-        return [*map(_together, groups.values())]
+        return [slices[0] if len(slices) == 1 else _together(slices) for slices in groups.values()]
+
+    def _cheapest(
+        self, tried: int, candidates: Sequence[_Candidate], pressure: _Pressure
+    ) -> list[_Candidate]:
+        """The best candidates by the measure; the second counts what else must be made for them."""
+        ranked = sorted((each.by(self.measure), each) for each in candidates)
+        if not self.measure:
+            return [candidate for _, candidate in ranked[:tried]]
+        counted = list[tuple[Any, _Candidate]]()
+        for alone, candidate in ranked:
+            # with its parents none takes less
+            if len(counted) >= tried and alone[0] > counted[tried - 1][0][0]:
+                break
+            whole = candidate._replace(
+                seconds=sum(
+                    sum(map(self.state.seconds_of, self._with_parents([event], pressure)))
+                    for event in candidate.events
+                )
+            )
+            insort(counted, (whole.by(self.measure), whole))
+        return [candidate for _, candidate in counted[:tried]]
 
     def _with_parents(
-        self, wanted: Sequence[RematEvent], among: Sequence[int], held: Any
+        self, wanted: Sequence[RematEvent], pressure: _Pressure
     ) -> tuple[RematEvent, ...]:
         """Events, and those of parents that are not held so far and would not fit."""
         events, looked_at = dict[RematEvent, None](), [*reversed(wanted)]
@@ -197,34 +237,35 @@ class _Search:
             if event in events or event in self.state.events:
                 continue
             events[event] = None
-            slot = self.state.slot(event.before, event.name)
-            for parent in self.state.items[event.name].parents if event.is_made else ():
-                if parent not in self.state.items or self.state.is_there(parent, slot):
-                    continue
-                last = max(v.last for v in self.state.versions[parent] if v.last < slot)
-                first, stop = bisect_left(among, last + 1), bisect_left(among, slot)
-                if first == stop:
-                    continue
-                needed = held[first : stop + 1].max() + self.state.nbytes[parent]
-                if needed > self.state.room:
-                    looked_at += self.state.ways(event.before, parent)[:1]
+            if event.is_made:
+                looked_at += self._missing_parents(event, pressure)
         return tuple(events)
 
-    def _prune(self) -> list[RematEvent]:
-        """Take out events of which nobody reads anything."""
-        gone = list[RematEvent]()
-        while unread := self.state.unread():
-            self.state.change(remove=unread)
-            gone += unread
-        return gone
+    def _missing_parents(self, event: RematEvent, pressure: _Pressure) -> list[RematEvent]:
+        """Events of parents of what is made again, that are not held so far and would not fit."""
+        state, slots = self.state, self.state.slots
+        missing, slot = list[RematEvent](), state.slot(event.before, event.name)
+        for parent in state.items[event.name].parents:
+            if parent not in state.items:
+                continue
+            last = next(v.last for v in reversed(state.versions[parent]) if v.first <= slot)
+            if last >= slot:
+                continue
+            first, stop = bisect_left(slots, last + 1), bisect_left(slots, slot)
+            if first == stop:
+                continue
+            held, over = pressure.held[first : stop + 1], pressure.over
+            if over[stop + 1] > over[first] or held.max() + state.nbytes[parent] > state.room:
+                missing.append(state.ways(event.before, parent)[0].event)
+        return missing
 
     def trim(self) -> None:
         """Take out the events that all fits without, the longest first."""
         for event in self._longest_first(self.state.events):
             if event in self.state.events:
                 self.state.change(remove=[event])
-                gone = self._prune()
-                if self._held()[1].max() > self.state.room:
+                gone = _prune(self.state)
+                if self._held(self.state).max() > self.state.room:
                     self.state.change(add=[event, *gone])
 
     def improve(self) -> None:
@@ -236,7 +277,7 @@ class _Search:
                 if event not in self.state.events or self.states < 0:
                     continue
                 self.state.change(remove=[event])
-                self._prune()
+                _prune(self.state)
                 if self.fit(LATER, forbidden={event}, most_events=MOST_INSTEAD, seconds=least):
                     self.trim()
                     if self.state.seconds < least:

@@ -8,11 +8,11 @@ reader. What is given, inputs and weights, is on the host as well, and may come 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from itertools import accumulate, chain
 from math import fsum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,10 +22,13 @@ from ooc_cudnn.network.ir.step import Phase, RematEvent, Step
 from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.network.passes.insert_remat_events import producers_of
 from ooc_cudnn.network.passes.remat_for_backward import compared_maps, is_repeatable
+from ooc_cudnn.network.search.live_bytes import LiveBytes, Version, versions_of
 from perfmodel import MachineModel
 
 #: Smaller tensors, as a share of the room, live from their first use to their last.
 SMALL = 2**-12
+#: What changes with the events.
+_CHANGING = "_starts", "_seconds", "_of", "accesses", "versions", "_unread", "_live"
 
 
 class Item(NamedTuple):
@@ -55,11 +58,15 @@ class Item(NamedTuple):
     working: float = 0.0
 
 
-class Version(NamedTuple):
-    """A tensor from the slot in which it is made, or comes, to that of its last reader."""
+class Way(NamedTuple):
+    """An event that has a tensor again: the slot from which on it takes memory, and its seconds.
 
-    first: int
-    last: int
+    Of a copy the slot is that if nothing else were copied.
+    """
+
+    event: RematEvent
+    start: int
+    seconds: float
 
 
 class RematState:
@@ -119,37 +126,46 @@ class RematState:
         order = sorted(self.items, key=lambda base: max(self.items[base].made_by, default=-1))
         self._rank = {base: rank for rank, base in enumerate(order)}
         self._width = len(self.items) + 1
-        self.children = defaultdict[str, list[str]](list)
-        for base, item in self.items.items():
-            for parent in item.parents:
-                self.children[parent].append(base)
-        self.events, self.times_counted = set[RematEvent](), 0
-        self._of = defaultdict[str, set[RematEvent]](set)
-        #: The slots from which on events take memory; and of what is made again beside that, the
-        #: bytes written beside it, and those that its makers work in.
+        #: The slots from which on events take memory, and their seconds.
         self._starts = dict[RematEvent, int]()
-        self._made = dict[RematEvent, tuple[int, int, float]]()
+        self._seconds = dict[RematEvent, float]()
+        self._of = dict[str, frozenset[RematEvent]]()
+        self._known_ways = dict[tuple[int, str], list[Way]]()
         #: When copies begin, and by when what is copied back has left.
         self._begun: dict[RematEvent, int] = {}
         self._left: dict[str, int] = {}
         large = {base for base, nbytes in self.nbytes.items() if nbytes >= SMALL * room_bytes}
-        large &= self.items.keys() | self.children.keys()
+        large &= self.items.keys() | {
+            parent for item in self.items.values() for parent in item.parents
+        }
         changing = [base for base in self.uses if base in large]
-        #: What phases of the step itself read or write, by the slots.
-        self._by_phases = {
+        #: The slots in which each of them is read, or new, in order; and what comes of them.
+        self.accesses = {
             base: [(self.slot(at), False) for at in self.uses[base].phases] for base in changing
         }
-        self.accesses: dict[str, list[tuple[int, bool]]] = {}
-        self.versions: dict[str, list[Version]] = {}
-        self._unread: dict[str, list[RematEvent]] = {}
-        self._lives = _Lives([(base, self.nbytes[base]) for base in changing])
+        self.versions: dict[str, list[Version]] = {base: [] for base in changing}
+        self._unread = dict[str, list[RematEvent]]()
+        self._live = self._live_bytes(changing)
         self._follow(changing)
-        #: Of what events change nothing of: the bytes that come in a phase, and go after it.
-        self._come, self._gone = np.zeros((2, len(step.phases)), np.int64)
-        for base in self.uses.keys() - self.versions.keys():
-            self._come[self.uses[base].phases[0]] += self.nbytes[base]
-            self._gone[self.uses[base].phases[-1]] += self.nbytes[base]
-        self._phase_slots = np.array([self.slot(at) for at in range(len(step.phases))])
+
+    def _live_bytes(self, changing: Sequence[str]) -> LiveBytes:
+        """The bytes of tensors that events change nothing of, and those that phases work in."""
+        come, gone = np.zeros((2, len(self.step.phases)), np.int64)
+        for base in self.uses.keys() - set(changing):
+            come[self.uses[base].phases[0]] += self.nbytes[base]
+            gone[self.uses[base].phases[-1]] += self.nbytes[base]
+        between = np.cumsum(come - gone) - (come - gone)
+        phases = [self.slot(at) for at in range(len(self.step.phases))]
+        nbytes = {base: self.nbytes[base] for base in changing}
+        return LiveBytes(nbytes, phases, between + come, between, self._working)
+
+    def copy(self) -> Self:
+        """Return a copy to try events in: nothing changes here."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        for name in _CHANGING:
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     def _item(self, base: str, seconds_of: Callable[[Phase], float]) -> Item | None:
         """The ways in which a tensor can be had again; None if it cannot."""
@@ -212,47 +228,72 @@ class RematState:
 
     # Events -------------------------------------------------------------------------------------
 
-    def ways(self, phase: int, name: str) -> list[RematEvent]:
-        """The events that have a tensor again before a phase."""
-        item = self.items[name]
-        found = [RematEvent(phase, name)] if item.made_by else []
-        return found + [RematEvent(phase, name, is_made=False)] * (item.copy is not None)
+    @property
+    def events(self) -> Set[RematEvent]:
+        """The events that are there."""
+        return self._starts.keys()
+
+    def ways(self, phase: int, name: str) -> list[Way]:
+        """The ways to have a tensor again before a phase."""
+        known = self._known_ways.get((phase, name))
+        if known is None:
+            item = self.items[name]
+            events = [RematEvent(phase, name)] * bool(item.made_by)
+            events += [RematEvent(phase, name, is_made=False)] * (item.copy is not None)
+            known = [Way(each, self.may_begin(each), self.seconds_of(each)) for each in events]
+            self._known_ways[phase, name] = known
+        return known
 
     def change(self, add: Iterable[RematEvent] = (), remove: Iterable[RematEvent] = ()) -> None:
         """Add events, and take some out."""
         touched, copied = dict[str, None](), False
-        for events, is_new in ((add, True), (remove, False)):
-            for event in events:
-                change = set.add if is_new else set.discard
-                change(self.events, event)
-                change(self._of[event.name], event)
-                self._place(event, is_new=is_new)
-                parents = self.items[event.name].parents if event.is_made else ()
-                touched |= dict.fromkeys((event.name, *parents))
-                copied = copied or not event.is_made
-        if copied:
-            touched |= dict.fromkeys(event.name for event in self._begun)
-            self._copies()
-            self._starts |= {event: self.start_of(event) for event in self._begun}
-            touched |= dict.fromkeys(event.name for event in self._begun)
-        self._follow(name for name in touched if name in self.versions)
-
-    def _place(self, event: RematEvent, *, is_new: bool) -> None:
-        """Note where an event of a making takes memory, or forget any event."""
-        if not is_new:
-            self._starts.pop(event, None)
-            self._made.pop(event, None)
-        elif event.is_made:
-            item, start = self.items[event.name], self.start_of(event)
-            self._starts[event], self._made[event] = start, (start, item.beside, item.working)
-
-    def _copies(self) -> None:
-        """Work out when copies begin and end."""
-        fetches, out = dict[RematEvent, tuple[int, float]](), dict[str, tuple[int, float]]()
-        for event in sorted(self.events):
-            copy = self.items[event.name].copy
-            if event.is_made or copy is None:
+        for event in [*remove]:
+            if event not in self._starts:
                 continue
+            self._of[event.name] -= {event}
+            self._note(event, self._starts.pop(event), touched, is_new=False)
+            del self._seconds[event]
+            copied = copied or not event.is_made
+        for event in [*add]:
+            if event in self._starts:
+                continue
+            self._of[event.name] = self._of.get(event.name, frozenset()) | {event}
+            self._seconds[event] = self.seconds_of(event)
+            copied = copied or not event.is_made
+            # where a copy begins is worked out with all others
+            self._starts[event] = start = self.slot(event.before, event.name)
+            self._note(event, start, touched, is_new=True)
+        if copied:
+            self._copies(touched)
+        self._follow(touched)
+
+    def _note(
+        self, event: RematEvent, start: int, touched: dict[str, None], *, is_new: bool
+    ) -> None:
+        """Note that an event begins in a slot, or does no more; and which tensors it touches."""
+        item = self.items[event.name]
+        beside = (item.beside, item.working) if event.is_made else (0, 0.0)
+        (self._live.begin if is_new else self._live.forget)(start, *beside)
+        accesses = [(event.name, (start, True))]
+        if event.is_made:  # it reads its parents in the slot in which it is made
+            accesses += [(parent, (start, False)) for parent in item.parents]
+        for name, access in accesses:
+            if name not in self.accesses:
+                continue
+            if name not in touched:
+                touched[name], self.accesses[name] = None, self.accesses[name].copy()
+            if is_new:
+                insort(self.accesses[name], access)
+            else:
+                self.accesses[name].remove(access)
+
+    def _copies(self, touched: dict[str, None]) -> None:
+        """Work out when copies begin and end."""
+        left_before = self._left
+        fetches, out = dict[RematEvent, tuple[int, float]](), dict[str, tuple[int, float]]()
+        for event in sorted(each for each in self.events if not each.is_made):
+            copy = self.items[event.name].copy
+            assert copy is not None
             fetches[event] = event.before, copy.back
             if copy.out:
                 out[event.name] = self.uses[event.name].written[-1], copy.out
@@ -267,48 +308,46 @@ class RematState:
         for event, start in self._begun.items():  # what has not left yet cannot come
             first = self._left.get(event.name, self.uses[event.name].phases[0]) + 1
             self._begun[event] = min(max(start, first), event.before)
+            slot, before = self.start_of(event), self._starts[event]
+            if slot != before:
+                self._note(event, before, touched, is_new=False)
+                self._note(event, slot, touched, is_new=True)
+                self._starts[event] = slot
+        touched |= dict.fromkeys(name for name, _ in left_before.items() ^ self._left.items())
 
     def _follow(self, names: Iterable[str]) -> None:
         """Work out the versions of tensors."""
         for name in names:
-            slots, own = self._by_phases[name].copy(), self._of.get(name, ())
-            for child in self.children.get(name, ()):
-                for event in self._of.get(child, ()):
-                    if event.is_made:  # it reads its parents in the slot in which it is made
-                        slots.append((self._starts[event], False))
-            slots += [(self._starts[event], True) for event in own]
-            slots.sort()
-            self.accesses[name] = slots
-            first, *later = _versions(slots)
+            first, *later = versions_of(self.accesses[name])
             if name in self._left:
                 left = self.slot(self._left[name])
                 last = min(left, later[0].first - 1) if later else left
                 first = first._replace(last=max(first.last, last))
-            self.versions[name] = [first, *later]
-            ends = dict[int, int](self.versions[name])
-            self._unread[name] = [
-                event for event in own if ends.get(start := self._starts[event], start) == start
-            ]
-            self._lives.note(name, self.versions[name])
+            versions = [first, *later]
+            self._live.replace(name, self.versions[name], versions)
+            self.versions[name] = versions
+            ends = dict[int, int](versions)
+            starts = ((event, self._starts[event]) for event in self._of.get(name, ()))
+            unread = [event for event, start in starts if ends[start] == start]
+            if unread:
+                self._unread[name] = unread
+            else:
+                self._unread.pop(name, None)
 
     def unread(self) -> list[RematEvent]:
         """Events whose tensor nobody reads."""
         return [*chain.from_iterable(self._unread.values())]
 
-    def is_there(self, name: str, slot: int) -> bool:
-        """True if some version of a tensor lives in a slot."""
-        return any(first <= slot <= last for first, last in self.versions[name])
-
     def held_through(self, slot: int) -> list[str]:
         """Tensors of which a version lives before a slot and after it."""
-        return self._lives.through(slot)
+        return self._live.through(slot)
 
     # What it takes ------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
         """That making again takes, and that computing loses to copies."""
-        return fsum(map(self.seconds_of, self.events))  # in any order: events are a set
+        return fsum(self._seconds.values())  # the same in any order
 
     def seconds_of(self, event: RematEvent) -> float:
         """Return the seconds of an event."""
@@ -331,24 +370,37 @@ class RematState:
         )
         return fsum(max(each, 0.0) for each in saved) / self._ends[-1]
 
-    def held(self) -> tuple[Any, Any]:
-        """The slots in which something happens, and the bytes that are held in each."""
-        self.times_counted += 1
-        starts = np.fromiter(self._starts.values(), np.int64, len(self._starts))
-        slots = np.sort(np.append(self._phase_slots, starts))
-        slots = slots[np.append(True, slots[1:] > slots[:-1])]
-        first, last, nbytes = self._lives.all()
-        come = np.bincount(slots.searchsorted(first), nbytes, len(slots) + 1)
-        gone = np.bincount(slots.searchsorted(last) + 1, nbytes, len(slots) + 1)
-        phases = slots.searchsorted(self._phase_slots)
-        come[phases] += self._come
-        gone[phases + 1] += self._gone
-        held = np.cumsum(come - gone, dtype=float)[:-1]
-        held[phases] += self._working
-        runs, beside, working = zip(*self._made.values(), strict=True) if self._made else ((),) * 3
-        indices = slots.searchsorted(runs)
-        held += np.bincount(indices, beside, len(slots))
-        return slots, held + np.bincount(indices, working, len(slots))
+    @property
+    def slots(self) -> list[int]:
+        """The slots in which something happens, in order."""
+        return self._live.slots
+
+    def held(self) -> Any:
+        """The bytes that are held in each of `slots`, an array of float64."""
+        return self._live.held()
+
+    def least_held(self) -> float:
+        """Bytes that some phase holds at the least, whatever events there are.
+
+        Before backward no tensor is made again, so it stays from its making to its last reader
+        there. Where it may come from the host, for which copies may begin early, it is counted in
+        the phases alone that touch it; so is what is made again in backward.
+        """
+        phases = range(len(self.step.phases))
+        backward = next((at for at in phases if self.step.phases[at].is_backward), len(phases))
+        least = np.zeros(len(phases) + 1, np.int64)
+        for base, used in self.uses.items():
+            spans = [(used.phases[0], used.phases[-1])]
+            if base in self.items:
+                early = bisect_left(used.phases, backward)
+                if self.items[base].copy is not None:
+                    early = 0
+                spans = [(used.phases[0], used.phases[early - 1])] * (early > 0)
+                spans += [(at, at) for at in used.phases[early:]]
+            for first, last in spans:
+                least[first] += self.nbytes[base]
+                least[last + 1] -= self.nbytes[base]
+        return float((np.cumsum(least)[:-1] + self._working).max())
 
     def in_order(self) -> tuple[RematEvent, ...]:
         """The events, in the order in which they happen."""
@@ -364,48 +416,5 @@ class RematState:
         return self._left
 
 
-class _Lives:
-    """The versions of tensors, as arrays: a row for each tensor, as long as the most versions."""
-
-    def __init__(self, nbytes: Sequence[tuple[str, int]]) -> None:
-        self._names = [name for name, _ in nbytes]
-        self._rows = {name: row for row, name in enumerate(self._names)}
-        self._nbytes = np.array([each for _, each in nbytes], np.int64)
-        self._first, self._last = np.zeros((2, len(nbytes), 1), np.int64)
-        self._counts = np.zeros(len(nbytes), np.int64)
-
-    def note(self, name: str, versions: Sequence[Version]) -> None:
-        """Take in the versions of a tensor."""
-        row, count = self._rows[name], len(versions)
-        if count > self._first.shape[1]:
-            wider = (0, 0), (0, count)
-            self._first, self._last = np.pad(self._first, wider), np.pad(self._last, wider)
-        self._first[row, :count], self._last[row, :count] = zip(*versions, strict=True)
-        self._counts[row] = count
-
-    def through(self, slot: int) -> list[str]:
-        """Tensors of which a version begins before a slot and ends after it."""
-        there = np.arange(self._first.shape[1]) < self._counts[:, None]
-        met = there & (self._first < slot) & (slot < self._last)
-        return [self._names[row] for row in np.flatnonzero(met.any(axis=1))]
-
-    def all(self) -> tuple[Any, Any, Any]:
-        """The first slot, the last slot and the bytes of every version."""
-        there = np.arange(self._first.shape[1]) < self._counts[:, None]
-        return self._first[there], self._last[there], self._nbytes.repeat(self._counts)
-
-
 def _bases(step: Step, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.base(name) for name in names))
-
-
-def _versions(accesses: Iterable[tuple[int, bool]]) -> Iterator[Version]:
-    """The versions of a tensor that is touched in some slots, and is new in some of them."""
-    first = last = -1
-    for slot, is_new in accesses:
-        if is_new and first >= 0:
-            yield Version(first, last)
-        if is_new or first < 0:
-            first = slot
-        last = slot
-    yield Version(first, last)

@@ -83,10 +83,11 @@ def test_its_bytes_are_those_of_the_step(make, most):
         state.change(add=events)
         rewritten = insert_remat_events(step, state.in_order())
         held = peak_live_bytes(rewritten, POLICIES["keep"].live_ranges_of(rewritten))
-        assert held <= state.held()[1].max() <= most * held
+        assert held <= state.held().max() <= most * held
+        assert state.least_held() <= held
         state.change(remove=state.unread())
         state.change(remove=set(state.events))
-        assert state.held()[1].max() == full
+        assert state.held().max() == full
         assert state.seconds == 0
 
 
@@ -99,18 +100,42 @@ def test_what_leaves_is_back_for_its_readers():
         backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
         for _ in range(8):
             ways = state.ways(drawn.choice(backward), drawn.choice(list(state.items)))
-            state.change(add=[drawn.choice(ways)])
+            state.change(add=[drawn.choice(ways).event])
         while unread := state.unread():
             state.change(remove=unread)
+        whole = searchable(step, full / 2, copied=ALL)
+        whole.change(add=state.events)
+        assert whole.slots == state.slots
+        assert np.array_equal(whole.held(), state.held())
+        assert whole.least_held() <= state.held().max()
         made = RematSolution.of(state)
         rewritten = insert_remat_events(step, made.again)
         live_ranges = refetch_live_ranges(step, rewritten, made, int(full / 2))
         check_live_ranges(rewritten, live_ranges)
         left += sum(step.tensors[each.name].kind == "map" for each in made.back)
         # what is little stays longer than is counted; copies that begin at once count twice
-        assert 0.85 * state.held()[1].max() <= peak_live_bytes(rewritten, live_ranges)
-        assert peak_live_bytes(rewritten, live_ranges) <= 1.01 * state.held()[1].max()
+        assert 0.85 * state.held().max() <= peak_live_bytes(rewritten, live_ranges)
+        assert peak_live_bytes(rewritten, live_ranges) <= 1.01 * state.held().max()
     assert left > 20
+
+
+def test_what_is_tried_in_a_copy_changes_nothing():
+    """Whatever events are added to a copy of a state, and taken out of it."""
+    step, full = taken(*blocks(256, 28, 3, channels=16))
+    drawn = random.Random(4)
+    state = searchable(step, full / 2, copied=ALL)
+    backward = [at for at, phase in enumerate(step.phases) if phase.is_backward]
+    for _ in range(20):
+        before = state.in_order(), [*state.slots], state.held(), state.seconds
+        trial = state.copy()
+        for _ in range(4):
+            ways = state.ways(drawn.choice(backward), drawn.choice(list(state.items)))
+            trial.change(add=[drawn.choice(ways).event])
+        added = trial.events - state.events
+        trial.change(remove=drawn.sample(trial.in_order(), 2))
+        assert (state.in_order(), state.slots, state.seconds) == (*before[:2], before[3])
+        assert np.array_equal(state.held(), before[2])
+        state.change(add=added)
 
 
 def test_what_it_makes_again_fits():
