@@ -71,10 +71,8 @@ def remat_to_fit(
     """
     machine, given = constraints.target.machine, constraints.given.keys()
     state = RematState(step, phase_seconds(machine), nbytes, machine, given, copied=())
-    is_found = search(state)
-    if budget is not None:
-        budget.count(state.times_counted, len(state.versions))
-    return state.in_order() if is_found else None
+    found = search(state, budget)
+    return None if found is None else found.in_order()
 
 
 def remat_to_least(step: Step, constraints: PlanConstraints) -> tuple[RematEvent, ...]:

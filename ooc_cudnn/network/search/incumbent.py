@@ -17,7 +17,7 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.host_budget import least_on_host
-from ooc_cudnn.network.search.search_budget import SearchBudget
+from ooc_cudnn.network.search.search_budget import UNLIMITED, SearchBudget
 
 #: Plans that take no more than so many times the fastest are made again with time to copy: with
 #: memory set aside, so that copies begin earlier. One of them may be the fastest then.
@@ -86,7 +86,7 @@ class Incumbent:
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
         self.near, self.untimed = list[LoweredStep](), float("inf")
-        self.work, self.budget = 0, budget or SearchBudget(float("inf"))
+        self.work, self.budget = 0, budget or UNLIMITED
 
     @property
     def ends(self) -> bool:

@@ -108,7 +108,9 @@ class LiveBytes:
         """Take in the versions of a tensor, in place of those before."""
         row, count = self._rows[name], len(versions)
         nbytes = float(self._nbytes[row])
-        for each, more in ((before, -nbytes), (versions, nbytes)):
+        alike = zip(before, versions, strict=False)
+        same = next((at for at, (was, now) in enumerate(alike) if was != now), len(before))
+        for each, more in ((before[same:], -nbytes), (versions[same:], nbytes)):
             for first, last in each:
                 begin, end = bisect_left(self.slots, first), bisect_right(self.slots, last)
                 self._tensors[begin:end] += more

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ import numpy as np
 
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.search.remat_state import RematState
+from ooc_cudnn.network.search.search_budget import UNLIMITED, SearchBudget
 
 #: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
 #: each of the two measures, and when an event is to be replaced.
@@ -38,40 +39,38 @@ MOST_INSTEAD, MOST_ROUNDS = 12, 4
 MOST_TO_FIT, MOST_TO_IMPROVE = (2**19, 2**20), 2**18
 
 
-def search(state: RematState) -> bool:
-    """Add events that take few seconds to those that are there, until all fits; whether it does."""
+def search(state: RematState, budget: SearchBudget | None = None) -> RematState | None:
+    """Return a state with events that take few seconds, with which all fits; None if none is found.
+
+    Those that are there already are where it begins; `state` itself stays as it is. A budget takes
+    account of what is counted.
+    """
+    budget = budget or UNLIMITED
     if state.least_held() > state.room:
-        return False
-    search, before = _Search(state), frozenset(state.events)
-    solutions = list[tuple[float, int, frozenset[RematEvent]]]()
+        return None
+    solutions = list[tuple[float, int, RematState]]()
     for measure, tried in enumerate(FIRST):
-        search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
+        search = _Search(state, budget, measure, MOST_TO_FIT[measure], together=measure > 0)
         if search.fit(tried):
             search.trim()
-            solutions.append((state.seconds, measure, frozenset(state.events)))
-        state.change(add=before, remove=state.events - before)
-        if solutions and before:
+            solutions.append((search.state.seconds, measure, search.state))
+        if solutions and state.events:
             break
     if not solutions:
-        return False
-    _, measure, events = min(solutions, key=lambda each: each[:2])
-    search.begin(measure, MOST_TO_IMPROVE)
-    state.change(add=events, remove=before - events)
+        return None
+    _, measure, found = min(solutions, key=lambda each: each[:2])
+    search = _Search(found, budget, measure, MOST_TO_IMPROVE)
     search.improve()
-    return True
+    return search.state
 
 
-def fits(state: RematState) -> bool:
+def fits(state: RematState, budget: SearchBudget | None = None) -> bool:
     """True if a search finds events with which all fits, whatever they take."""
-    if state.least_held() > state.room:
-        return False
-    search, before = _Search(state), frozenset(state.events)
-    for measure, tried in enumerate(FIRST):
-        search.begin(measure, MOST_TO_FIT[measure], together=measure > 0)
-        if search.fit(tried):
-            return True
-        state.change(add=before, remove=state.events - before)
-    return False
+    budget = budget or UNLIMITED
+    return state.least_held() <= state.room and any(
+        _Search(state, budget, measure, MOST_TO_FIT[measure], together=measure > 0).fit(tried)
+        for measure, tried in enumerate(FIRST)
+    )
 
 
 class _Candidate(NamedTuple):
@@ -103,27 +102,35 @@ class _Pressure(NamedTuple):
     over: Sequence[int]
 
 
-def _prune(state: RematState) -> list[RematEvent]:
-    """Take out events of which nobody reads anything."""
-    gone = list[RematEvent]()
-    while unread := state.unread():
-        state.change(remove=unread)
-        gone += unread
-    return gone
+def _changed(
+    state: RematState, add: Iterable[RematEvent] = (), remove: Iterable[RematEvent] = ()
+) -> RematState:
+    """Return a state with other events, without those of which nobody reads anything."""
+    changed = state.copy()
+    changed.change(add=add, remove=remove)
+    while unread := changed.unread():
+        changed.change(remove=unread)
+    return changed
 
 
 class _Search:
-    def __init__(self, state: RematState) -> None:
-        self.state, self.measure, self.states, self.together = state, 0, 0, False
+    """A search from a state on, by a measure. No state changes: `state` becomes another one.
 
-    def begin(self, measure: int, most: int, *, together: bool = False) -> None:
-        """Begin anew, by a measure; `most` is how often bytes may be counted, times tensors.
+    `most` is how often bytes may be counted, times tensors. The batch slices of a map may go
+    together, which takes fewer counts; else each goes by itself.
+    """
 
-        The batch slices of a map may go together, which takes fewer states; else each goes by
-        itself.
-        """
-        self.measure, self.states = measure, most // (len(self.state.versions) or 1)
-        self.together = together
+    def __init__(
+        self,
+        state: RematState,
+        budget: SearchBudget,
+        measure: int,
+        most: int,
+        *,
+        together: bool = False,
+    ) -> None:
+        self.state, self.measure, self.together, self._budget = state, measure, together, budget
+        self.states = most // (len(state.versions) or 1)
 
     def fit(
         self,
@@ -145,19 +152,19 @@ class _Search:
             best = self._best(held, over, tried, forbidden)
             if best is None:
                 return False
-            self.state.change(add=best)
-            _prune(self.state)
+            self.state = best
             added += 1
         return False
 
     def _held(self, state: RematState) -> Any:
         self.states -= 1
+        self._budget.count(1, len(state.versions))
         return state.held()
 
     def _best(
         self, held: Any, over: Any, tried: int, forbidden: Collection[RematEvent]
-    ) -> tuple[RematEvent, ...] | None:
-        """The events that free most a second of what is too much, beginning where most is held."""
+    ) -> RematState | None:
+        """With events that free most a second of what is too much, beginning where most is held."""
         total, before = over.sum(), self.state.seconds
         least, best = np.inf, None
         pressure = _Pressure(held, np.append(0, np.cumsum(over > 0)).tolist())
@@ -170,13 +177,11 @@ class _Search:
             events = self._with_parents(candidate.events, pressure)
             if any(each in forbidden for each in events):
                 continue
-            trial = self.state.copy()
-            trial.change(add=events)
-            _prune(trial)
+            trial = _changed(self.state, add=events)
             left = np.maximum(self._held(trial) - trial.room, 0).sum()
             more = trial.seconds - before
             if left < total and more / (total - left) < least:
-                least, best = more / (total - left), events
+                least, best = more / (total - left), trial
         return best
 
     def _candidates(
@@ -263,29 +268,26 @@ class _Search:
         """Take out the events that all fits without, the longest first."""
         for event in self._longest_first(self.state.events):
             if event in self.state.events:
-                self.state.change(remove=[event])
-                gone = _prune(self.state)
-                if self._held(self.state).max() > self.state.room:
-                    self.state.change(add=[event, *gone])
+                trial = _changed(self.state, remove=[event])
+                if self._held(trial).max() <= trial.room:
+                    self.state = trial
 
     def improve(self) -> None:
         """Replace events, one after the other, by others that take less."""
-        best, least = frozenset(self.state.events), self.state.seconds
+        best = self.state
         for _ in range(MOST_ROUNDS):
-            before = least
-            for event in self._longest_first(best):
-                if event not in self.state.events or self.states < 0:
+            before = best
+            for event in self._longest_first(best.events):
+                if event not in best.events or self.states < 0:
                     continue
-                self.state.change(remove=[event])
-                _prune(self.state)
+                self.state, least = _changed(best, remove=[event]), best.seconds
                 if self.fit(LATER, forbidden={event}, most_events=MOST_INSTEAD, seconds=least):
                     self.trim()
                     if self.state.seconds < least:
-                        best, least = frozenset(self.state.events), self.state.seconds
-                        continue
-                self.state.change(add=best - self.state.events, remove=self.state.events - best)
-            if least == before:
+                        best = self.state
+            if best is before:
                 break
+        self.state = best
 
     def _longest_first(self, events: Collection[RematEvent]) -> list[RematEvent]:
         return sorted(events, key=lambda each: (-self.state.seconds_of(each), each))

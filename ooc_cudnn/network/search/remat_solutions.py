@@ -130,16 +130,8 @@ def find_remat_solutions(
     if before and begun(1.0).saved_by_copies < WORTH_COPYING:
         return
 
-    def counted(state: RematState) -> None:
-        if budget is not None:
-            budget.count(state.times_counted, len(state.versions))
-
-    if micro_batches > 1:
-        state = begun(1.0)
-        may_fit = fits(state)
-        counted(state)
-        if not may_fit:
-            return  # planning what phases work in takes longer than that
+    if micro_batches > 1 and not fits(begun(1.0), budget):
+        return  # planning what phases work in takes longer than that
     working = working_bytes(part, keep_all(part), constraints)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     most, fitted, failed = working.max(), NO_WAY, NO_WAY
@@ -149,12 +141,10 @@ def find_remat_solutions(
             continue
         if share <= failed[0] and (failed[1] - left) * most < SAME * room:
             continue
-        state = begun(share, left * working)
-        is_found = search(state)
-        counted(state)
-        if is_found:
-            before, fitted = frozenset(state.events), (share, left)
-            yield RematSolution.of(state, phases)
+        found = search(begun(share, left * working), budget)
+        if found is not None:
+            before, fitted = frozenset(found.events), (share, left)
+            yield RematSolution.of(found, phases)
         else:
             failed = share, left
 

@@ -53,3 +53,7 @@ class SearchBudget:
     def wants_a_plan(self) -> bool:
         """True if so much work was taken that there should be a plan."""
         return self.spent >= min(FIRST_PLAN_SECONDS * PHASES_A_SECOND, self._most)
+
+
+#: For searches that end by themselves.
+UNLIMITED = SearchBudget(float("inf"))
