@@ -108,8 +108,9 @@ class LiveBytes:
         """Take in the versions of a tensor, in place of those before."""
         row, count = self._rows[name], len(versions)
         nbytes = float(self._nbytes[row])
-        alike = zip(before, versions, strict=False)
-        same = next((at for at, (was, now) in enumerate(alike) if was != now), len(before))
+        same, fewest = 0, min(len(before), len(versions))
+        while same < fewest and before[same] == versions[same]:
+            same += 1
         for each, more in ((before[same:], -nbytes), (versions[same:], nbytes)):
             for first, last in each:
                 begin, end = bisect_left(self.slots, first), bisect_right(self.slots, last)
