@@ -23,7 +23,7 @@ from ooc_cudnn.engines.choose import choose_engines, slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, align
-from ooc_cudnn.memory.offset_assignment import LiveBuffer, assign_offsets
+from ooc_cudnn.memory.offset_assignment import NEAR, LiveBuffer, assign_offsets
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live, live_bytes
 from ooc_cudnn.network.ir.plan import NetworkPlan
@@ -46,6 +46,9 @@ from ooc_cudnn.pipeline.program import (
 #: A phase has too little memory where it is cut into more pieces than this, and takes more than so
 #: many times as long as with all memory to itself. Then a tensor beside it goes to the host.
 MANY_PIECES, MUCH_SLOWER = 64, 4.0
+#: Offsets that are not found are as much work as planning such a share of all phases; and where
+#: buffers were moved up again and again.
+OFFSETS, OFFSETS_MOVED = 0.05, 0.5
 #: Of so many phases before a task it is known who used which memory. What was used longer ago is
 #: free for its first copies at once.
 LOOK_BACK = 128
@@ -100,7 +103,7 @@ def lower_step(
     little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
     are `reserved` for a phase, it finds so many in one range, beside tensors. None, too, where
     live ranges are not worth it (`is_worth`). Each time `count` is told how many phases were
-    planned; offsets that were not found are as much work as a third of all.
+    planned, and offsets that were not found are some of them, too.
 
     Raises
     ------
@@ -294,7 +297,8 @@ class _Lowering:
         )
         if peak > self.room:
             fullest = int(live_bytes(self.step, self.live_ranges).argmax())
-            raise _TooLittleError(fullest, planned=len(self.step.phases) // 3)
+            share = OFFSETS_MOVED if peak <= NEAR * self.room else OFFSETS
+            raise _TooLittleError(fullest, planned=int(share * len(self.step.phases)))
         for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
             self.spans[base, index] = offset, offset + align(buffer.nbytes)
         held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
