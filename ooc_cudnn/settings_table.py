@@ -250,7 +250,8 @@ SETTINGS: Final = (
         _parse_progress,
         "A progress bar: 'auto' (on calls longer than 2 s in a terminal or notebook), True, False, "
         "or a callable that is given (done, total). Beside it a line says for how long a model "
-        "is being captured, a step planned or memory page-locked, and the best plan so far.",
+        "is being captured, a step planned, engines measured, kernels compiled or memory "
+        "page-locked, and the best plan so far. Nothing is written to a pipe or a file unasked.",
         "A callable runs between the pieces of a call, so a slow one slows the call.",
     ),
 )

@@ -21,11 +21,7 @@ from ooc_cudnn.activity import activity, make_way, say
 from ooc_cudnn.devices.kernels import compiling
 from ooc_cudnn.pipeline.execute import Executor
 from ooc_cudnn.progress import shows
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.support.told import Terminal, labels_told
 
 
 @pytest.fixture
@@ -264,32 +260,12 @@ LONG: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The labels of what is told of, however short it is."""
-    labels: list[str] = []
-    begin = module._line.begin
-
-    def noted(activity: Any) -> bool:
-        is_told = begin(activity)
-        if is_told:
-            labels.append(activity.label)
-        return is_told
-
-    monkeypatch.setattr(module._line, "begin", noted)
-    return labels
-
-
 @pytest.mark.parametrize("kind", LONG)
 @pytest.mark.parametrize("watched", ["terminal", "notebook"])
-def test_long_things_are_told_of(
-    kind: str, watched: str, told: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_things_are_told_of(kind: str, watched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = labels_told(monkeypatch, io.StringIO() if watched == "notebook" else None)
     if watched == "notebook":
-        on_stderr(monkeypatch, io.StringIO())
         monkeypatch.setattr(progress, "_in_notebook", lambda: True)
-    else:
-        on_stderr(monkeypatch, Terminal())
     run, labels = LONG[kind]
     with ooc_cudnn.settings(device="host", plan_cache=False, progress="auto"):
         run()
@@ -299,17 +275,18 @@ def test_long_things_are_told_of(
 @pytest.mark.parametrize("kind", LONG)
 @pytest.mark.parametrize(("stream", "setting"), [(io.StringIO, "auto"), (Terminal, False)])
 def test_long_things_are_silent_in_a_pipe_and_where_that_is_asked_for(
-    kind: str, stream: Any, setting: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, stream: Any, setting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = on_stderr(monkeypatch, stream())
+    written = stream()
+    told = labels_told(monkeypatch, written)
     with ooc_cudnn.settings(device="host", plan_cache=False, progress=setting):
         LONG[kind][0]()
     assert told == []
     assert written.getvalue() == ""
 
 
-def test_compiling_a_kernel_is_told_of(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    on_stderr(monkeypatch, Terminal())
+def test_compiling_a_kernel_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = labels_told(monkeypatch)
     fake = types.ModuleType("cupy")
     kernel = types.SimpleNamespace(kernel="the kernel")
     fake.RawModule = lambda **given: types.SimpleNamespace(  # type: ignore[attr-defined]

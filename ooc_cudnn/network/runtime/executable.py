@@ -212,6 +212,7 @@ class Executable:
 
     def _observed(
         self,
+        name: str,
         plan: NetworkPlan,
         executor: Executor,
         arrays: Mapping[str, Any],
@@ -220,9 +221,9 @@ class Executable:
         wait: bool = True,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Run a program of it, which `plan` is the plan of."""
+        """Run a program of it, which has this name and plan."""
         run_observed(
-            plan.name,
+            name,
             plan,
             executor,
             self.device,
@@ -294,7 +295,7 @@ class ExecutableStep(Executable):
             if memory is not None:
                 arrays |= self._block.views(memory.pointer)
             plan = self.planned.plan
-            self._observed(plan, self.executor, arrays, wait=wait, meanwhile=make_arrays)
+            self._observed(plan.name, plan, self.executor, arrays, wait=wait, meanwhile=make_arrays)
         return results
 
 

@@ -154,7 +154,7 @@ class ExecutableParts(Executable):
         ends = (program.pause, *(end for end, _ in final))
         self.parts = split_at_pauses(program, ends[:-1])
         self.executors = [Executor(each) for each in self.parts.programs]
-        self._ends = ends
+        self._ends, self.names = ends, _names(planned.plan.name, len(final))
         #: The tensors that hold gradients, and of each group those on the device.
         self.bases = frozenset(step.base(name) for name in step.gradients.values())
         #: The outputs that backward reads: all others may be changed after forward.
@@ -171,8 +171,7 @@ class ExecutableParts(Executable):
     @cached_property
     def plans(self) -> list[NetworkPlan]:
         """The plan of each part: the whole's, with figures of its own."""
-        plan = self.planned.plan
-        return split_plan(plan, self.program, self._ends, _names(plan.name, len(self.groups)))
+        return split_plan(self.planned.plan, self.program, self._ends, self.names)
 
     def forward(
         self,
@@ -267,10 +266,11 @@ class PausedStep:
                 made = ready.blocks[part - 1].arrays(memory, self._of.in_block)
                 self._made.update(made)
 
-        plan, executor = ready.planned.plan, ready.executors[part]
+        plan, name = ready.planned.plan, ready.names[part]
         if is_observed(plan):  # to split it takes a replay
             plan = ready.plans[part]
-        ready._observed(plan, executor, arrays, block, wait=wait, meanwhile=make_arrays)
+        executor, how = ready.executors[part], {"wait": wait, "meanwhile": make_arrays}
+        ready._observed(name, plan, executor, arrays, block, **how)
         self._next = part + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:

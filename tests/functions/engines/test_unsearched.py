@@ -19,6 +19,7 @@ from ooc_cudnn.pipeline import check_engines
 from ooc_cudnn.warnings_once import forget_warnings
 from tests.network.runtime.test_engine_tuning import QUICK, inputs, network
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine
+from tests.support.told import labels_told
 from tests.support.tuned import KIB, call, planned, tuned
 
 UNSEARCHED = 92800
@@ -249,3 +250,15 @@ def test_after_a_search_what_is_compiled_at_run_time_alone_is_checked(make, rand
         else:
             with pytest.warns(UserWarning, match=BARRED):
                 assert computed(random, "forward") < 1e-5
+
+
+def test_checking_and_measuring_are_told_of(make, random, monkeypatch):
+    make(FakeEngine(100, 1e-8), FakeEngine(101, 2e-8), version=UNSEARCHED)
+    told = labels_told(monkeypatch)
+    tables = []
+    with ooc_cudnn.settings(progress="auto"):
+        call(random)
+        assert any(label.startswith("checking engine ") for label in told)
+        tuned(tell=tables.append)
+    assert "measuring engines" in told
+    assert tables
