@@ -40,7 +40,6 @@ from ooc_cudnn.torch.extra_guards import (
     noting_missed_lookups,
 )
 from ooc_cudnn.torch.fallback_runner import kept_as_they_are
-from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
 from ooc_cudnn.torch.lazy_layers import lazy_layers_drawing
 from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.options import Options
@@ -295,6 +294,9 @@ class Captures:
         def captured(ready: Any, tensors: Sequence[Any]) -> Any:
             capture.read(ready, tensors, call)
             raise _Captured
+
+        # it derives from classes of TorchDynamo, which is imported at the first capture
+        from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
 
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}

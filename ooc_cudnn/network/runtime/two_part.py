@@ -269,8 +269,8 @@ class PausedStep:
         plan, name = ready.planned.plan, ready.names[part]
         if is_observed(plan):  # to split it takes a replay
             plan = ready.plans[part]
-        executor, how = ready.executors[part], {"wait": wait, "meanwhile": make_arrays}
-        ready._observed(name, plan, executor, arrays, block, **how)
+        executor = ready.executors[part]
+        ready._observed(name, plan, executor, arrays, block, wait=wait, meanwhile=make_arrays)
         self._next = part + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:
