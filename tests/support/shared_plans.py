@@ -24,10 +24,11 @@ def shared():
     """Plan each step once in this block."""
     known, plan_step = _known, plan_cache.plan_step
 
-    def planned_once(name, step, constraints, *, policy, micro_batches):
+    def planned_once(name, step, constraints, *, policy, micro_batches, seconds):
         key = (
             plan_cache._key(name, step, constraints, policy, micro_batches),
             plan_cache._host_bytes(step, constraints),
+            seconds,
             *(
                 plan_search.BEST_OF,
                 plan_search.VDNN,
@@ -39,7 +40,12 @@ def shared():
         )
         if key not in known:
             known[key] = plan_step(
-                name, step, constraints, policy=policy, micro_batches=micro_batches
+                name,
+                step,
+                constraints,
+                policy=policy,
+                micro_batches=micro_batches,
+                seconds=seconds,
             )
         known.move_to_end(key)
         while len(known) > KEPT:
