@@ -28,6 +28,8 @@ REMEMBERED = 4096
 Signature = frozenset[Hashable]
 
 _known: OrderedDict[Hashable, list[tuple[Plan, Signature]]] = OrderedDict()
+#: The least bytes of such kinds.
+_least: OrderedDict[Hashable, int] = OrderedDict()
 _lock = fork_safety.lock()
 
 
@@ -49,6 +51,22 @@ def plan_request(request: Request, target: Target) -> Plan:
             reason=error.reason,
         ) from None
     return replace(plan, function=request.function, memory_limit=limit)
+
+
+def least_bytes(request: Request, target: Target) -> int:
+    """The least bytes of the device in which a call has a plan; 0 where the host computes it."""
+    if request.chain.on_host:
+        return 0
+    key = _kind(replace(request, memory_limit=0)), target.ask_workspace
+    with _lock:
+        known = _least.get(key)
+    if known is None:
+        known = Planner(request, target.ask_workspace).smallest_bytes() or 0
+        with _lock:
+            _least[key] = known
+            while len(_least) > REMEMBERED:
+                _least.popitem(last=False)
+    return known
 
 
 def _planned(request: Request, target: Target) -> Plan:

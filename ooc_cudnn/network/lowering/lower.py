@@ -28,6 +28,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live, live_bytes
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.lowering import call_plans
 from ooc_cudnn.network.lowering.bindings import Bindings
 from ooc_cudnn.network.lowering.call_plans import plan_request
 from ooc_cudnn.network.lowering.host_arena import assign_pinned_offsets
@@ -46,6 +47,8 @@ from ooc_cudnn.pipeline.program import (
 #: A phase has too little memory where it is cut into more pieces than this, and takes more than so
 #: many times as long as with all memory to itself. Then a tensor beside it goes to the host.
 MANY_PIECES, MUCH_SLOWER = 64, 4.0
+#: A call that is cut takes as long to plan as so many more that are not.
+CUT = 2
 #: Offsets that are not found are as much work as planning such a share of all phases; and where
 #: buffers were moved up again and again.
 OFFSETS, OFFSETS_MOVED = 0.05, 0.5
@@ -130,7 +133,9 @@ def lower_step(
             try:
                 lowering = _Lowering(name, step, live_ranges, constraints, reserved)
                 lowered = lowering.lower(find_all=spill)
-                count(len(step.phases))
+                count(
+                    len(step.phases) + CUT * sum(t.plan.pieces > 1 for t in lowered.program.tasks)
+                )
                 return lowered
             except _TooLittleError as error:
                 short = error.phases
@@ -450,12 +455,21 @@ class _Lowering:
 
     def plan_of(self, phase: Phase, index: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""
+        request = self._request(phase, index, limit_bytes)
+        plan = plan_request(request, self.constraints.target)
+        return request.along(plan.row_axis), plan
+
+    def least_of(self, phase: Phase) -> int:
+        """The least bytes of the device that a phase takes where nothing stays there."""
+        return call_plans.least_bytes(self._request(phase, 0, 0), self.constraints.target)
+
+    def _request(self, phase: Phase, index: int, limit_bytes: int) -> Request:
         call, target = phase.call, self.constraints.target
         bindings = {
             operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
         }
         specs = {operand: self.bindings.found[bindings[operand]].spec for operand in call.operands}
-        request = make_request(
+        return make_request(
             phase.name,
             call,
             specs,
@@ -467,13 +481,3 @@ class _Lowering:
                 operand: self.bindings.is_aligned(binding) for operand, binding in bindings.items()
             },
         )
-        plan = plan_request(request, target)
-        return request.along(plan.row_axis), plan
-
-    def least_of(self, phase: Phase) -> int:
-        """The least bytes of the device that a phase takes where nothing stays there."""
-        try:
-            self.plan_of(phase, 0, 0)
-        except PlanInfeasibleError as error:
-            return error.smallest_bytes or 0
-        return 0

@@ -130,7 +130,7 @@ def find_remat_solutions(
     if before and begun(1.0).saved_by_copies < WORTH_COPYING:
         return
 
-    if micro_batches > 1 and not fits(begun(1.0), budget):
+    if begun(1.0).least_held() > room or (micro_batches > 1 and not fits(begun(1.0), budget)):
         return  # planning what phases work in takes longer than that
     working = working_bytes(part, keep_all(part), constraints)
     working = np.minimum(working, MOST_FOR_PIECES * room)
