@@ -97,10 +97,10 @@ class Incumbent:
         """True if planning took as much work as a faster plan may be worth.
 
         That is what the fastest so far waits, or computes longer than in one piece. Never more than
-        the budget.
+        the budget; it may be overdrawn for a first plan.
         """
         if self.best is None:
-            return False
+            return self.budget.is_overdrawn
         saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
         return self.ends or self.work >= saved * WORK_A_SECOND
 

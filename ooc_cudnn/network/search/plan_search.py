@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import max_touched_bytes
@@ -18,8 +15,8 @@ from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
 from ooc_cudnn.network.search.remat_plans import propose_remat_plans
 from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
 from ooc_cudnn.network.search.search_budget import SearchBudget
-from ooc_cudnn.network.search.strategies import STRATEGIES
-from ooc_cudnn.network.search.strategies.strategy import PlanRequest
+from ooc_cudnn.network.search.strategies import REMATERIALIZE_SLICES, STRATEGIES
+from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: What `best` chooses from, in the order in which equals are taken; and beside them plans whose
 #: events a search found (`SEARCHED`), which tell early what cannot be the fastest.
@@ -35,7 +32,7 @@ class PlanSearch:
     """Plans of a step by one policy, or by all that `best` has; `incumbent` holds the fastest.
 
     Each method tries some more, in the order in which they stand here, while the budget is not
-    spent. What has no plan after the first work is streamed, so that there is one to beat.
+    spent. What has no plan then is streamed, so there is one in any case.
 
     Parameters
     ----------
@@ -57,7 +54,7 @@ class PlanSearch:
         ]
         #: Micro-batches of what is streamed.
         self._parts = request.micro_batches or 1
-        self._has_streamed = False
+        self._strategies = [*STRATEGIES]
 
     def _standalone(
         self, policy: str, step: Step, ready: Step, constraints: PlanConstraints
@@ -70,8 +67,6 @@ class PlanSearch:
         _, step, constraints, asked = self._request
         in_vain = 0
         for parts in micro_batches_of(step, asked, constraints):
-            if self.incumbent.budget.wants_a_plan:
-                self._ensure_plan()
             if self.incumbent.ends:
                 break
             taken = split_into_microbatches(self._ready, parts)
@@ -98,6 +93,9 @@ class PlanSearch:
             is_faster = self._explore_all(candidates) or is_faster
             if not policy.has_plan and policy.policy == "keep" and searches:
                 is_faster = self._by_search(parts) or is_faster
+                if parts == 1 and self.incumbent.best is None:
+                    # it is hardly beaten, and tells early what is not worth a plan
+                    is_faster = self._try(REMATERIALIZE_SLICES)
         return is_faster
 
     def _by_search(self, parts: int) -> bool:
@@ -114,11 +112,18 @@ class PlanSearch:
     def try_strategies(self) -> None:
         """Try the strategies in turn, each where it may beat the incumbent."""
         self._refine_prefetch()
-        self._ensure_plan()
-        for strategy in STRATEGIES:
-            if strategy.is_worth_trying(self._request, self.incumbent):
-                candidates = strategy.candidates(self._request, self.incumbent)
-                self.incumbent.explore(self._request.name, candidates)
+        for strategy in [*self._strategies]:
+            self._try(strategy)
+
+    def _try(self, strategy: Strategy) -> bool:
+        """Try a strategy, once; return whether a plan was the fastest then."""
+        if strategy not in self._strategies or not strategy.is_worth_trying(
+            self._request, self.incumbent
+        ):
+            return False
+        self._strategies.remove(strategy)
+        candidates = strategy.candidates(self._request, self.incumbent)
+        return self.incumbent.explore(self._request.name, candidates)
 
     def by_vdnn(self, step: Step, constraints: PlanConstraints) -> None:
         """Try vDNN's policies, which take another step."""
@@ -132,10 +137,12 @@ class PlanSearch:
 
     def by_streaming(self) -> None:
         """Stream what is too large, call by call: for policies that have no plan without that."""
-        for policy in self._alone:
-            if policy.fits_nowhere and not self.incumbent.ends:
-                self._explore_all(policy.streaming(self._parts, self.incumbent))
         incumbent = self.incumbent
+        # "offload" leaves least to drop from the device, one tensor after the other
+        is_late = incumbent.budget.is_spent
+        for policy in sorted(self._alone, key=lambda each: is_late and each.policy != "offload"):
+            if policy.fits_nowhere and not incumbent.ends:
+                self._explore_all(policy.streaming(self._parts, incumbent))
         if incumbent.best is None and incumbent.least is None and incumbent.skips:
             incumbent.skips = False  # all was passed over: what is streamed says what it wants
             for policy in self._alone:
@@ -149,18 +156,6 @@ class PlanSearch:
                 candidates = policy.streaming(self._parts, incumbent)
                 incumbent.explore(self._request.name, candidates)
         self._refine_prefetch()
-
-    def _ensure_plan(self) -> None:
-        """Stream by the first policy that can, where there is no plan yet."""
-        if self._has_streamed or self.incumbent.best is not None:
-            return
-        self._has_streamed = True
-        # policy "offload" leaves least to drop from the device, one tensor after the other
-        for policy in sorted(self._alone, key=lambda policy: policy.policy != "offload"):
-            with suppress(PlanInfeasibleError):  # said where nothing else has a plan either
-                self._explore_all(policy.streaming(self._parts, self.incumbent))
-            if self.incumbent.best is not None:
-                return
 
     def _explore_all(self, candidates: Candidates[None]) -> bool:
         """Offer all candidates, whatever work they are; return whether one was the fastest then."""

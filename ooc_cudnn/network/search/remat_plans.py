@@ -40,14 +40,14 @@ def propose_remat_plans(
         Micro-batches, and the batch slices that the step is in.
     """
     least, before = float("inf"), frozenset[RematEvent]()
-    failed = set[frozenset[RematEvent]]()
+    failed, budget = set[frozenset[RematEvent]](), incumbent.budget
     for copied in copied_kinds:
         if slices > 1 and copied is not copied_kinds[0] and not before:
             break  # with many slices a search that finds nothing takes long
         for solution in find_remat_solutions(
-            step, constraints, parts, copied=copied, before=before, budget=incumbent.budget
+            step, constraints, parts, copied=copied, before=before, budget=budget
         ):
-            if solution.seconds >= least or incumbent.ends:
+            if solution.seconds >= least or incumbent.is_enough():
                 break
             if solution.events in failed:  # less room to work in may change nothing of them
                 continue

@@ -62,5 +62,5 @@ def test_work_is_counted():
     assert not budget.is_spent
     budget.lower(1)
     assert budget.is_spent
-    assert SearchBudget(0.0).is_spent
-    assert SearchBudget(0.0).wants_a_plan
+    assert not budget.is_overdrawn
+    assert SearchBudget(0.0).is_overdrawn

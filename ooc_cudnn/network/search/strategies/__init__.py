@@ -12,8 +12,10 @@ from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
 from ooc_cudnn.network.search.strategies.strategy import Strategy
 from ooc_cudnn.network.search.strategies.two_part_micro_batches import TwoPartMicroBatches
 
+#: Tried before all others where the search finds nothing for the batch in one piece.
+REMATERIALIZE_SLICES = RematerializeSlices()
 STRATEGIES: tuple[Strategy, ...] = (
-    RematerializeSlices(),
+    REMATERIALIZE_SLICES,
     TwoPartMicroBatches(),
     RematerializeShares(),
     RowTiles(),
