@@ -102,7 +102,14 @@ def _compiled(
     ready = (
         EmptyModel(graph)
         if is_empty(graph)
-        else ReadyModel(graph, examples, options, model, with_gradients=grad)
+        else ReadyModel(
+            graph,
+            examples,
+            options,
+            model,
+            with_gradients=grad,
+            larger=None if call is None else call.larger,
+        )
     )
 
     def run(*tensors: Any) -> Any:

@@ -17,6 +17,7 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.runtime.inputs import check_given
+from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.tiled.infer import TiledInference, TilingConstraints, plan_tiles
 from ooc_cudnn.settings import current
@@ -60,6 +61,8 @@ class ReadyModel:
         That it is of, where that is known.
     with_gradients : bool
         Whether there is a backward.
+    larger : LargerPlans, optional
+        Plans of the model for larger inputs.
     """
 
     def __init__(
@@ -70,9 +73,10 @@ class ReadyModel:
         model: torch.nn.Module | None,
         *,
         with_gradients: bool,
+        larger: LargerPlans | None = None,
     ) -> None:
         memory_limit, statistics = options.memory_limit, options.statistics
-        self.graph, self._memory_limit = graph, memory_limit
+        self.graph, self._memory_limit, self._larger = graph, memory_limit, larger
         model = torch.nn.Module() if model is None else unwrap_ddp(model)
         #: Where results are to be: with the parameters, or else with the first argument.
         self.device = _device_of(graph.given, examples)
@@ -142,8 +146,9 @@ class ReadyModel:
         return step
 
     def _count(self, step: TwoPartStep | ForwardStep, copies: int = 1) -> None:
-        """PyTorch's tensors on the card count, too."""
+        """PyTorch's tensors on the card count, too; and plans of larger inputs may do."""
         step.counts_given = True
+        step.larger = self._larger
         step.beside_bytes = copies * bytes_of(self.lowered.outputs, self.device)
 
     def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.torch.capture import Call, Captures
 from ooc_cudnn.torch.ranks import unwrap_ddp, world_size
 from ooc_cudnn.warnings_once import warn_once
@@ -27,6 +28,7 @@ class Calls:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self._kinds: dict[Hashable, Captures] = {}
+        self._larger: dict[Hashable, LargerPlans] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -43,7 +45,8 @@ class Calls:
             if captures is None or captures.count > KEPT:
                 if captures is not None:
                     self._tell()
-                captures = Captures()
+                larger = self._larger.setdefault(key[1:], LargerPlans())
+                captures = Captures(larger)
             self._kinds[key] = captures  # the last used is the last to go
             self._forget_the_oldest()
         return captures

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ooc_cudnn.activity import activity
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch.backend import compile_with, handle_call
 from ooc_cudnn.torch.capture_errors import explain_refusal
@@ -110,9 +111,9 @@ class Call:
         Of each stand-in, by its `id`, what it stands for.
     containers : sequence
         Lists and dictionaries of the user's, each with the one that forward is given in its place.
-    missed, names, switches
-        While it is captured: the errors of lookups that found nothing, what was looked into, and
-        how switches of the process were set before.
+    missed, names, switches, larger
+        While it is captured: the errors of lookups that found nothing, what was looked into, how
+        switches of the process were set before, and plans of the model for larger inputs.
     """
 
     model: torch.nn.Module
@@ -125,6 +126,7 @@ class Call:
     missed: Sequence[str] = ()
     names: Names | None = None
     switches: Sequence[Any] | None = None
+    larger: LargerPlans | None = None
 
     def give_back(self) -> None:
         """Leave in the user's containers what forward has left in theirs."""
@@ -183,9 +185,16 @@ class _Capture:
 
 
 class Captures:
-    """All captures of one kind of call."""
+    """All captures of one kind of call.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    larger : LargerPlans, optional
+        Plans of the model for larger inputs.
+    """
+
+    def __init__(self, larger: LargerPlans | None = None) -> None:
+        self._larger = larger
         # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
         self._name = f"call_{next(_numbers)}"
         self._begin()
@@ -320,6 +329,7 @@ class Captures:
             warnings.filterwarnings("ignore", message=".*should not be instantiated")
             warnings.filterwarnings("ignore", message="Dynamo does not know how to trace")
             self.count += 1
+            call.larger = self._larger
             outputs: tuple[Any] | None
             drawn = random.getstate()
             self._methods = Methods(call.model)

@@ -119,6 +119,9 @@ class NetworkPlan:
         Those of them that do not fit on the device: the host computes them.
     searched_seconds : float, optional
         The setting `planning_seconds` where it ended the search; None where that ended by itself.
+    derived : str
+        The shapes of the inputs of a larger step whose decisions this one follows; empty where a
+        search made them.
     notes : tuple of str
         What else there is to know, of whoever made the step.
     """
@@ -157,6 +160,7 @@ class NetworkPlan:
     outside_bytes: int = 0
     on_host: tuple[str, ...] = ()
     searched_seconds: float | None = field(default=None, compare=False)
+    derived: str = ""
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -174,6 +178,8 @@ class NetworkPlan:
         lines = [
             f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
             f"{format_seconds(self.seconds)} predicted",
+            *[f"  derived    from the plan for {self.derived}, without a search of its own"]
+            * bool(self.derived),
             f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
             *[f"  gradients  {format_bytes(self.gradient_bytes)} more, in two sets"]
             * bool(self.gradient_bytes),

@@ -14,6 +14,8 @@ from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.devices.machines import machine_for
 from ooc_cudnn.functions.tune.rounds import Tell
+from ooc_cudnn.network.cost.compute_bound import ComputeBound
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.device_gradients import (
@@ -32,6 +34,7 @@ from ooc_cudnn.network.runtime.constraints_here import (
 from ooc_cudnn.network.runtime.engine_tuning import measure_engines, time_first
 from ooc_cudnn.network.runtime.executable import Executable
 from ooc_cudnn.network.runtime.inputs import Holder, as_held
+from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.network.runtime.plan_cache import load_or_plan
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.plan_step import plan_again
@@ -43,6 +46,9 @@ from perfmodel import MachineModel
 
 #: A step is planned again where arrays on the device are gone, so that it has so much more room.
 MUCH_MORE = 1.1
+#: A plan that was derived serves until its steps took so many seconds, as predicted, beside
+#: computing in one piece: about what a search takes. The last batches of epochs never do.
+SEARCH_SECONDS = 10.0
 
 R = TypeVar("R", bound=Executable)
 
@@ -84,6 +90,11 @@ class LazyStep(ABC, Generic[R]):
         self.counts_given = False
         #: What whoever calls holds of the device beside, for this step alone.
         self.beside_bytes = 0
+        #: Plans of the same network for larger inputs; without it, each plan is searched.
+        self.larger: LargerPlans | None = None
+        #: Seconds of a step by the plan that was derived last, beside computing in one piece; and
+        #: of all steps so far.
+        self._beside_seconds = self._spent_seconds = 0.0
 
     def __repr__(self) -> str:
         said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
@@ -192,12 +203,21 @@ class LazyStep(ABC, Generic[R]):
         with device.arena.lock:
             room = limit_here(device, self._limit) - device.arena.array_bytes
             room += self._kept_bytes(inputs, ready) - self._given_bytes(inputs)
-        if ready is None or ready.device_bytes > room or room > MUCH_MORE * self._room:
+        is_good = ready is not None and ready.device_bytes <= room <= MUCH_MORE * self._room
+        if ready is None or not is_good or self._is_worth_a_search(ready.planned.plan):
             self._forget()  # what it keeps on the host is given back first
             self._room = room
-            ready = self._ready[key] = self._made_ready(self._planned(inputs), device)
+            planned = self._planned(inputs, may_derive=ready is None)
+            ready = self._ready[key] = self._made_ready(planned, device)
         self._last_ready = key, ready
         return ready
+
+    def _is_worth_a_search(self, plan: NetworkPlan) -> bool:
+        """Count a step; true if steps by a plan that was derived took as long as a search."""
+        if not plan.derived:
+            return False
+        self._spent_seconds += self._beside_seconds
+        return self._spent_seconds > SEARCH_SECONDS
 
     def _forget(self) -> None:
         """Drop what is ready, and what it keeps on the host."""
@@ -215,12 +235,31 @@ class LazyStep(ABC, Generic[R]):
         time_first(device, canonicalize(step, "best"), machine, limit, settings.tune_seconds)
         self._timed = step
 
-    def _planned(self, inputs: Mapping[str, ArrayRef], *, ask: bool = True) -> LoweredStep:
-        if ask and self._given_plan is None:
+    def _planned(
+        self, inputs: Mapping[str, ArrayRef], *, ask: bool = True, may_derive: bool = False
+    ) -> LoweredStep:
+        step = self._step
+        if self._given_plan is not None:
+            return plan_again(step, self._given_plan, self._constraints(inputs, ask=ask))
+        if self.larger is not None and may_derive:
+            constraints = self._constraints(inputs, ask=ask)
+            derived = self.larger.derive(step, constraints)
+            if derived is not None:
+                least = ComputeBound(constraints).seconds(
+                    canonicalize(step, "best"), derived.plan.order
+                )
+                self._beside_seconds = max(derived.plan.seconds - least, 0.0)
+                return derived
+        if ask:
             self._time_first()
+        constraints = self._constraints(inputs, ask=ask)
+        planned = load_or_plan(self._name, step, constraints, **self._asked)
+        if self.larger is not None:
+            self.larger.note(step, constraints, planned.plan)
+        return planned
+
+    def _constraints(self, inputs: Mapping[str, ArrayRef], *, ask: bool) -> PlanConstraints:
+        """The constraints on arrays that lie so; to `ask` cuDNN what workspace engines take."""
         more = self._kept_bytes(inputs) - self._given_bytes(inputs)
         constraints = constraints_for(self._limit, None, self._step, inputs, more)
-        constraints = replace(constraints, target=constraints.target.asking(ask=ask, sparing=0))
-        if self._given_plan is not None:
-            return plan_again(self._step, self._given_plan, constraints)
-        return load_or_plan(self._name, self._step, constraints, **self._asked)
+        return replace(constraints, target=constraints.target.asking(ask=ask, sparing=0))

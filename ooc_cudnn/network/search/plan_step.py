@@ -179,6 +179,23 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     return incumbent.found()
 
 
+@no_garbage_collection()
+def derive_plan(
+    step: Step, plan: NetworkPlan, constraints: PlanConstraints, shapes: str
+) -> LoweredStep:
+    """Plan a step by what was decided for a larger one, which had inputs of these shapes.
+
+    Raises
+    ------
+    ValueError
+        If it has other phases then.
+    PlanInfeasibleError, HostOutOfMemoryError
+        As `plan_step`.
+    """
+    planned = plan_again(step, replace(plan, by_order=None, gap=0.0), constraints)
+    return planned._replace(plan=replace(planned.plan, derived=shapes))
+
+
 def _canonical(
     step: Step, constraints: PlanConstraints, policy: str
 ) -> tuple[Step, PlanConstraints]:
