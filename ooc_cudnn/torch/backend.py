@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.source import TensorPropertySource
 
+from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.torch.aten_tracing import record
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.extra_guards import look_at_guards
 from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
 from ooc_cudnn.torch.places import name_of, source_name
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.refusals import check_nested, check_python_state
-from ooc_cudnn.torch.scalar_inputs import only_counts, specialize
+from ooc_cudnn.torch.scalar_inputs import hint_of, only_counts, specialize
 from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widen
 from ooc_cudnn.units import parse_limit
 
 _here = threading.local()
+#: One capture at a time, in all threads. Nobody waits for it whose call is known.
+capturing = threading.RLock()
+#: Of one capture, sizes of arguments that are kept: at least so many, and more while all of them
+#: have no more operations than that. One takes some 170 KB of the process (12 MB of a ResNet-18).
+FEWEST_SIZES, MOST_OPERATIONS = 16, 6_000
+
+
+class RefusedSizesError(Exception):
+    """A graph cannot be made ready for other sizes: captured for these, its error says why."""
 
 
 @contextmanager
@@ -94,26 +107,25 @@ def _compiled(
     module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
 ) -> Callable[..., Any]:
     check_python_state()
-    model = None if call is None else call.model
-    graph = graph_of(module, examples, call, options)
-    written = WrittenMemory(graph)
+    placeholders = placeholders_of(module, in_a_call=call is not None)
+    larger = None if call is None else call.larger
+    first = _made_ready(module, placeholders, examples, call, options, larger)
+    written = WrittenMemory(first.graph)
     written.check(examples if call is None else [call.real.get(id(e), e) for e in examples])
+    free = [at for at, each in enumerate(placeholders) if each.has_free_sizes]
+    sizes = Sizes(free, examples, first)
+    if call is not None:
+        call.has_free_sizes = bool(free)
     grad = torch.is_grad_enabled()
-    ready = (
-        EmptyModel(graph)
-        if is_empty(graph)
-        else ReadyModel(
-            graph,
-            examples,
-            options,
-            model,
-            with_gradients=grad,
-            larger=None if call is None else call.larger,
-        )
-    )
 
     def run(*tensors: Any) -> Any:
         call, action = job_of()
+
+        def make() -> ReadyModel | EmptyModel:
+            with lstm_results_as_computed(), torch.set_grad_enabled(grad):
+                return _made_ready(module, placeholders, tensors, call, options, larger)
+
+        ready = sizes.of(tensors, make)
         real: Mapping[int, Any] = {} if call is None else call.real
         inputs = [real.get(id(each), each) for each in tensors] if real else tensors
         if call is None:  # else the capture looks, and a call may be captured anew
@@ -123,27 +135,54 @@ def _compiled(
     return run
 
 
+def _made_ready(
+    module: torch.fx.GraphModule,
+    placeholders: Sequence[Placeholder],
+    examples: Sequence[Any],
+    call: Any,
+    options: Options,
+    larger: LargerPlans | None,
+) -> ReadyModel | EmptyModel:
+    """A graph of TorchDynamo's, made ready for the sizes of its examples."""
+    graph = graph_of(module, placeholders, examples, call, options)
+    if is_empty(graph):
+        return EmptyModel(graph)
+    return ReadyModel(
+        graph,
+        examples,
+        options,
+        None if call is None else call.model,
+        with_gradients=torch.is_grad_enabled(),
+        larger=larger,
+    )
+
+
 def graph_of(
-    module: torch.fx.GraphModule, examples: Sequence[Any], call: Any, options: Options
+    module: torch.fx.GraphModule,
+    placeholders: Sequence[Placeholder],
+    examples: Sequence[Any],
+    call: Any,
+    options: Options,
 ) -> Graph:
-    """A graph of TorchDynamo's, recorded."""
-    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    """A graph of TorchDynamo's, recorded for the sizes of its examples."""
     model = None if call is None else call.model
     names = {} if model is None else {str(id(m)): name for name, m in model.named_modules()}
     held = {} if model is None else _names_held(model)
     arguments = {id(each): at for at, each in enumerate(() if call is None else call.tensors)}
     real = {} if call is None else call.real
-    values, fakes, stored = [], [], {}
+    values = list[Value]()
+    fakes = list[Any]()
+    stored = dict[int, Any]()
     inputs = 0
-    for index, (node, example) in enumerate(zip(nodes, examples, strict=True)):
-        source = _source(node)
-        seen = node.meta["example_value"]
+    for index, (placeholder, example) in enumerate(zip(placeholders, examples, strict=True)):
+        node, source, seen = placeholder.node, placeholder.source, placeholder.seen
         if not isinstance(seen, torch.Tensor):  # else it is a constant, which guards compare
             values.append(Value(node.name, (), torch.int64, "number"))
-            fakes.append(seen if only_counts(node) else specialize(seen))
+            if placeholder.is_a_size:
+                fakes.append(hint_of(example))
+            else:
+                fakes.append(seen if only_counts(node) else specialize(seen))
             continue
-        for extent in seen.shape:
-            int(extent)  # guards compare it
         is_input = id(example) in arguments or (
             _is_argument(source) if call is None else source.startswith(_OF_CALLS)
         )
@@ -151,7 +190,7 @@ def graph_of(
         inputs += is_input
         kind = "input" if is_input else _kind(example)
         name = number or held.get(id(example)) or name_of(source)
-        dtype = torch.float64 if _is_a_float(node) else example.dtype
+        dtype = torch.float64 if placeholder.is_a_float else example.dtype
         behind = real.get(id(example), example)
         if is_input and options.scale is not None and _is_stored(behind):
             stored[index] = widen(example.dtype, options.scale)
@@ -164,6 +203,115 @@ def graph_of(
         check_nested(model)
     switches = None if call is None else call.switches
     return record(module, values, fakes, stored, names, switches)
+
+
+@dataclass(frozen=True, eq=False)
+class Placeholder:
+    """A placeholder of a graph of TorchDynamo's, which forgets some of this.
+
+    Attributes
+    ----------
+    node : torch.fx.Node
+    source : str
+        Where a call finds it: "L['args'][0]".
+    seen : FakeTensor or number
+        As it was traced.
+    is_a_float : bool
+        Whether Python draws it in each call: Dynamo's example is of single precision, it is not.
+    is_a_size : bool
+        Whether it is an extent, or a stride, of an argument.
+    has_free_sizes : bool
+        Whether it is an argument whose extents may be others in another call: guards compare what
+        forward has found out about them.
+    """
+
+    node: torch.fx.Node
+    source: str
+    seen: Any
+    is_a_float: bool
+    is_a_size: bool
+    has_free_sizes: bool
+
+
+def placeholders_of(module: torch.fx.GraphModule, *, in_a_call: bool) -> list[Placeholder]:
+    """The placeholders of a graph that is traced now; extents of arguments alone are free.
+
+    Parameters
+    ----------
+    in_a_call : bool
+        Whether it is a call of a model under a limit; else no extents are free.
+    """
+    made = list[Placeholder]()
+    for node in module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        source, seen = _source(node), node.meta["example_value"]
+        is_argument = in_a_call and source.startswith(_OF_CALLS)
+        is_tensor = isinstance(seen, torch.Tensor)
+        is_free = (
+            is_tensor
+            and is_argument
+            and any(isinstance(extent, torch.SymInt) for extent in (*seen.shape, *seen.stride()))
+        )
+        if is_tensor and not is_free:
+            for extent in seen.shape:
+                int(extent)  # guards compare it
+        is_a_size = is_argument and isinstance(_origin(node), TensorPropertySource)
+        is_a_float = is_tensor and _is_a_float(node)
+        made.append(Placeholder(node, source, seen, is_a_float, is_a_size, is_free))
+    return made
+
+
+class Sizes:
+    """What runs a graph for each of the sizes of its arguments: the newest that memory is for.
+
+    Parameters
+    ----------
+    free : sequence of int
+        The places of tensors whose sizes are free.
+    examples : sequence
+        What the graph was traced with.
+    first : ReadyModel or EmptyModel
+        What runs it for them.
+    """
+
+    def __init__(
+        self, free: Sequence[int], examples: Sequence[Any], first: ReadyModel | EmptyModel
+    ) -> None:
+        self._free, self._lock = tuple(free), threading.Lock()
+        self._known = {self._sizes(examples): first}
+
+    def _sizes(self, tensors: Sequence[Any]) -> Hashable:
+        return tuple((tensors[at].shape, tensors[at].stride()) for at in self._free)
+
+    def of(
+        self, tensors: Sequence[Any], make: Callable[[], ReadyModel | EmptyModel]
+    ) -> ReadyModel | EmptyModel:
+        """What runs tensors of these sizes; where there is none it is made.
+
+        Raises
+        ------
+        RefusedSizesError
+            If it cannot be.
+        """
+        sizes = self._sizes(tensors)
+        ready = self._known.get(sizes)
+        if ready is None:
+            with capturing:  # another thread may have made it meanwhile
+                ready = self._known.get(sizes) or self._made(make)
+        with self._lock:
+            self._known.pop(sizes, None)
+            self._known[sizes] = ready  # the last used is the last to go
+            most = max(MOST_OPERATIONS // max(len(ready.graph.operations), 1), FEWEST_SIZES)
+            while len(self._known) > most:
+                del self._known[next(iter(self._known))]
+        return ready
+
+    def _made(self, make: Callable[[], ReadyModel | EmptyModel]) -> ReadyModel | EmptyModel:
+        try:
+            return make()
+        except Exception as error:
+            raise RefusedSizesError from error
 
 
 def _masks_an_encoder(node: Any, model: torch.nn.Module) -> bool:
@@ -190,7 +338,11 @@ def _names_held(model: torch.nn.Module) -> dict[int, str]:
 
 
 def _source(node: Any) -> str:
-    return source_name(getattr(node.meta.get("grapharg"), "source", None))
+    return source_name(_origin(node))
+
+
+def _origin(node: Any) -> Any:
+    return getattr(node.meta.get("grapharg"), "source", None)
 
 
 def _is_a_float(node: Any) -> bool:

@@ -13,7 +13,8 @@ from ooc_cudnn.torch.capture import Call, Captures
 from ooc_cudnn.torch.ranks import unwrap_ddp, world_size
 from ooc_cudnn.warnings_once import warn_once
 
-#: Captures that are kept: in training and not, of a last batch that is smaller, ...
+#: Captures that are kept: in training and not, with other attributes, ... Sizes of arguments make
+#: none once a second one has come; how many of them are kept, the backend says.
 KEPT = 16
 #: Under what a model holds its calls.
 _NAME = "_ooc_cudnn_calls"
@@ -42,28 +43,28 @@ class Calls:
         key = kind, call.options, world_size()
         with self._lock:
             captures = self._kinds.pop(key, None)
-            if captures is None or captures.count > KEPT:
-                if captures is not None:
-                    self._tell()
-                larger = self._larger.setdefault(key[1:], LargerPlans())
-                captures = Captures(larger)
+            if captures is None:
+                captures = Captures(self._larger.setdefault(key[1:], LargerPlans()))
+            elif captures.count > KEPT:
+                captures.keep(KEPT)
+                self._tell()
             self._kinds[key] = captures  # the last used is the last to go
             self._forget_the_oldest()
         return captures
 
     def _forget_the_oldest(self) -> None:
-        if len(self) <= KEPT:
-            return
-        while len(self) > KEPT and len(self._kinds) > 1:
-            del self._kinds[next(iter(self._kinds))]
-        self._tell()
+        kept = sum(map(len, self._kinds.values()))
+        while kept > KEPT and len(self._kinds) > 1:
+            oldest = next(iter(self._kinds))
+            kept -= len(self._kinds.pop(oldest))
+            self._tell()
 
     def _tell(self) -> None:
         warn_once(
             f"{type(self.model).__name__} is called in more than {KEPT} ways, and each new one is "
-            "captured and planned, which takes seconds: shapes of inputs, arguments that are no "
-            "tensors, and numbers that are attributes of modules make a way. What changes in each "
-            "step belongs outside of the model, or in a buffer"
+            "captured and planned, which takes seconds: sizes that forward looks into, arguments "
+            "that are no tensors, and numbers that are attributes of modules make a way. What "
+            "changes in each step belongs outside of the model, or in a buffer"
         )
 
 

@@ -30,7 +30,7 @@ from ooc_cudnn.activity import activity
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.settings import current
-from ooc_cudnn.torch.backend import compile_with, handle_call
+from ooc_cudnn.torch.backend import RefusedSizesError, capturing, compile_with, handle_call
 from ooc_cudnn.torch.capture_errors import explain_refusal
 from ooc_cudnn.torch.classes import Methods
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -73,8 +73,6 @@ _CONFIG = {
 }
 #: What makes constants of numbers, too.
 _CONSTANT = {"specialize_int": True, "automatic_dynamic_shapes": False}
-#: One capture at a time, in all threads. Nobody waits for it whose call is known.
-_capturing = threading.RLock()
 _captured_by = threading.local()
 _numbers = itertools.count()
 
@@ -111,9 +109,10 @@ class Call:
         Of each stand-in, by its `id`, what it stands for.
     containers : sequence
         Lists and dictionaries of the user's, each with the one that forward is given in its place.
-    missed, names, switches, larger
+    missed, names, switches, larger, has_free_sizes
         While it is captured: the errors of lookups that found nothing, what was looked into, how
-        switches of the process were set before, and plans of the model for larger inputs.
+        switches of the process were set before, plans of the model for larger inputs, and whether
+        what is captured takes arguments of other sizes, too.
     """
 
     model: torch.nn.Module
@@ -127,6 +126,7 @@ class Call:
     names: Names | None = None
     switches: Sequence[Any] | None = None
     larger: LargerPlans | None = None
+    has_free_sizes: bool = False
 
     def give_back(self) -> None:
         """Leave in the user's containers what forward has left in theirs."""
@@ -159,10 +159,13 @@ class _Capture:
         self._held: WatchedState | None = None
         #: Whether it draws of Python's random numbers, before it runs.
         self.draws = False
+        #: Whether it takes arguments of other sizes than those it was captured with.
+        self.has_free_sizes = False
 
     def read(self, ready: Any, tensors: Sequence[Any], call: Call) -> None:
         """Note what the captured graph was given, and what forward looked into."""
         assert call.names is not None
+        self.has_free_sizes = call.has_free_sizes
         self._held = WatchedState(ready.graph, tensors, call.model, call.names)
 
     def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
@@ -178,9 +181,11 @@ class _Capture:
         try:
             with handle_call(call, checked):
                 return self._known(call.forward, call.args, call.kwargs)
-        except (_Missed, PlanInfeasibleError):
+        except (_Missed, RefusedSizesError, PlanInfeasibleError) as error:
             if state is not None:
                 random.setstate(state)
+            if isinstance(error, RefusedSizesError):
+                raise _Missed from error
             raise
 
 
@@ -198,12 +203,12 @@ class Captures:
         # by its name Dynamo remembers what changed: sizes of another model's inputs are none of it
         self._name = f"call_{next(_numbers)}"
         self._begin()
-        #: How often a call was captured.
+        #: How often a call was captured, but for what is not kept.
         self.count = 0
 
     def _begin(self) -> None:
         """Begin without any."""
-        #: The last used is the first.
+        #: The last used is the first; those for one size come before others, which took it later.
         self._captures: tuple[_Capture, ...] = ()
         self._methods: Methods | None = None
         self._is_synchronised: bool | None = None
@@ -233,6 +238,17 @@ class Captures:
             return made
         return pytree.tree_map(lambda each: call.real.get(id(each), each), made)
 
+    def __len__(self) -> int:
+        return len(self._captures)
+
+    def keep(self, most: int) -> None:
+        """Keep so many at the most: those for all sizes first, then those that were used last."""
+        captures = self._captures
+        if len(captures) > most:
+            kept = sorted(captures, key=lambda each: not each.has_free_sizes)[:most]
+            self._captures = tuple(each for each in captures if each in kept)
+            self.count -= len(captures) - most
+
     def find(self, call: Call) -> tuple[Any, Sequence[Any]]:
         """Find what would run a call, and the tensors it would be given; it does not run.
 
@@ -253,7 +269,8 @@ class Captures:
         raise UnsupportedModelError("no output of the model depends on its inputs")
 
     def _come_first(self, capture: _Capture) -> None:
-        self._captures = (capture, *(each for each in self._captures if each is not capture))
+        others = (each for each in self._captures if each is not capture)
+        self._captures = tuple(sorted((capture, *others), key=lambda each: each.has_free_sizes))
 
     def _with(self, call: Call, action: Callable[..., Any]) -> Any:
         if self._methods is not None and self._methods.now() != self._as_seen:
@@ -272,7 +289,7 @@ class Captures:
                     if capture is not self._captures[0]:
                         self._come_first(capture)
                     return outputs
-                with _capturing:
+                with capturing:
                     if not set(self._captures) <= set(tried):
                         continue  # another thread has captured this kind of call meanwhile
                     done = self._capture(call)

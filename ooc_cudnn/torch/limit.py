@@ -263,9 +263,9 @@ _HOOKS_OF_ALL = tuple(
 
 
 def _seen(stand_in: torch.Tensor, given: Any) -> Hashable:
-    """The properties of an argument that a plan depends on."""
+    """The properties of an argument that a capture depends on; guards compare its sizes."""
     return (
-        tuple(stand_in.shape), stand_in.dtype, stand_in.device, stand_in.requires_grad,
+        stand_in.dim(), stand_in.dtype, stand_in.device, stand_in.requires_grad,
         stand_in is given, torch_dtype(given),
     )  # fmt: skip
 

@@ -182,7 +182,8 @@ def _captured(
         kind, call = record_call(
             model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options
         )
-        ready, _ = calls_of(model).of(("plan", kind), call).find(call)
+        sizes = tuple(each.shape for each in call.tensors)  # those of fake tensors are never free
+        ready, _ = calls_of(model).of(("plan", kind, sizes), call).find(call)
     captured: ReadyModel = ready
     return captured
 

@@ -62,6 +62,12 @@ def specialize(number: Any) -> int | float | bool:
     return made
 
 
+def hint_of(number: Any) -> int | float | bool:
+    """The value that a number has in this call; guards do not compare it."""
+    made: int | float | bool = number.node.hint if type(number) in _SYMBOLIC else number
+    return made
+
+
 def only_counts(node: Any) -> bool:
     """True if nothing but other numbers is made of what a node of a graph is."""
     return all(

@@ -406,11 +406,11 @@ class Scaled(nn.Conv2d):
 
     scale = 1.0
 
-    def forward(self, x):
+    def forward(self, x, *others):
         return super().forward(x) * self.scale
 
 
-@pytest.mark.parametrize("by", ["shapes", "numbers"])
+@pytest.mark.parametrize("by", ["ranks", "numbers"])
 def test_ways_to_call_a_model_are_few(monkeypatch, by):
     """A number that the user changes in the model makes a new one in each step."""
     monkeypatch.setattr(import_module("ooc_cudnn.torch.calls"), "KEPT", 2)
@@ -419,9 +419,10 @@ def test_ways_to_call_a_model_are_few(monkeypatch, by):
 
     def call(at):
         model.scale = 1 / (at + 1) if by == "numbers" else 1.0
-        x = torch.ones(1, 1, 2, 2 + (by == "shapes") * at, dtype=torch.float64)
+        x = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+        others = [x] * at if by == "ranks" else []
         expected = torch.nn.functional.conv2d(x, model.weight, model.bias) * model.scale
-        close(model(x), expected, "output")
+        close(model(x, *others), expected, "output")
 
     for at in range(2):
         call(at)
@@ -432,6 +433,16 @@ def test_ways_to_call_a_model_are_few(monkeypatch, by):
         [call(at) for at in range(2, 5)]
     assert len(calls_of(model)) <= 3
     forget_warnings()
+
+
+def test_sizes_are_no_ways_to_call_a_model(monkeypatch):
+    monkeypatch.setattr(import_module("ooc_cudnn.torch.calls"), "KEPT", 2)
+    forget_warnings()
+    model = ooc.limit(Scaled(1, 1, 1).double(), LIMIT)
+    for width in range(2, 8):
+        x = torch.ones(1, 1, 2, width, dtype=torch.float64)
+        close(model(x), torch.nn.functional.conv2d(x, model.weight, model.bias), "output")
+    assert len(calls_of(model)) == 2
 
 
 def test_an_attribute_that_forward_does_not_read_is_no_way_to_call_a_model():

@@ -1,6 +1,8 @@
-"""A last, smaller batch: what of the full one's serves it, and that its numbers are its own."""
+"""Other sizes of arguments: what is there serves them, and their numbers are their own."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.runtime import lazy_step, plan_cache
+from ooc_cudnn.torch import backend, call
+from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import close
 from tests.support.torch_models import classifier, residual
 
@@ -140,3 +144,61 @@ def test_what_was_planned_with_less_memory_is_searched_again(searched):
             model(x).sum().backward()
         assert not model.forward.plan.derived
     assert len(searched) == 2
+
+
+def test_a_third_size_is_not_captured(pair, searched):
+    """The second one is captured for all sizes; the first keeps its own."""
+    for count, images in ((1, 8), (2, 5), (2, 8), (2, 7), (2, 3), (2, 5)):
+        check_step(pair, (images, *FULL[1:]))
+        assert len(calls_of(pair[0])) == count
+    assert len(searched) == 1
+    check_step(pair, (4, 3, 24, 24))  # neither height nor width was another one before
+    assert len(calls_of(pair[0])) == 3
+    check_step(pair, (2, 3, 20, 20))
+    check_step(pair, (3, 3, 12, 12))
+    assert len(calls_of(pair[0])) == 3
+
+
+class Branching(torch.nn.Conv2d):
+    """Looks into the size of its batch, and keeps what it saw."""
+
+    seen = 0
+
+    def forward(self, x):
+        self.seen = x.shape[0]
+        y = super().forward(x)
+        if x.shape[0] > 4:
+            return y * x.shape[0]
+        return y.reshape(x.shape[0], -1) + x.shape[-1]
+
+
+def test_what_forward_makes_of_a_size_is_that_of_each_call():
+    torch.manual_seed(0)
+    eager = Branching(3, 2, 3).double()
+    limited = ooc.limit(copy.deepcopy(eager), LIMIT)
+    for images, extent in ((8, 8), (5, 8), (6, 8), (3, 8), (2, 8), (4, 8), (7, 9), (3, 9), (1, 8)):
+        x = torch.randn(images, 3, extent, extent, dtype=torch.float64)
+        expected = eager(x)
+        for _ in range(2):
+            close(limited(x), expected, f"{images} images of {extent}")
+            assert limited.seen == images
+    assert len(calls_of(limited)) <= 6
+
+
+def test_sizes_are_kept_as_far_as_memory_is_for_them(monkeypatch):
+    monkeypatch.setattr(backend, "FEWEST_SIZES", 2)
+    monkeypatch.setattr(backend, "MOST_OPERATIONS", 0)
+    made, lower_graph = [], call.lower_graph
+
+    def lowered(graph, *args, **kwargs):
+        made.append(weakref.ref(graph))
+        return lower_graph(graph, *args, **kwargs)
+
+    monkeypatch.setattr(call, "lower_graph", lowered)
+    model = ooc.limit(torch.nn.Conv2d(3, 2, 3).double(), LIMIT)
+    for images in (2, 3, 4, 5, 6, 5, 6, 3):
+        model(torch.randn(images, 3, 8, 8, dtype=torch.float64)).sum().backward()
+    assert len(made) == 6  # 3 was let go of
+    gc.collect()
+    # that of 2 is its capture's; 3 is also what the capture was traced with
+    assert sum(each() is not None for each in made) <= 4
