@@ -208,7 +208,8 @@ class Captures:
 
     def _begin(self) -> None:
         """Begin without any."""
-        #: The last used is the first; those for one size come before others, which took it later.
+        #: Of those for one size the last used is the first. Those for all sizes follow in the order
+        #: in which they came: so each size stays with the capture that it was made ready in.
         self._captures: tuple[_Capture, ...] = ()
         self._methods: Methods | None = None
         self._is_synchronised: bool | None = None
@@ -242,12 +243,13 @@ class Captures:
         return len(self._captures)
 
     def keep(self, most: int) -> None:
-        """Keep so many at the most: those for all sizes first, then those that were used last."""
-        captures = self._captures
-        if len(captures) > most:
-            kept = sorted(captures, key=lambda each: not each.has_free_sizes)[:most]
-            self._captures = tuple(each for each in captures if each in kept)
-            self.count -= len(captures) - most
+        """Keep so many at the most: the newest for all sizes, then those that were used last."""
+        if len(self._captures) <= most:
+            return
+        self.count -= len(self._captures) - most
+        of_all_sizes = [each for each in self._captures if each.has_free_sizes][-most:]
+        others = [each for each in self._captures if not each.has_free_sizes]
+        self._captures = (*others[: most - len(of_all_sizes)], *of_all_sizes)
 
     def find(self, call: Call) -> tuple[Any, Sequence[Any]]:
         """Find what would run a call, and the tensors it would be given; it does not run.
@@ -269,8 +271,11 @@ class Captures:
         raise UnsupportedModelError("no output of the model depends on its inputs")
 
     def _come_first(self, capture: _Capture) -> None:
-        others = (each for each in self._captures if each is not capture)
-        self._captures = tuple(sorted((capture, *others), key=lambda each: each.has_free_sizes))
+        others = tuple(each for each in self._captures if each is not capture)
+        if not capture.has_free_sizes:
+            self._captures = (capture, *others)
+        elif len(others) == len(self._captures):  # it is new
+            self._captures = (*others, capture)
 
     def _with(self, call: Call, action: Callable[..., Any]) -> Any:
         if self._methods is not None and self._methods.now() != self._as_seen:
@@ -286,7 +291,7 @@ class Captures:
                         outputs = capture(call, action)
                     except _Missed:
                         continue
-                    if capture is not self._captures[0]:
+                    if capture is not self._captures[0] and not capture.has_free_sizes:
                         self._come_first(capture)
                     return outputs
                 with capturing:
