@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.source import TensorPropertySource
 
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.torch.aten_tracing import record
@@ -256,7 +255,9 @@ def placeholders_of(module: torch.fx.GraphModule, *, in_a_call: bool) -> list[Pl
         if is_tensor and not is_free:
             for extent in seen.shape:
                 int(extent)  # guards compare it
-        is_a_size = is_argument and isinstance(_origin(node), TensorPropertySource)
+        is_a_size = is_argument and isinstance(
+            _origin(node), torch._dynamo.source.TensorPropertySource
+        )
         is_a_float = is_tensor and _is_a_float(node)
         made.append(Placeholder(node, source, seen, is_a_float, is_a_size, is_free))
     return made

@@ -9,7 +9,7 @@ import torch
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.network.runtime import lazy_step, plan_cache
+from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.torch import backend, call
 from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import close
@@ -106,17 +106,17 @@ def test_forward_goes_by_the_plan_of_forward(pair, searched):
     assert limited.forward.plan.derived == "8x3x16x16"
 
 
-def test_what_waits_as_long_as_a_search_takes_is_searched(pair, searched, monkeypatch):
+def test_what_waits_as_long_as_a_search_takes_is_searched(pair, searched):
     small = (5, *FULL[1:])
-    check_step(pair, FULL)
-    assert check_step(pair, small).derived
-    monkeypatch.setattr(lazy_step, "SEARCH_SECONDS", 0.0)
-    assert len(searched) == 1
-    plan = check_step(pair, small)
-    assert len(searched) == 2
-    assert not plan.derived
-    assert check_step(pair, small) == plan
-    assert len(searched) == 2
+    with ooc_cudnn.settings(planning_seconds=1e-6):
+        check_step(pair, FULL)
+        assert check_step(pair, small).derived
+        assert len(searched) == 1
+        plan = check_step(pair, small)
+        assert len(searched) == 2
+        assert not plan.derived
+        assert check_step(pair, small) == plan
+        assert len(searched) == 2
 
 
 def test_a_model_captured_anew_keeps_its_plan(pair, searched):

@@ -46,9 +46,6 @@ from perfmodel import MachineModel
 
 #: A step is planned again where arrays on the device are gone, so that it has so much more room.
 MUCH_MORE = 1.1
-#: A plan that was derived serves until its steps took so many seconds, as predicted, beside
-#: computing in one piece: about what a search takes. The last batches of epochs never do.
-SEARCH_SECONDS = 10.0
 
 R = TypeVar("R", bound=Executable)
 
@@ -213,11 +210,14 @@ class LazyStep(ABC, Generic[R]):
         return ready
 
     def _is_worth_a_search(self, plan: NetworkPlan) -> bool:
-        """Count a step; true if steps by a plan that was derived took as long as a search."""
+        """Count a step; true if steps by a plan that was derived took as long as a search may.
+
+        That is beside computing in one piece, as predicted: last batches of epochs never do.
+        """
         if not plan.derived:
             return False
         self._spent_seconds += self._beside_seconds
-        return self._spent_seconds > SEARCH_SECONDS
+        return self._spent_seconds > current().planning_seconds
 
     def _forget(self) -> None:
         """Drop what is ready, and what it keeps on the host."""
