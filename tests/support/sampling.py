@@ -46,6 +46,7 @@ ALIKE = {
     "torch/test_extra_guards.py::test_a_change_is_seen": (5,),
     "torch/test_idioms.py::test_an_idiom_under_an_ample_limit": (9,),
     "torch/test_idioms.py::test_an_idiom_under_the_least_limit": (193,),
+    "torch/test_idioms.py::test_an_idiom_of_images_of_several_sizes": (47,),
     "torch/test_idioms.py::test_eager_is_equal_to_eager": (9,),
     "torch/test_inference_blocks.py::test_blocks_are_those_of_the_whole_image": (9,),
     "torch/test_inference_blocks.py::test_drawn_models_are_exact_in_drawn_blocks": (3,),

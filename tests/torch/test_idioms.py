@@ -18,12 +18,22 @@ from tests.torch.idioms.judge import (
     Idiom,
     as_expected,
     by_dynamo,
+    in_eager,
     judge,
     passes,
     under_an_ample,
     under_the_least,
 )
-from tests.torch.idioms.models import conv, held, image, leaf, loss_of, model, train
+from tests.torch.idioms.models import (
+    conv,
+    held,
+    image,
+    leaf,
+    loss_of,
+    model,
+    of_several_sizes,
+    train,
+)
 from tests.torch.idioms.seen import overlap
 from tests.torch.idioms.table import TABLE
 
@@ -45,6 +55,17 @@ def test_an_idiom_under_an_ample_limit(name):
 @pytest.mark.parametrize("name", NAMED)
 def test_an_idiom_under_the_least_limit(name):
     check(NAMED[name], *under_the_least(NAMED[name]))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_idiom_of_images_of_several_sizes(name):
+    """What is captured for all sizes is as exact as what is captured for one."""
+    idiom = of_several_sizes(NAMED[name])
+    try:
+        in_eager(idiom)
+    except AssertionError as error:
+        pytest.skip(f"eager takes no other sizes here: {error}")
+    check(idiom, *under_an_ample(idiom))
 
 
 def test_the_table_is_as_long_as_promised_and_its_names_are_its_own():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -14,9 +17,33 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+#: The number of images, and of their rows, that come next.
+_sizes = itertools.repeat((2, 7))
+
+
 def image(seed=0):
-    """Two small images of four channels."""
-    return drawn(2, 4, 7, 6, seed=seed)
+    """Two small images of four channels; or others within `of_several_sizes`."""
+    images, rows = next(_sizes)
+    return drawn(images, 4, rows, 6, seed=seed)
+
+
+def of_several_sizes(idiom):
+    """The idiom, done twice, with images of another number or size in each call."""
+
+    def make():
+        global _sizes
+        _sizes = itertools.cycle([(2, 7), (3, 7), (5, 7), (4, 8), (3, 9)])
+        return idiom.make()
+
+    def steps(run):
+        global _sizes
+        try:
+            idiom.steps(run)
+            idiom.steps(run)
+        finally:
+            _sizes = itertools.repeat((2, 7))
+
+    return replace(idiom, make=make, steps=steps)
 
 
 class Model(nn.Module):
