@@ -217,6 +217,16 @@ def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Ma
     return make
 
 
+def tiny_unetr() -> nn.Module:
+    """UNETR with two of its twelve blocks of attention: their number is not an argument."""
+    kind = importlib.import_module("monai.networks.nets").UNETR
+    model = kind(1, 2, 16, feature_size=4, hidden_size=8, mlp_dim=16, num_heads=2)
+    for at in range(12):
+        if at % 6:
+            model.vit.blocks[at] = nn.Identity()
+    return model
+
+
 class TinyHoVerNet(nn.Module):
     """HoVerNet's encoder and decoder blocks; of these alone the channels are free."""
 

@@ -7,7 +7,7 @@ torchvision, MONAI, timm and diffusers where these are installed, else from plai
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,6 +29,7 @@ from benchmarks.handmade_models import (
     WaveNet,
 )
 from benchmarks.library_models import of_diffusers, of_monai, of_timm, of_torchvision
+from examples.models import SwinUNETR
 
 Shape = tuple[int, ...]
 
@@ -119,6 +120,9 @@ _OF_TORCHVISION = (
     "densenet121",
 )  # fmt: skip
 MODELS = {name: _of_amp(name) for name in _BY_HAND}
+MODELS["swin_unetr"] = replace(
+    MODELS["swin_unetr"], tiny=lambda: SwinUNETR(4, 2, (1,), 4), tiny_shapes=((1, 1, 8, 8, 8),)
+)
 MODELS |= {name: _of_amp(name, _TV) for name in _OF_TORCHVISION}
 
 # torchvision
@@ -158,7 +162,6 @@ MODELS |= {
 }  # fmt: skip
 
 # MONAI
-_UNETR = {"feature_size": 4, "hidden_size": 8, "mlp_dim": 16, "num_heads": 2}
 _KL = {"spatial_dims": 3, "in_channels": 1, "out_channels": 1, "latent_channels": 3}
 MODELS |= {
     "segresnet_ds": Model(
@@ -176,7 +179,7 @@ MODELS |= {
     ),
     "unetr": Model(
         of_monai("UNETR", in_channels=1, out_channels=14, img_size=96), ((2, 1, 96, 96, 96),),
-        of_monai("UNETR", in_channels=1, out_channels=2, img_size=16, **_UNETR),
+        library.tiny_unetr,
         ((1, 1, 16, 16, 16),), _EINOPS,
     ),
     "attention_unet": Model(
@@ -292,7 +295,7 @@ MODELS |= {
         _batch(4, 512),
         of_diffusers("AutoencoderKL", down_block_types=_DOWN * 2, up_block_types=_UP * 2,
                      block_out_channels=(4, 8), norm_num_groups=2),
-        _batch(1, 16), _DIFFUSERS,
+        _batch(1, 8), _DIFFUSERS,
     ),
     "sd_unet": Model(
         of_diffusers("UNet2DConditionModel", cross_attention_dim=768),
@@ -323,7 +326,7 @@ MODELS |= {
     "hifigan": Model(
         HiFiGAN, ((16, 80, 128),), lambda: HiFiGAN(16, (4, 2), (3, 5), 8), ((2, 8, 16),)
     ),
-    "swinir": Model(SwinIR, _batch(8, 64), lambda: SwinIR(8, 1, 2, 2, 4), _batch(1, 16), _TV),
+    "swinir": Model(SwinIR, _batch(8, 64), lambda: SwinIR(8, 1, 2, 2, 4), _batch(1, 8), _TV),
     "fno": Model(FNO, _batch(16, 256), lambda: FNO(4, 3, 2), _batch(2, 16)),
     "nafnet": Model(NAFNet, _batch(8, 256), lambda: NAFNet(4, (1, 1), 1, (1, 1)), _batch(2, 16)),
 }  # fmt: skip

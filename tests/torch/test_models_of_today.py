@@ -16,9 +16,9 @@ pytestmark = [
     pytest.mark.usefixtures("fewest_plans"),
     pytest.mark.filterwarnings("ignore"),  # libraries' own
 ]
-#: PyTorch's slope of hardsigmoid is 3e-8 off, as `test_torchvision` has it. Others normalize sets
-#: of two sites: weights that differ in their last bit make as much of a difference.
-LOOSER = {"mobilenet_v3_large": 1e-8, "deeplabv3": 1e-9, "hrnet_w18": 1e-9}
+#: PyTorch's slope of hardsigmoid is 3e-8 off, as `test_torchvision` has it. DeepLab
+#: normalizes sets of two sites: weights that differ in their last bit make 5e-11.
+LOOSER = {"mobilenet_v3_large": 1e-8, "deeplabv3": 1e-9}
 SHARE, RATE = 1 / 4, 1e-3
 
 
@@ -52,7 +52,7 @@ def under_a_quarter(twin, args):
 def test_a_tiny_twin_trains_as_eager_does(name):
     model = MODELS[name]
     if not model.is_here:
-        pytest.skip(f"{' and '.join(model.libraries)} are not both installed")
+        pytest.skip(f"not installed: one of {', '.join(model.libraries)}")
     twin = make_twin(model, torch.float64)
     args = [torch.randn(shape, dtype=torch.float64) for shape in model.tiny_shapes]
     found = under_a_quarter(twin, args)
