@@ -99,6 +99,23 @@ class ConvNeXt(nn.Module):
         return x + self.scale * h
 
 
+class Dense(nn.Module):
+    """Normalized maps that are concatenated with what is made of them, as in U-Net++."""
+
+    def __init__(self):
+        super().__init__()
+
+        def block(before):
+            conv, norm = nn.Conv2d(before, 2, 3, padding=1), nn.InstanceNorm2d(2, affine=True)
+            return nn.Sequential(conv, norm, nn.LeakyReLU(0.1, inplace=True))
+
+        self.first, self.second, self.third = block(3), block(2), block(4)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.third(torch.cat([x, self.second(x)], 1))
+
+
 def classifier():
     """Convolution, batch norm, ReLU, pooling, linear."""
     return nn.Sequential(
@@ -127,4 +144,5 @@ MODELS = {
     "3-D U-Net": (lambda: UNet(axes=3), (1, 2, 8, 8, 8)),
     "squeeze and excite": (SqueezeExcite, (2, 3, 16, 16)),
     "ConvNeXt": (ConvNeXt, (2, 3, 16, 16)),
+    "dense": (Dense, (1, 3, 8, 8)),
 }

@@ -11,8 +11,8 @@ from tests.support.torch_models import MODELS
 SMALL = ("squeeze and excite", "classifier")[: number(1, of=2)]
 #: In `make test` these have one limit: others are like them.
 LIKE_OTHERS = (
-    "residual", "U-Net", "U-Net with batch norm", "3-D U-Net", "ConvNeXt", "classifier"
-)[: 6 - number(0, of=6)]  # fmt: skip
+    "residual", "U-Net", "U-Net with batch norm", "3-D U-Net", "ConvNeXt", "dense", "classifier"
+)[: 7 - number(0, of=7)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)

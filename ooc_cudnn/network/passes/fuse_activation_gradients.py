@@ -101,7 +101,7 @@ class _Between:
         ):
             return None
         of_y = self.uses[step.base(phases[maker].binds["dy"])]
-        if any(maker < at <= max(sums, *others) for at in of_y.written):
+        if any(maker < at <= max((sums, *others)) for at in of_y.written):
             return None
         return _Match(made_x[0], maker, others[0] if others else None)
 
