@@ -196,15 +196,23 @@ def swin_unetr(**options: Any) -> Make:
     return make
 
 
+def _reference_grid(self: Any, field: torch.Tensor, jitter: bool = False, seed: int = 0) -> Any:
+    """The sites of a field (n, axes, d, h, w), as MONAI's `Warp` has them without jitter."""
+    sites = torch.meshgrid(*map(torch.arange, field.shape[2:]), indexing="ij")
+    return torch.stack(sites).to(field).expand_as(field)
+
+
 def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Make:
     """MONAI's VoxelMorph of two volumes: a U-Net of these channels makes what warps the first.
 
-    MONAI looks up whether `torch.meshgrid` takes `indexing`, which no capture follows. It does.
+    MONAI's grid asks for the arguments of `torch.meshgrid` and sets `requires_grad`, which no
+    capture follows: another one is in its place.
     """
 
     def make() -> nn.Module:
-        warp = importlib.import_module("monai.networks.blocks.warp")
-        warp.meshgrid_ij = partial(torch.meshgrid, indexing="ij")
+        importlib.import_module(
+            "monai.networks.blocks.warp"
+        ).Warp.get_reference_grid = _reference_grid
         nets = importlib.import_module("monai.networks.nets")
         if not channels:
             return nets.VoxelMorph(spatial_dims=3)
@@ -215,6 +223,15 @@ def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Ma
         return nets.VoxelMorph(unet, integration_steps=2)
 
     return make
+
+
+def tiny_autoencoder() -> nn.Module:
+    """MONAI's AutoencoderKL, one deviation from the mean: under a limit other noise is drawn."""
+    kind = importlib.import_module("monai.networks.nets").AutoencoderKL
+    undrawn = type("AutoencoderKL", (kind,), {"sampling": lambda self, mean, sigma: mean + sigma})
+    model: nn.Module = undrawn(3, channels=(4, 8), attention_levels=(False, True),
+                               num_res_blocks=(1, 1), norm_num_groups=2)  # fmt: skip
+    return model
 
 
 def tiny_unetr() -> nn.Module:

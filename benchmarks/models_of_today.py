@@ -194,8 +194,7 @@ MODELS |= {
                  attention_levels=(False, False, False), num_res_blocks=2, norm_num_groups=16,
                  with_encoder_nonlocal_attn=False, with_decoder_nonlocal_attn=False),
         ((1, 1, 192, 192, 192),),
-        of_monai("AutoencoderKL", **_KL, channels=(4, 8), attention_levels=(False, True),
-                 num_res_blocks=1, norm_num_groups=2),
+        library.tiny_autoencoder,
         ((1, 1, 8, 8, 8),), _EINOPS,
     ),
     "hovernet": Model(
