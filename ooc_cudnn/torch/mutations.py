@@ -25,12 +25,13 @@ KEEPS_NOTHING = MOVES | {
     "_to_copy", "add", "avg_pool1d", "avg_pool2d", "avg_pool3d", "cat", "clone", "concat",
     "constant_pad_nd", "mean", "neg", "pad", "stack", "sub", "sum", "to", "with_history", "write",
 }  # fmt: skip
-#: Those whose gradient needs nothing that they make.
+#: Those whose gradient needs nothing that they make: not leaky_relu and hardtanh, whose forms in
+#: place keep it.
 KEEPS_NO_RESULT = KEEPS_NOTHING | {
     "_convolution", "addmm", "baddbmm", "batch_norm", "bmm", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "div", "einsum", "gelu",
-    "group_norm", "hardswish", "hardtanh", "instance_norm", "layer_norm", "leaky_relu", "linear",
-    "masked_fill", "matmul", "mish", "mm", "mul", "relu6", "silu", "softplus", "where",
+    "group_norm", "hardswish", "instance_norm", "layer_norm", "linear", "masked_fill", "matmul",
+    "mish", "mm", "mul", "silu", "softplus", "where",
 }  # fmt: skip
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from ooc_cudnn.torch.graph import Operation, Value
 
 Makers = Mapping[Value, Operation]
-#: The same numbers, in another dtype perhaps.
+#: The same numbers, where the dtype holds all of those before.
 _COPIES = frozenset({"_to_copy", "to", "alias", "contiguous"})
 
 
@@ -59,9 +61,13 @@ def normalization(operation: Operation, makers: Makers) -> Normalization | None:
 
 
 def _source(value: Value, makers: Makers) -> Value:
-    """The value that one is a copy of."""
+    """The value that one is a copy of; a cast that rounds or cuts makes other numbers."""
     while value in makers and makers[value].name in _COPIES:
-        value = makers[value].reads[0]
+        before = makers[value].reads[0]
+        widens = torch.promote_types(before.dtype, value.dtype) == value.dtype
+        if before.dtype != value.dtype and not (before.dtype.is_floating_point and widens):
+            break
+        value = before
     return value
 
 

@@ -33,6 +33,19 @@ def mask():
     return drawn(2, 1, 5, 4, seed=5) > 0
 
 
+def normalised(y):
+    """Over channels, as ConvNeXt's LayerNorm2d spells it."""
+    mean = y.mean(1, keepdim=True)
+    variance = (y - mean).pow(2).mean(1, keepdim=True)
+    return (y - mean) / torch.sqrt(variance + 1e-6)
+
+
+def rectified_and_written(y, x):
+    z = F.leaky_relu_(y, 0.1)
+    z.data.mul_(-1.3)
+    return z
+
+
 def counted(s, x, mask):
     """A sum over the batch of what meets a map of images later."""
     y = s.c(x) / (1 + mask.sum())
@@ -547,4 +560,13 @@ CASES = [
           w, training=True), c=conv(), m=buffer(4), v=buffer(4)), by_an_argument, REFUSED,
           though="the library updates running statistics with its own normalization alone"),
     of_conv("a backward of one result that looks for None", lambda y, x: Head.apply(y)),
+    Idiom("a map of whole numbers, normalised by hand", model(lambda s, x: s.c(normalised(
+          (s.c(x) * 10).int().float())), c=conv(4, 4, padding=1)), train),
+    of_conv("labels that are normalised by hand", lambda y, x: normalised((y * 9).long().double())),
+    Idiom("a map that was rounded to half, normalised by hand", model(lambda s, x: normalised(
+          (100 * s.c(x)).half().float()), c=conv()), train, computed_in=torch.float16),
+    Idiom("a map that is made wider, normalised by hand", model(lambda s, x: normalised(
+          s.c(x).double()), c=conv()), train, computed_in=torch.float32),
+    of_conv("data written over what leaky_relu makes in place", rectified_and_written, REFUSED,
+            though="its gradient needs what it made"),
 ]  # fmt: skip
