@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +16,8 @@ from ooc_cudnn.units import format_bytes, format_seconds
 FATES = ("kept", "offloaded", "recomputed", "streamed", "given")
 #: Fields of a plan whose keys in JSON are other words: those of plans that are stored already.
 _KEYS = {"rematerialized": "remade", "live_ranges": "stays", "batch_slices": "slabs"}
+#: A limit costs something where a plan takes so many times what computing in one piece does.
+COSTLY = 1.05
 #: How many of the largest tensors and of the longest phases `explain` shows.
 SHOWN = 12
 
@@ -45,6 +47,32 @@ class Fate(NamedTuple):
     tensor: str
     fate: str
     nbytes: int
+
+
+class MemoryNeed(NamedTuple):
+    """Limit below which a plan surely costs something, and the phase that sets it.
+
+    Attributes
+    ----------
+    what : str
+        What is the case from there on at the earliest: "all kept", or "none streamed".
+    phase : str
+    nbytes : int
+        A lower bound of that limit: tensors that the phase holds, and what lies beside the plan.
+    tensors : tuple of (str, int)
+        The largest of them, and their bytes.
+    """
+
+    what: str
+    phase: str
+    nbytes: int
+    tensors: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Self:
+        """Return the need that is a list in a plan's JSON."""
+        what, phase, nbytes, tensors = data
+        return cls(what, phase, nbytes, tuple((name, size) for name, size in tensors))
 
 
 @dataclass(frozen=True)
@@ -124,6 +152,10 @@ class NetworkPlan:
         search made them.
     notes : tuple of str
         What else there is to know, of whoever made the step.
+    one_piece_seconds : float, optional
+        What computing takes where nothing is cut: no plan, under no limit, takes less.
+    needs : tuple of MemoryNeed
+        The limits above this one from which on it costs less at the earliest.
     """
 
     name: str
@@ -161,12 +193,23 @@ class NetworkPlan:
     on_host: tuple[str, ...] = ()
     searched_seconds: float | None = field(default=None, compare=False)
     derived: str = ""
+    one_piece_seconds: float | None = field(default=None, compare=False)
+    needs: tuple[MemoryNeed, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def fate(self) -> Mapping[str, str]:
         """Fate of each tensor, by name."""
         return {each.tensor: each.fate for each in self.fates}
+
+    @property
+    def fate_bytes(self) -> Mapping[str, int]:
+        """Bytes of all tensors of each fate, but for what is given: of `FATES`, those there are."""
+        found = dict[str, int]()
+        for each in self.fates:
+            if each.fate != "given":
+                found[each.fate] = found.get(each.fate, 0) + each.nbytes
+        return found
 
     def explain(self) -> str:
         """Return a table a person reads: seconds, bytes, fates, the longest phases."""
@@ -200,6 +243,7 @@ class NetworkPlan:
                 ("<9", ">11", ">12", "<0"),
             ),
             *self._beside_bound(),
+            *self._cost_of_limit(),
             *[f"  solver     stopped {100 * self.gap:.1f} % above what its program may reach"]
             * bool(self.gap),
             *self._beside_search(),
@@ -263,6 +307,29 @@ class NetworkPlan:
             * bool(self.on_host),
         ]
 
+    def _cost_of_limit(self) -> list[str]:
+        """What the limit costs, the phases that set it, and from which limit on it falls away."""
+        least = self.one_piece_seconds
+        if least is None or not self.needs or self.seconds <= COSTLY * least:
+            return []
+        rows = [
+            (
+                each.what,
+                format_bytes(each.nbytes),
+                "",
+                f"set by {each.phase}: "
+                + ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in each.tensors),
+            )
+            for each in self.needs
+        ]
+        return [
+            "",
+            f"  what the limit costs: {self.seconds / least:.2f} times all kept, which takes "
+            f"{format_seconds(least)} or more",
+            "  from which limit on, at the earliest (tensors alone, without what phases work in)",
+            *align_columns(rows, ("<14", ">12", "<2", "<0")),
+        ]
+
     def _beside_bound(self) -> list[str]:
         """The distance of the plan from the best that there may be."""
         if self.bound_seconds is None:
@@ -314,6 +381,7 @@ class NetworkPlan:
             for name in ("on_host", "notes"):
                 known[name] = tuple(data.get(name, ()))
             known["again"] = tuple(RematEvent(*each) for each in data.get("again", ()))
+            known["needs"] = tuple(map(MemoryNeed.from_json, data.get("needs", ())))
             known["reserved"] = tuple((at, nbytes) for at, nbytes in data.get("reserved", ()))
             known["live_ranges"] = tuple(
                 (name, tuple(LiveRange(*stay) for stay in stays)) for name, stays in data["stays"]

@@ -45,6 +45,8 @@ class Incumbent:
         Pinned memory that may be had; None for any.
     tried : set
         Keys of candidates that were lowered, so that none is lowered twice.
+    in_one_piece : float
+        Seconds of computing the step in one piece, which no plan is below; 0 without a step.
     best : LoweredStep, optional
     least : NetworkPlan, optional
         Of those that did not fit, the one that wants least.
@@ -79,7 +81,7 @@ class Incumbent:
         self.computing = ComputeBound(constraints) if least is None else least
         #: Plans have their maps in one of these, that of the constraints most likely.
         self._orders = tuple(dict.fromkeys((constraints.order, *constraints.target.layouts)))
-        self._in_one_piece = (
+        self.in_one_piece = (
             min(self.computing.seconds(step, order) for order in self._orders) if step else 0.0
         )
         self.best: LoweredStep | None = None
@@ -101,7 +103,7 @@ class Incumbent:
         """
         if self.best is None:
             return self.budget.is_overdrawn
-        saved = max(self.best.plan.seconds - self._in_one_piece, 0.0)
+        saved = max(self.best.plan.seconds - self.in_one_piece, 0.0)
         return self.ends or self.work >= saved * WORK_A_SECOND
 
     def waits(self, times: float) -> bool:
@@ -110,7 +112,7 @@ class Incumbent:
 
     def is_slow(self, times: float) -> bool:
         """True if there is no incumbent or it takes `times` the unlimited compute time."""
-        return self.best is None or self.best.plan.seconds > times * self._in_one_piece
+        return self.best is None or self.best.plan.seconds > times * self.in_one_piece
 
     def can_beat_incumbent(self, step: Step, live_ranges: LiveRanges | None = None) -> bool:
         """True if a step may beat the incumbent by a lower bound, with these live ranges if given.
@@ -169,8 +171,8 @@ class Incumbent:
         if self.best is not None and seconds >= self.best.plan.seconds:
             return False
         self.best = planned
-        if self._in_one_piece:
-            say(f"best so far {seconds / self._in_one_piece:.2f} times all kept")
+        if self.in_one_piece:
+            say(f"best so far {seconds / self.in_one_piece:.2f} times all kept")
         return True
 
     def take_counted(self, planned: LoweredStep | None) -> bool:

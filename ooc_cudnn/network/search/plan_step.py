@@ -20,6 +20,7 @@ from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.gc_pause import no_garbage_collection
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
 from ooc_cudnn.network.search.layout_assignment import assign_layout
+from ooc_cudnn.network.search.memory_needs import memory_needs
 from ooc_cudnn.network.search.micro_batch_counts import micro_batches_of
 from ooc_cudnn.network.search.mo_sos import POLICIES as WHOLE
 from ooc_cudnn.network.search.pass_pipeline import (
@@ -99,10 +100,16 @@ def plan_step(
         incumbent.least = plan_step(name, of_all[0], with_more, seconds=seconds).plan
     if policy == "best":
         search.by_streaming_for_comparison()
-    planned = _named(incumbent.found(), policy)
+    planned = _with_needs(_named(incumbent.found(), policy), request, incumbent.in_one_piece)
     if not budget.is_spent:
         return planned
     return planned._replace(plan=replace(planned.plan, searched_seconds=seconds))
+
+
+def _with_needs(planned: LoweredStep, request: PlanRequest, in_one_piece: float) -> LoweredStep:
+    """A plan that says what its limit costs."""
+    needs = memory_needs(planned, request.step, request.constraints)
+    return planned._replace(plan=replace(planned.plan, needs=needs, one_piece_seconds=in_one_piece))
 
 
 def plan_with_bound(
@@ -174,7 +181,13 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     planned = lower_and_replay(plan.name, candidate)
     assert planned is not None
     incumbent = Incumbent(constraints)
-    figures = replace(planned.plan, taken=plan.taken, gap=plan.gap)
+    figures = replace(
+        planned.plan,
+        taken=plan.taken,
+        gap=plan.gap,
+        needs=plan.needs,
+        one_piece_seconds=plan.one_piece_seconds,
+    )
     incumbent.take(planned._replace(plan=figures))
     return incumbent.found()
 
