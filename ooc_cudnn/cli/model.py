@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import sys
 from typing import Any
@@ -17,7 +18,11 @@ from ooc_cudnn.cli.arguments import (
     nearest,
     on_device,
     operand,
+    positive,
 )
+from ooc_cudnn.cli.stdout import keep_stdout_clean
+from ooc_cudnn.cli.sweep import limits, show
+from ooc_cudnn.plotting import check_can_draw
 from ooc_cudnn.tensor import DTYPES
 
 EXAMPLE = (
@@ -51,37 +56,84 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_machine(where)
     add_device(where)
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
+    group.add_argument(
+        "--sweep", action="store_true", help="show seconds over memory: plans under several limits"
+    )
+    group.add_argument(
+        "--limits", type=limits, metavar="SIZE,...",
+        help="of a sweep: sizes, or shares of what keeping everything takes (0.5,0.25,2GiB)",
+    )  # fmt: skip
+    group.add_argument(
+        "--within", type=positive, metavar="SECONDS",
+        help="of a sweep: begin no further plan after so many seconds",
+    )  # fmt: skip
+    group.add_argument("--plot", metavar="FILE", help="draw a sweep (PNG, SVG, PDF)")
 
 
 def plan_model(arguments: argparse.Namespace) -> int:
     """Plan the model that a command line names, and print the plan."""
     if not arguments.inputs:
         raise ValueError("--torch needs --input, the shape of what the model is called with")
+    _check_sweep(arguments)
     placements = {given.placement or "pinned" for given in arguments.inputs}
     if len(placements) > 1:
         raise ValueError(f"--input: all are in one place, not {' and '.join(sorted(placements))}")
     model = build_model(*arguments.torch)
     with on_device(arguments.device):
+        if arguments.sweep:
+            _sweep(model, arguments, *placements)
+            return 0
         plan = _planned(model, arguments, *placements)
     print(json.dumps(plan.to_json(), indent=2) if arguments.json else plan.explain())
     return 0
 
 
-def _planned(model: Any, arguments: argparse.Namespace, placement: str) -> Any:
-    import torch
+def _check_sweep(arguments: argparse.Namespace) -> None:
+    """Refuse what a sweep does not do, and what it alone does."""
+    if arguments.sweep:
+        if arguments.limit is not None:
+            raise ValueError("--limit is of one plan, and --sweep makes many; leave one out")
+        if arguments.plot is not None:
+            check_can_draw(arguments.plot)  # before the time is spent
+        return
+    for option in ("limits", "within", "plot"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(f"--{option} is of a sweep: add --sweep")
 
+
+def _planned(model: Any, arguments: argparse.Namespace, placement: str) -> Any:
     from ooc_cudnn.torch import plan
 
-    model = model.to(getattr(torch, arguments.dtype)).train(not arguments.forward)
+    shapes, asked = _asked(model, arguments, placement)
+    return plan(model, *shapes, memory_limit=arguments.limit, **asked)
+
+
+def _sweep(model: Any, arguments: argparse.Namespace, placement: str) -> None:
+    """Plan the model under several limits, and show what comes of it."""
+    from ooc_cudnn.torch.sweeping import SHARES, sweep
+
+    shapes, asked = _asked(model, arguments, placement)
+    within = math.inf if arguments.within is None else arguments.within
+    with keep_stdout_clean():
+        trade = sweep(
+            model, *shapes, limits=arguments.limits or SHARES, within_seconds=within, **asked
+        )
+    show(trade, arguments)
+
+
+def _asked(
+    model: Any, arguments: argparse.Namespace, placement: str
+) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+    """Make a model ready to be planned; return the shapes of its inputs, and how it is planned."""
+    import torch
+
+    model.to(getattr(torch, arguments.dtype)).train(not arguments.forward)
     inputs: list[ArrayArgument] = arguments.inputs
-    return plan(
-        model,
-        *(given.shape for given in inputs),
-        memory_limit=arguments.limit,
-        machine=arguments.machine,
-        placement=placement,
-        with_gradients=not arguments.forward,
-    )
+    return [given.shape for given in inputs], {
+        "machine": arguments.machine,
+        "placement": placement,
+        "with_gradients": not arguments.forward,
+    }
 
 
 def build_model(module: str, name: str) -> Any:

@@ -19,6 +19,7 @@ with brought_by("torch", "torch"):
     from ooc_cudnn.torch.limit import limit, release
     from ooc_cudnn.torch.model_with_loss import with_loss
     from ooc_cudnn.torch.planning import plan, tune
+    from ooc_cudnn.torch.sweeping import sweep
 
 __all__ = [
     "RanksError",
@@ -30,6 +31,7 @@ __all__ = [
     "plan",
     "plan_infer",
     "release",
+    "sweep",
     "tune",
     "with_loss",
 ]

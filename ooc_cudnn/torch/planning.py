@@ -81,7 +81,7 @@ def plan(
     >>> found.device_bytes <= 2**31 < 256 * 64 * 510 * 510 * 4
     True
     """
-    ready = _captured(
+    ready = capture_for(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
     )
     specs = specs_of(ready, placement, device_to_plan_for(machine))
@@ -138,7 +138,7 @@ def tune(
         memory_limit = limited.memory_limit if memory_limit is None else memory_limit
         scale = limited.scale if scale is None else scale
         said = {"strict": limited.strict, "statistics": limited.statistics}
-    ready = _captured(
+    ready = capture_for(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="tune", **said
     )
     forget_calls(model)  # they are planned without it, and hold memory
@@ -154,7 +154,7 @@ def _is_module(model: Any) -> bool:
     return isinstance(model, torch.nn.Module)
 
 
-def _captured(
+def capture_for(
     model: torch.nn.Module,
     shapes: Sequence[Any],
     memory_limit: Limit,

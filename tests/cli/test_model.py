@@ -105,3 +105,32 @@ def test_a_wrong_command_line_names_the_argument(capsys, arguments, message):
         cli.main(["plan", *arguments])
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_sweep_is_a_table_and_a_picture(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "sweep.svg"
+    asked = ("--torch", f"{MODELS}:residual", *ASKED[:2], *ASKED[4:], "--sweep")
+    status, out, err = run(capsys, *asked, "--limits", "0.5,24MiB", "--plot", str(path))
+    assert (status, err) == (0, "")
+    assert out.startswith("Sequential on h200: predicted seconds of a step over memory")
+    assert [line.split()[0] for line in out.splitlines()[3:4]] == ["0.50"]
+    assert path.read_text().startswith("<?xml")
+    _, out, _ = run(capsys, *asked, "--limits", "0.5", "--json", "--forward")
+    (point,) = json.loads(out)["points"]
+    assert point["device_bytes"] <= point["limit_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*ASKED, "--sweep"), "--limit is of one plan, and --sweep makes many"),
+        ((*ASKED, "--limits", "0.5"), "--limits is of a sweep"),
+        ((*ASKED, "--plot", "x.png"), "--plot is of a sweep"),
+        ((*ASKED, "--within", "3"), "--within is of a sweep"),
+    ],
+)
+def test_what_belongs_to_a_sweep(capsys, arguments, message):
+    status, _, err = run(capsys, "--torch", f"{MODELS}:residual", *arguments)
+    assert (status, err.count("\n")) == (1, 1)
+    assert message in err

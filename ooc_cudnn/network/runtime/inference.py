@@ -7,7 +7,6 @@ from typing import Any
 
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.runtime.executable import (
@@ -57,11 +56,6 @@ class ForwardStep(LazyStep[ExecutableStep]):
         )
         running = {n: a for n, a in results.items() if n in self._network.running}
         return Forward(outputs, running)
-
-    @property
-    def phases(self) -> Step:
-        """Phases that it launches, in the arithmetic of the settings in force."""
-        return self._step
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:

@@ -115,9 +115,18 @@ class LazyStep(ABC, Generic[R]):
         given : mapping
             Of what will be handed in how it lies; what is left out is packed in pinned memory.
         """
-        wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
-        constraints = constraints_for(self._limit, machine, self._step, wrapped)
+        constraints = self.constraints_for(given, machine, self._limit)
         return load_or_plan(self._name, self._step, constraints, **self._asked).plan
+
+    def constraints_for(
+        self,
+        given: Mapping[str, TensorSpec],
+        machine: MachineModel | str | os.PathLike[str] | None,
+        memory_limit: Limit,
+    ) -> PlanConstraints:
+        """Return under what it is planned with a limit; the others are those of `planned_for`."""
+        wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
+        return constraints_for(memory_limit, machine, self._step, wrapped)
 
     def tune_for(
         self,
@@ -158,6 +167,16 @@ class LazyStep(ABC, Generic[R]):
         if changed is None or changed[0] is not step:
             changed = self._changed = step, step.changed
         return changed[1]
+
+    @property
+    def name(self) -> str:
+        """What its plans and errors call it."""
+        return self._name
+
+    @property
+    def phases(self) -> Step:
+        """Phases that it launches, in the arithmetic of the settings in force."""
+        return self._step
 
     @property
     def _step(self) -> Step:

@@ -131,3 +131,18 @@ def test_a_trade_comes_back_from_its_json(trade):
     again = Trade.from_json(json.loads(json.dumps(trade.to_json())))
     assert again.to_json() == trade.to_json()
     assert again.explain() == trade.explain()
+
+
+def test_where_a_limit_costs_much_the_table_says_so(network):
+    net, loss = network
+    asked = {"limits": [1.0, 0.9, 0.1], "policies": ["best"], "machine": "h200"}
+    found = trade_off(net, loss, **asked)
+    large, middle, small = (point.plan for point in found.points)
+    lines = found.explain().splitlines()
+    assert large.seconds == pytest.approx(middle.seconds, rel=0.2)
+    (said,) = [line for line in lines if "times as long as within" in line]
+    assert f"takes {small.seconds / middle.seconds:.1f} times" in said
+    assert any("at the earliest, for" in line for line in lines)
+    (limits, _) = [point.limit_bytes for point in found.points[1:]]
+    assert all(need.nbytes > small.memory_limit for need in small.needs)
+    assert limits == middle.memory_limit
