@@ -224,9 +224,23 @@ def add_machine(parser: Any) -> None:
     )
 
 
-def on_device(name: str | None) -> contextlib.AbstractContextManager[None]:
-    """The settings with the device that was named, if one was."""
-    return settings(device=name) if name is not None else contextlib.nullcontext()
+def add_seconds(parser: Any) -> None:
+    """Let it be said how long the search for a plan may take."""
+    parser.add_argument(
+        "--seconds",
+        type=number,
+        metavar="SECONDS",
+        help="that the search for each plan may take (planning_seconds; 10 when left out)",
+    )
+
+
+def on_device(
+    name: str | None, seconds: float | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """The settings with the device and the seconds of planning that were named, if any were."""
+    named = {"device": name, "planning_seconds": seconds}
+    named = {key: value for key, value in named.items() if value is not None}
+    return settings(**named) if named else contextlib.nullcontext()
 
 
 _SCALARS = {

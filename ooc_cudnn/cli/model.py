@@ -15,6 +15,7 @@ from ooc_cudnn.cli.arguments import (
     ArrayArgument,
     add_device,
     add_machine,
+    add_seconds,
     nearest,
     on_device,
     operand,
@@ -55,6 +56,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     where = group.add_mutually_exclusive_group()
     add_machine(where)
     add_device(where)
+    add_seconds(group)
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
     group.add_argument(
         "--sweep", action="store_true", help="show seconds over memory: plans under several limits"
@@ -79,7 +81,7 @@ def plan_model(arguments: argparse.Namespace) -> int:
     if len(placements) > 1:
         raise ValueError(f"--input: all are in one place, not {' and '.join(sorted(placements))}")
     model = build_model(*arguments.torch)
-    with on_device(arguments.device):
+    with on_device(arguments.device, arguments.seconds):
         if arguments.sweep:
             _sweep(model, arguments, *placements)
             return 0

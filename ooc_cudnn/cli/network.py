@@ -15,6 +15,7 @@ from ooc_cudnn.cli.arguments import (
     PROGRAM,
     add_device,
     add_machine,
+    add_seconds,
     nearest,
     on_device,
     positive,
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     add_machine(where)
     add_device(where)
+    add_seconds(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument(
         "--plot", metavar="FILE",
@@ -117,7 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_can_draw(arguments.plot)  # before the time is spent
     net, loss = _made(arguments)
-    with on_device(arguments.device), settings(memory_limit=arguments.limit):
+    with on_device(arguments.device, arguments.seconds), settings(memory_limit=arguments.limit):
         if arguments.sweep:
             sweep(arguments, net, loss)
         else:

@@ -18,6 +18,7 @@ from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.torch import autocast
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
 from ooc_cudnn.torch.cards import at
@@ -176,6 +177,12 @@ def capture_for(
     if is_lazy:  # a capture initialises the layers, and draws for that
         model = _with_the_same_tensors(model)
     held = torch.device(parameter_device(model))
+    if held.type == "meta" and autocast.state():
+        raise UnsupportedModelError(
+            f'{what} under torch.autocast: autocast does nothing for a model on "meta", so single '
+            'precision would be planned. Call model.to_empty(device="cpu") first; it takes no '
+            "memory until something is written there"
+        )
     cards = [held] if held.type == "cuda" else []
     options = Options(memory_limit, scale=scale, **said)
     with torch.random.fork_rng(cards, enabled=is_lazy), torch.set_grad_enabled(with_gradients):

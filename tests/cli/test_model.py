@@ -8,6 +8,7 @@ import pytest
 
 from ooc_cudnn import cli
 from ooc_cudnn.network.ir.plan import NetworkPlan
+from ooc_cudnn.network.runtime import plan_cache
 
 pytest.importorskip("torch")
 
@@ -119,6 +120,24 @@ def test_a_sweep_is_a_table_and_a_picture(capsys, tmp_path):
     _, out, _ = run(capsys, *asked, "--limits", "0.5", "--json", "--forward")
     (point,) = json.loads(out)["points"]
     assert point["device_bytes"] <= point["limit_bytes"]
+
+
+def test_seconds_are_those_of_the_search(capsys, monkeypatch):
+    asked = ("--torch", f"{MODELS}:residual", *ASKED)
+    given = []
+    planned = plan_cache.plan_step
+    monkeypatch.setattr(
+        plan_cache,
+        "plan_step",
+        lambda *of, **options: (given.append(options["seconds"]), planned(*of, **options))[1],
+    )
+    for more, seconds in (((), 10.0), (("--seconds", "0.5"), 0.5)):
+        status, _, err = run(capsys, *asked, *more)
+        assert (status, err) == (0, "")
+        assert given.pop() == seconds
+    status, _, err = run(capsys, *asked, "--seconds", "-1")
+    assert status == 1
+    assert "planning_seconds=-1.0 is not a number of seconds" in err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch import autocast
+from ooc_cudnn.torch import UnsupportedModelError, autocast
 from tests.support.torch_checks import Result
 
 pytestmark = pytest.mark.usefixtures("few_plans")
@@ -162,6 +162,18 @@ class Recurrent(nn.Module):
     def forward(self, x):
         y, (h, c) = self.lstm(self.norm(x))
         return y, h, c
+
+
+def test_a_plan_under_autocast_without_memory_for_the_model_is_refused():
+    """PyTorch casts nothing on "meta": the plan would be of single precision."""
+    with torch.device("meta"):
+        model = nn.Conv2d(3, 8, 3)
+    assert ooc.plan(model, (2, 3, 8, 8), memory_limit=LIMIT).device_bytes > 0
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(UnsupportedModelError, match="autocast does nothing for a model on"):
+            ooc.plan(model, (2, 3, 8, 8), memory_limit=LIMIT)
+        half = ooc.plan(model.to_empty(device="cpu"), (2, 3, 8, 8), memory_limit=LIMIT)
+    assert half.device_bytes > 0
 
 
 def test_an_lstm_has_the_dtype_of_its_own_results():
