@@ -205,7 +205,9 @@ def derive_plan(
     PlanInfeasibleError, HostOutOfMemoryError
         As `plan_step`.
     """
-    planned = plan_again(step, replace(plan, by_order=None, gap=0.0), constraints)
+    planned = plan_again(
+        step, replace(plan, by_order=None, gap=0.0, needs=(), one_piece_seconds=None), constraints
+    )
     return planned._replace(plan=replace(planned.plan, derived=shapes))
 
 

@@ -145,9 +145,11 @@ class Trade(NamedTuple):
             f"{self.title}: predicted seconds of a step over memory; keeping everything takes "
             f"{format_bytes(self.keep_all_bytes)}",
             "",
-            *(self._limit_rows() if len(self.policies) == 1 else self._policy_rows()),
-            *self._falls(),
         ]
+        if len(self.policies) == 1:
+            lines += [*self._limit_rows(), *self._falls()]
+        else:
+            lines += self._policy_rows()
         missing = [point for point in self.points if point.plan is None]
         if missing:
             said = dict.fromkeys(f"{point.policy}: {point.why}" for point in missing)
@@ -161,8 +163,8 @@ class Trade(NamedTuple):
         return f"<Trade: {self.title}, {len(self.limits)} limits>"
 
     def _falls(self) -> list[str]:
-        """The limits below which the first policy's plan takes much longer, by its plans."""
-        points = sorted(self.of(self.policies[0]), key=lambda each: -each.limit_bytes)
+        """The limits below which a plan takes much longer; both sides were planned."""
+        points = sorted(self.points, key=lambda each: -each.limit_bytes)
         planned = [(each.limit_bytes, each.plan) for each in points if each.plan is not None]
         lines = list[str]()
         for (limit, plan), (less, slower) in pairwise(planned):
