@@ -64,6 +64,8 @@ class Incumbent:
         are made, and say how much they would take there.
     is_short : bool
         Whether host memory had no room for some step.
+    tells : bool
+        Whether the line of what goes on has the fastest plan so far.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Incumbent:
         self.least: NetworkPlan | None = None
         self.tried = set[Hashable]()
         self.near, self.untimed = list[LoweredStep](), float("inf")
+        self.tells = True
         self.work, self.budget = 0, budget or UNLIMITED
 
     @property
@@ -171,7 +174,7 @@ class Incumbent:
         if self.best is not None and seconds >= self.best.plan.seconds:
             return False
         self.best = planned
-        if self.in_one_piece:
+        if self.tells and self.in_one_piece:
             say(f"best so far {seconds / self.in_one_piece:.2f} times all kept")
         return True
 

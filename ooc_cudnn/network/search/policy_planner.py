@@ -184,6 +184,7 @@ class StandalonePolicy:
         self.policy, self._step, self._ready = policy, step, ready
         self._constraints, self.has_plan = constraints, False
         self._own = Incumbent(constraints, step, least, budget)
+        self._own.tells = False
         self._in_vain, self._skipped = 0, False
 
     @property
