@@ -138,10 +138,11 @@ class PlanSearch:
     def by_streaming(self) -> None:
         """Stream what is too large, call by call: for policies that have no plan without that."""
         incumbent = self.incumbent
-        # "offload" leaves least to drop from the device, one tensor after the other
+        # "offload" leaves least to drop from the device, one tensor after the other; and it may be
+        # faster than what a search found that was ended
         is_late = incumbent.budget.is_spent
         for policy in sorted(self._alone, key=lambda each: is_late and each.policy != "offload"):
-            if policy.fits_nowhere and not incumbent.ends:
+            if policy.fits_nowhere and (policy.policy == "offload" or not incumbent.ends):
                 self._explore_all(policy.streaming(self._parts, incumbent))
         if incumbent.best is None and incumbent.least is None and incumbent.skips:
             incumbent.skips = False  # all was passed over: what is streamed says what it wants
