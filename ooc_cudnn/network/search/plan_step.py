@@ -85,13 +85,14 @@ def plan_step(
         return _vdnn_dyn(name, step, constraints, micro_batches or 1)
     if policy.startswith("vdnn"):
         micro_batches = micro_batches or 1  # it knows no others
-    request, budget = PlanRequest(name, step, constraints, micro_batches), SearchBudget(seconds)
-    search = PlanSearch(request, policy, budget)
-    search.by_policies()
-    if policy == "best":
-        search.try_strategies()
-        search.by_vdnn(*_canonical(original, asked, "vdnn_all"))  # the same for each of vDNN's
-    search.by_streaming()
+    request = PlanRequest(name, step, constraints, micro_batches)
+    # the same for each of vDNN's
+    vdnn = _canonical(original, asked, "vdnn_all") if policy == "best" else None
+    budget = SearchBudget(seconds)
+    search = _search(request, policy, budget, vdnn)
+    if search.incumbent.best is None and budget.is_spent:  # host memory was short for all so far
+        budget = SearchBudget(seconds, needs_plan=True)
+        search = _search(request, policy, budget, vdnn)
     incumbent = search.incumbent
     if incumbent.best is None and incumbent.skips and incumbent.least is not None:
         # with room for that nothing is passed over which wants less still
@@ -110,6 +111,22 @@ def _with_needs(planned: LoweredStep, request: PlanRequest, in_one_piece: float)
     """A plan that says what its limit costs."""
     needs = memory_needs(planned, request.step, request.constraints)
     return planned._replace(plan=replace(planned.plan, needs=needs, one_piece_seconds=in_one_piece))
+
+
+def _search(
+    request: PlanRequest,
+    policy: str,
+    budget: SearchBudget,
+    vdnn: tuple[Step, PlanConstraints] | None,
+) -> PlanSearch:
+    """Search by a policy; for `best` by strategies, too, and by vDNN's policies in their step."""
+    search = PlanSearch(request, policy, budget)
+    search.by_policies()
+    if vdnn is not None:
+        search.try_strategies()
+        search.by_vdnn(*vdnn)
+    search.by_streaming()
+    return search
 
 
 def plan_with_bound(

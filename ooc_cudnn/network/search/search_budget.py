@@ -19,6 +19,8 @@ class SearchBudget:
     seconds : float
         What it may take on a core that lowers `PHASES_A_SECOND`. On each host the search ends
         after the same work, whatever time that took there: so plans are the same.
+    needs_plan : bool
+        Whether more may be taken until there is a plan, however much that is.
 
     Attributes
     ----------
@@ -34,8 +36,9 @@ class SearchBudget:
     (1300.0, True)
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, needs_plan: bool = False) -> None:
         self._most, self.spent = seconds * PHASES_A_SECOND, 0.0
+        self._needs_plan = needs_plan
 
     def lower(self, phases: int) -> None:
         """Take account of so many phases that are lowered."""
@@ -53,7 +56,7 @@ class SearchBudget:
     @property
     def is_overdrawn(self) -> bool:
         """True if no more may be taken, even though there is no plan yet."""
-        return self.spent >= OVERDRAWN * self._most
+        return not self._needs_plan and self.spent >= OVERDRAWN * self._most
 
 
 #: For searches that end by themselves.

@@ -6,6 +6,7 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
+from ooc_cudnn.memory.pinned import Room
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.search.plan_step import plan_again, plan_step
 from ooc_cudnn.network.search.search_budget import PHASES_A_SECOND, SearchBudget
@@ -27,9 +28,10 @@ def step():
     )
 
 
-def constraints(limit):
+def constraints(limit, host=None):
+    room = None if host is None else Room(host, host, 0)
     target = Target(shipped("h200"), limit, limit, ORDERS, None, overlap=True)
-    return PlanConstraints(target, {})
+    return PlanConstraints(target, {}, host=room)
 
 
 def drawn_step(seed):
@@ -66,6 +68,15 @@ def test_what_little_work_finds_is_no_slower_than_what_none_does(seed, limit):
     assert seconds == sorted(seconds, reverse=True)
 
 
+def test_host_memory_has_room_for_a_plan_whatever_the_budget():
+    """Without work host memory was said to be too small, where a search finds a plan."""
+    step, little = drawn_step(1), constraints(71_497, host=83_519)
+    plan = plan_step("step", step, little, seconds=0.0).plan
+    assert plan.host_bytes <= 83_519
+    assert plan.searched_seconds == 0.0
+    assert plan_step("step", step, little, seconds=0.1).plan.seconds <= plan.seconds
+
+
 def test_a_budget_is_no_clock(step):
     """The same work ends the search, however long that takes."""
     limit = constraints(2**20)
@@ -82,3 +93,6 @@ def test_work_is_counted():
     assert budget.is_spent
     assert not budget.is_overdrawn
     assert SearchBudget(0.0).is_overdrawn
+    needed = SearchBudget(0.0, needs_plan=True)
+    assert needed.is_spent
+    assert not needed.is_overdrawn
