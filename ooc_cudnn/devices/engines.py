@@ -223,7 +223,7 @@ class Tables:
 
     def unstored(self) -> Iterator[Measurement]:
         """Entries that are not as they were read from a file."""
-        known = tuple(self._known.items())
+        known = tuple(self._known.copy().items())  # others add while pairs are made
         return (measured for key, measured in known if key in self._unstored)
 
     def add_unless_worse(self, measured: Measurement) -> None:

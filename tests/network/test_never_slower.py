@@ -75,6 +75,6 @@ def test_best_is_never_slower_than_a_policy(seed, monkeypatch):
         if not by_policy:
             continue  # then there is none to be found
         with monkeypatch.context() as patch:
-            patch.setattr(incumbent, "MOST_WORK", 1)
+            patch.setattr(incumbent, "WORK_A_SECOND", 0)
             best = planned(step, machine, limit, "best")
         assert best.seconds <= min(by_policy.values()), (share, best.taken, by_policy)

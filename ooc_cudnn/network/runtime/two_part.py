@@ -10,7 +10,6 @@ is shown and recorded by itself, beside what was predicted of it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cached_property
 from typing import Any
 
 from ooc_cudnn import interrupts
@@ -38,6 +37,7 @@ from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT
 from ooc_cudnn.pipeline.segments import split_at_pauses
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec
+from perfmodel.cached import cached_property
 
 
 class TwoPartStep(LazyStep["ExecutableParts"]):
