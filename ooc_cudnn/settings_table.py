@@ -81,6 +81,8 @@ def _parse_seconds(value: object, name: str) -> float:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {rule}")
     try:
         seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     except ValueError:
         raise ValueError(f"{name}={value!r} is no number; {rule}") from None
     if not 0.0 <= seconds < math.inf:

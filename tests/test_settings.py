@@ -176,6 +176,12 @@ BAD: list[tuple[str, object, type[Exception], str]] = [
     ("machine", "/", ValueError, "is a folder"),
     ("machine", "/dev/zero", ValueError, "a device, not a file"),
     ("machine", __file__, ValueError, "not JSON"),
+    *(
+        ("planning_seconds", value, ValueError, "0 or more")
+        for value in (-1, float("nan"), float("inf"), 10**400, "abc", "1e400", "")
+    ),
+    ("planning_seconds", True, TypeError, "bool"),
+    ("tune_seconds", None, TypeError, "NoneType"),
     ("progress", "sometimes", ValueError, "callable"),
     ("progress", 1, TypeError, "callable"),
     ("progress", None, TypeError, "callable"),
