@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import max_touched_bytes
@@ -112,8 +115,23 @@ class PlanSearch:
     def try_strategies(self) -> None:
         """Try the strategies in turn, each where it may beat the incumbent."""
         self._refine_prefetch()
+        self._stream_first()
         for strategy in [*self._strategies]:
             self._try(strategy)
+
+    def _stream_first(self) -> None:
+        """Stream by policy "offload" where there is no plan yet.
+
+        It leaves least to drop from the device, so it is soon planned, and then tells of others
+        early that they are not worth a plan.
+        """
+        for policy in self._alone:
+            if policy.policy == "offload" and self.incumbent.best is None:
+                candidates = policy.streaming(self._parts, self.incumbent)
+                # no plan is an error where nothing else has one, either
+                with suppress(StopIteration, PlanInfeasibleError):
+                    planned = self.incumbent.offer(self._request.name, next(candidates))
+                    candidates.send(planned)  # for `by_streaming` not to begin anew
 
     def _try(self, strategy: Strategy) -> bool:
         """Try a strategy, once; return whether a plan was the fastest then."""
