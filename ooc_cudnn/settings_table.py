@@ -232,8 +232,8 @@ SETTINGS: Final = (
         10.0,
         _parse_seconds,
         "Seconds of a core that the search for the plan of a network's step may take. They are "
-        "counted in work, not by a clock, so that plans are the same on every host; a first plan "
-        "is made in any case.",
+        "counted in work, not by a clock, so that plans are the same on every host. While the "
+        "best plan is slow it may take twice as many; a first plan is made in any case.",
         "More may find a faster plan for a small limit, and `explain()` says where it may; with "
         "fewer the first step comes sooner.",
     ),

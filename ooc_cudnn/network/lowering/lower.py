@@ -49,6 +49,8 @@ from ooc_cudnn.pipeline.program import (
 MANY_PIECES, MUCH_SLOWER = 64, 4.0
 #: A call that is cut takes as long to plan as so many more that are not.
 CUT = 2
+#: And what spills in a step, as so many times its phases.
+SPILLED = 2
 #: Offsets that are not found are as much work as planning such a share of all phases; and where
 #: buffers were moved up again and again.
 OFFSETS, OFFSETS_MOVED = 0.05, 0.5
@@ -122,6 +124,7 @@ def lower_step(
             }  # it is there
     room = constraints.target.room_bytes
     if spill:
+        count(SPILLED * len(step.phases))
         live_ranges = minimize_copies(
             step, live_ranges, _Lowering(name, step, live_ranges, constraints).working(), room
         )

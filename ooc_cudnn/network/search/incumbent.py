@@ -28,6 +28,10 @@ WORTH_TIME = 0.003
 #: So many phases of plans that are compared are worth each second that a faster plan may save, for
 #: a step is run often.
 WORK_A_SECOND = 1_000_000
+#: To rewrite a step is as much work as planning such a share of its phases.
+PROPOSED = 0.5
+#: A plan that takes so many times the unlimited compute time is slow.
+SLOW = 1.5
 #: As many plans as a strategy has, whatever work they are.
 ALL_PLANS = float("inf")
 
@@ -95,8 +99,10 @@ class Incumbent:
 
     @property
     def ends(self) -> bool:
-        """True if there is a plan, and the budget is spent."""
-        return self.best is not None and self.budget.is_spent
+        """True if there is a plan, and the budget is spent: overdrawn where the plan is slow."""
+        if self.best is None:
+            return False
+        return self.budget.is_overdrawn if self.is_slow(SLOW) else self.budget.is_spent
 
     def is_enough(self) -> bool:
         """True if planning took as much work as a faster plan may be worth.
@@ -105,7 +111,7 @@ class Incumbent:
         the budget; it may be overdrawn for a first plan.
         """
         if self.best is None:
-            return self.budget.is_overdrawn
+            return self.budget.gives_up
         saved = max(self.best.plan.seconds - self.in_one_piece, 0.0)
         return self.ends or self.work >= saved * WORK_A_SECOND
 
@@ -222,6 +228,7 @@ class Incumbent:
                 candidate = proceed()
             except StopIteration:
                 break
+            self.budget.lower(int(PROPOSED * len(candidate.step.phases)))
             try:
                 planned = self.offer(name, candidate)
             except PlanInfeasibleError as error:

@@ -102,7 +102,7 @@ def plan_step(
     if policy == "best":
         search.by_streaming_for_comparison()
     planned = _with_needs(_named(incumbent.found(), policy), request, incumbent.in_one_piece)
-    if not budget.is_spent:
+    if not incumbent.ends:
         return planned
     return planned._replace(plan=replace(planned.plan, searched_seconds=seconds))
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 PHASES_A_SECOND = 1_300
 #: The rematerialization search counts bytes of tensors so often in the time of one phase.
 COUNTED_A_PHASE = 1_500
-#: While there is no plan, so many times the budget may be spent.
-OVERDRAWN = 1.5
+#: While there is no plan, or a slow one, so many times the budget may be spent.
+OVERDRAWN = 2
 
 
 class SearchBudget:
@@ -55,8 +55,13 @@ class SearchBudget:
 
     @property
     def is_overdrawn(self) -> bool:
-        """True if no more may be taken, even though there is no plan yet."""
-        return not self._needs_plan and self.spent >= OVERDRAWN * self._most
+        """True if no more may be taken where there is a slow plan, or none so far."""
+        return self.spent >= OVERDRAWN * self._most
+
+    @property
+    def gives_up(self) -> bool:
+        """True if no more may be taken, though there is no plan so far."""
+        return self.is_overdrawn and not self._needs_plan
 
 
 #: For searches that end by themselves.

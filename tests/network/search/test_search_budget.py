@@ -92,7 +92,7 @@ def test_work_is_counted():
     budget.lower(1)
     assert budget.is_spent
     assert not budget.is_overdrawn
-    assert SearchBudget(0.0).is_overdrawn
+    assert SearchBudget(0.0).gives_up
     needed = SearchBudget(0.0, needs_plan=True)
     assert needed.is_spent
-    assert not needed.is_overdrawn
+    assert not needed.gives_up
