@@ -29,7 +29,7 @@ WORTH_TIME = 0.003
 #: a step is run often.
 WORK_A_SECOND = 1_000_000
 #: To rewrite a step is as much work as planning such a share of its phases.
-PROPOSED = 0.5
+PROPOSED = 0.2
 #: A plan that takes so many times the unlimited compute time is slow.
 SLOW = 1.5
 #: As many plans as a strategy has, whatever work they are.
