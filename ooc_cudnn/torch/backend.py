@@ -111,7 +111,7 @@ def _compiled(
     first = _made_ready(module, placeholders, examples, call, options, larger)
     written = WrittenMemory(first.graph)
     written.check(examples if call is None else [call.real.get(id(e), e) for e in examples])
-    free = [at for at, each in enumerate(placeholders) if each.has_free_sizes]
+    free = [at for at, each in enumerate(placeholders) if each.has_free_sizes or each.is_a_size]
     sizes = Sizes(free, examples, first)
     if call is not None:
         call.has_free_sizes = bool(free)
@@ -269,7 +269,8 @@ class Sizes:
     Parameters
     ----------
     free : sequence of int
-        The places of tensors whose sizes are free.
+        The places of tensors whose sizes are free; and of sizes by themselves, where forward reads
+        nothing else of a tensor.
     examples : sequence
         What the graph was traced with.
     first : ReadyModel or EmptyModel
@@ -283,7 +284,11 @@ class Sizes:
         self._known = {self._sizes(examples): first}
 
     def _sizes(self, tensors: Sequence[Any]) -> Hashable:
-        return tuple((tensors[at].shape, tensors[at].stride()) for at in self._free)
+        free = (tensors[at] for at in self._free)
+        return tuple(
+            (each.shape, each.stride()) if isinstance(each, torch.Tensor) else hint_of(each)
+            for each in free
+        )
 
     def of(
         self, tensors: Sequence[Any], make: Callable[[], ReadyModel | EmptyModel]

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
@@ -183,6 +184,45 @@ def test_what_forward_makes_of_a_size_is_that_of_each_call():
             close(limited(x), expected, f"{images} images of {extent}")
             assert limited.seen == images
     assert len(calls_of(limited)) <= 6
+
+
+class OfAnother(nn.Module):
+    """What it makes hangs on the sizes of a tensor that it reads nothing else of."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.conv, self.make, self.seen = nn.Conv2d(3, 2, 3, padding=1), make, 0
+
+    def forward(self, x, other):
+        self.seen += other.shape[0]
+        return self.make(self.conv(x), other), other.shape[2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y, other: nn.functional.interpolate(y, size=other.shape[2:]),
+        lambda y, other: y * other.shape[0] / other.shape[2],
+        lambda y, other: y + other.stride(1),
+        lambda y, other: y[:, :, : other.shape[2] - 4] * 2,
+    ],
+)
+def test_sizes_of_what_is_read_for_its_shape_alone_are_those_of_each_call(make):
+    """TorchDynamo hands in numbers, not the tensor; from the second size on they are free."""
+    torch.manual_seed(0)
+    eager, x = OfAnother(make).double(), torch.randn(2, 3, 10, 10, dtype=torch.float64)
+    under = ooc.limit(copy.deepcopy(eager), "1MiB")
+    for size in (8, 10, 12, 14, 8):
+        other = torch.zeros(size, 1, size, size)
+        (due, rows), (made, same_rows) = eager(x, other), under(x, other)
+        assert same_rows == rows
+        assert under.seen == eager.seen
+        torch.testing.assert_close(made, due)
+        for each in (eager, under):
+            each.zero_grad()
+        due.square().sum().backward()
+        made.square().sum().backward()
+        torch.testing.assert_close(under.conv.weight.grad, eager.conv.weight.grad)
 
 
 def test_sizes_are_kept_as_far_as_memory_is_for_them(monkeypatch):
