@@ -21,6 +21,7 @@ from tests.support.network_checks import assert_close
 from tests.support.network_steps import Recorder
 
 
+@pytest.mark.every_case
 def test_parts_of_a_concatenation_cross_the_link_at_its_rate():
     """They took ten times as long: 64 bytes of each position, in rows of their own."""
     net, loss = unet(96, levels=2)
