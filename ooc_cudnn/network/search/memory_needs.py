@@ -75,6 +75,7 @@ def _need(
     nbytes: int,
     constraints: PlanConstraints,
 ) -> MemoryNeed:
-    tensors = sorted(((base, step.tensors[base].nbytes) for base in bases), key=lambda e: -e[1])
+    named = ((base, step.tensors[base].nbytes) for base in bases)
+    tensors = sorted(named, key=lambda each: (-each[1], each[0]))  # bases may be a set
     at_least = nbytes + constraints.target.beside_bytes
     return MemoryNeed(what, step.phases[phase].name, at_least, tuple(tensors[:NAMED]))
