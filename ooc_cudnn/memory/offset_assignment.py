@@ -75,16 +75,20 @@ def assign_offsets(
         [(full, *each) for full, each in zip(fullness, key, strict=True)]
         for key in (size, life, area)
     )
+    keys = (size, life, area, time, broad_size, broad_life, broad_area)
+    by_size, by_life, by_area, *_, by_broad_size, by_broad_life, by_broad_area = orders = [
+        _sorted_by(key) for key in keys
+    ]
     fit = _FirstFit(buffers)
-    placement = fit.placed(_sorted_by(size))
-    for key in (life, area, time, broad_size, broad_life, broad_area):
-        placement = fit.placed_below(placement.peak_bytes, _sorted_by(key)) or placement
+    placement = fit.placed(by_size)
+    for order in orders[1:]:
+        placement = fit.placed_below(placement.peak_bytes, order) or placement
     if enough_bytes is None or not enough_bytes < placement.peak_bytes <= NEAR * enough_bytes:
         return placement
-    keys = (broad_life, life, broad_area, area, broad_size, size)
-    attempts = [_move_up(fit, buffers, _sorted_by(key), enough_bytes) for key in keys]
-    for rounds, orders in TURNS:
-        for attempt in attempts[:orders]:
+    soonest = (by_broad_life, by_life, by_broad_area, by_area, by_broad_size, by_size)
+    attempts = [_move_up(fit, buffers, order, enough_bytes) for order in soonest]
+    for rounds, count in TURNS:
+        for attempt in attempts[:count]:
             for order in filter(None, islice(attempt, rounds)):
                 placement = fit.placed_below(placement.peak_bytes, order) or placement
                 if placement.peak_bytes <= enough_bytes:
