@@ -159,8 +159,8 @@ def test_workspace_too_small_is_refused():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(5, 24, 3, 16), (3, 7, 50), (2, 3, 2, 3, 4), (40, 2, 1), (3, 9)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", [(5, 24, 3, 16), (3, 7, 50), (2, 3, 2, 3, 4), (40, 2, 1), (3, 9),
+                                   (1, 5, 4, 6), (4, 1, 7)], ids=str)  # fmt: skip
 def test_sums_per_image_per_channel_or_site_of_an_image_and_of_all(shape, dtype, layout):
     ones = (1,) * (len(shape) - 2)
     dy = Operand(shape, dtype, layout, data=random(shape, 1) + 1)

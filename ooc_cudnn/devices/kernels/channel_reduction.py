@@ -186,13 +186,12 @@ def broadcast_sum(operation: BroadcastSum, call: Call) -> None:
     ]
     check_packed("db", call.output, operation.b_shape, operation.result_dtype)
     per_image, per_channel = _kept(operation)
-    images = 1
-    if per_image:
-        sites = operation.is_by_site
+    images, sites = 1, operation.is_by_site
+    if per_image or sites:
         views, images = _regrouped(views, channels=per_channel or sites, sites=sites)
     dy, x = views[0], (views[1] if operation.factor else None)
     kind = KINDS[operation.factor]
-    if per_image or per_channel:
+    if per_image or per_channel or sites:
         _reduce(operation, kind, dy, x, None, call, images)
         return
     # One sum in all: of the sums of the channels.
@@ -215,9 +214,10 @@ def _sum_bytes(operation: BroadcastSum) -> int:
     """Scratch of `broadcast_sum`."""
     (n, c), s = operation.shape[:2], math.prod(operation.shape[2:])
     per_image, per_channel = _kept(operation)
-    if operation.is_by_site:
+    sites = operation.is_by_site
+    if sites:
         c, s = s, c
-    if per_image and (per_channel or operation.is_by_site):
+    if sites or (per_image and per_channel):
         return max(workspace_bytes((1, n * c, s), 1), workspace_bytes((1, c, s), 1, images=n))
     if per_image:
         return workspace_bytes((c, n, s), 1)
