@@ -33,16 +33,28 @@ R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., LoweredValue | tuple[LoweredValue | None, ...]]] = {}
 
 
-def rule(*names: str) -> Callable[[R], R]:
+#: Of operations by name, whether what they read is worth making in the network for their rule.
+GATHERS: dict[str, Callable[[Operation, Collection[Value]], bool]] = {}
+
+
+def rule(
+    *names: str, gathers: Callable[[Operation, Collection[Value]], bool] | None = None
+) -> Callable[[R], R]:
     """Enter a rule into the table, for ATen operations of these names.
 
     It takes the lowering and the operation's arguments by ATen's names, and returns what the value
     is in the network, or a tuple of that for several results.
+
+    Where PyTorch computes what an operation reads, it is left to PyTorch as well. Layers ask for
+    what they read in the network, and so does an operation that `gathers` is true of: of it, and
+    what it reads that PyTorch computes.
     """
 
     def entered(made: R) -> R:
         for name in names:
             RULES[name] = made
+            if gathers is not None:
+                GATHERS[name] = gathers
         return made
 
     return entered
@@ -474,6 +486,9 @@ class GraphLowering:
                 return False  # nothing of it is there, or a part is none of the network's
         elif self._gathered_moves(operation, waiting) or self._gathered_small(operation, waiting):
             return True
+        elif name in GATHERS:
+            if not GATHERS[name](operation, waiting):
+                return False
         elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
             return False
         channels, plain = _wanted(operation)
@@ -710,7 +725,7 @@ def _those(read: Collection[str], given: Mapping[str, GivenInputs]) -> dict[str,
 
 def _wanted(operation: Operation) -> tuple[int | None, bool]:
     """The axis of channels that a layer takes, and whether all axes are to be in their order."""
-    if operation.name in ("linear", "layer_norm"):
+    if operation.name in ("linear", "layer_norm") or operation.name in GATHERS:
         return -1, False
     if operation.name in ("cat", "concat"):
         return operation.arguments.get("dim", 0), False

@@ -1,0 +1,164 @@
+"""Attention in the door: what the library takes and what stays PyTorch's, as PyTorch has it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ooc_cudnn.network.network import Network
+from tests.support.torch_checks import check
+
+LENGTH, WIDTH, HEADS = 9, 12, 3
+
+
+@pytest.fixture
+def attentions(monkeypatch):
+    """How each attention of a network was asked for."""
+    asked, attention = [], Network.attention
+
+    def counted(net, *tensors, **told):
+        made = attention(net, *tensors, **told)
+        asked.append(told)
+        return made
+
+    monkeypatch.setattr(Network, "attention", counted)
+    return asked
+
+
+class Block(nn.Module):
+    """A block of a vision transformer: q, k and v by one linear layer."""
+
+    def __init__(self, bias=None, mask=None, **told):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.register_buffer("mask", mask)
+        self.told = told
+
+    def forward(self, x):
+        """Add what is attended to."""
+        n, length, width = x.shape
+        qkv = self.qkv(self.norm(x)).reshape(n, length, 3, HEADS, width // HEADS)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        mask = self.mask if self.bias is None else self.bias
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.told)
+        return x + self.out(y.transpose(1, 2).reshape(n, length, width))
+
+
+class Multihead(nn.Module):
+    """PyTorch's own, of a map's sites."""
+
+    def __init__(self, **told):
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **told)
+
+    def forward(self, x):
+        """Attend to itself."""
+        x = self.before(x)
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Sites(nn.Module):
+    """One head, without an axis of its own, of the sites of a map."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.q, self.k = nn.Conv2d(4, 4, 1), nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, x):
+        """Attend to each site."""
+        sites = self.before(x).flatten(2).transpose(1, 2)
+        y = F.scaled_dot_product_attention(self.q(sites), self.k(sites), sites)
+        return y.transpose(1, 2).reshape(x.shape)
+
+
+class Shared(nn.Module):
+    """Heads that share keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 16)
+
+    def forward(self, x):
+        """Four heads of queries, two of keys and values."""
+        n, length, _ = x.shape
+        q = self.q(x).view(n, length, 4, 4).transpose(1, 2)
+        k, v = self.kv(x).view(n, length, 2, 2, 4).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+SEEN = drawn(LENGTH, LENGTH) > -0.5
+SEEN[2] = False  # a query that sees nothing
+TAKEN = {
+    "a block": Block,
+    "causal": lambda: Block(is_causal=True),
+    "a scale": lambda: Block(scale=0.3),
+    "a bias": lambda: Block(drawn(HEADS, LENGTH, LENGTH)),
+    "a bias of all heads": lambda: Block(drawn(LENGTH, LENGTH)),
+    "a mask": lambda: Block(mask=SEEN),
+    "a mask of numbers": lambda: Block(mask=torch.zeros(1, LENGTH, LENGTH).masked_fill(~SEEN, -9)),
+    "MultiheadAttention": Multihead,
+    "MultiheadAttention without biases": lambda: Multihead(bias=False),
+    "shared keys": Shared,
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_attention_is_pytorchs(name, attentions, fewest_plans):
+    torch.manual_seed(0)
+    check(TAKEN[name]().double(), drawn(3, LENGTH, WIDTH).double(), shares=(1 / 2,))
+    assert attentions
+
+
+def test_attention_of_sites(attentions, fewest_plans):
+    torch.manual_seed(0)
+    check(Sites().double(), drawn(2, 4, 5, 3).double(), shares=(1 / 2,))
+    assert attentions
+
+
+class MaskOfInputs(Block):
+    """A mask that depends on x."""
+
+    def forward(self, x):
+        """Attend to what is positive."""
+        self.mask = (x[:, :, 0] > 0)[:, None, None]
+        found = super().forward(x)
+        self.mask = None
+        return found
+
+
+LEFT = {
+    "dropout": lambda: Block(dropout_p=1e-12),
+    "a mask of inputs": MaskOfInputs,
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_stays_pytorchs(name, attentions, fewest_plans):
+    torch.manual_seed(0)
+    check(LEFT[name]().double(), drawn(3, LENGTH, WIDTH).double(), shares=())
+    assert not attentions
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ({"attn_mask": SEEN, "is_causal": True}, "Explicit attn_mask should not be set"),
+        ({"attn_mask": SEEN.int()}, "attn_mask dtype"),
+    ],
+)
+def test_what_pytorch_refuses_is_refused_before_anything_runs(told, error):
+    class Refused(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, **told)
+
+    with pytest.raises(Exception, match=error):
+        check(Refused().double(), drawn(3, LENGTH, WIDTH).double(), shares=())
