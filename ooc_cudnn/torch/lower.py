@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., LoweredValue | tuple[LoweredValue | None, ...]]] = {}
 
 
-#: Of operations by name, whether what they read is worth making in the network for their rule.
+#: Of operations by name, whether their rule takes what PyTorch computes, to have it made.
 GATHERS: dict[str, Callable[[Operation, Collection[Value]], bool]] = {}
 
 
@@ -45,9 +45,9 @@ def rule(
     It takes the lowering and the operation's arguments by ATen's names, and returns what the value
     is in the network, or a tuple of that for several results.
 
-    Where PyTorch computes what an operation reads, it is left to PyTorch as well. Layers ask for
-    what they read in the network, and so does an operation that `gathers` is true of: of it, and
-    what it reads that PyTorch computes.
+    Where PyTorch computes what an operation reads, it is left to PyTorch as well. Layers have that
+    made in the network first. A rule that `gathers`, of the operation and what it reads that
+    PyTorch computes, is handed such values, and has them made itself (`GraphLowering.gathered`).
     """
 
     def entered(made: R) -> R:
@@ -487,8 +487,7 @@ class GraphLowering:
         elif self._gathered_moves(operation, waiting) or self._gathered_small(operation, waiting):
             return True
         elif name in GATHERS:
-            if not GATHERS[name](operation, waiting):
-                return False
+            return GATHERS[name](operation, waiting)
         elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
             return False
         channels, plain = _wanted(operation)
@@ -565,6 +564,22 @@ class GraphLowering:
             count += 1
             unique = f"{wanted}.{count}"
         return unique
+
+    def gathered(self, value: Any, channels: int) -> Any:
+        """What a rule that gathers is handed, in the network: this axis is the tensor's second.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            If PyTorch computes it, and it cannot be.
+        """
+        if not isinstance(value, Value) or value not in self.fallbacks:
+            return value
+        held = self.fallbacks.make(value, channels % len(value.shape))
+        if held is None:
+            raise UnsupportedPatternError(FOLLOWS)
+        self.fallbacks.settle(value, held)
+        return held
 
     def ranks(self) -> Ranks | None:
         """With whom the operation's module shares statistics of a batch; None if with nobody."""
@@ -725,7 +740,7 @@ def _those(read: Collection[str], given: Mapping[str, GivenInputs]) -> dict[str,
 
 def _wanted(operation: Operation) -> tuple[int | None, bool]:
     """The axis of channels that a layer takes, and whether all axes are to be in their order."""
-    if operation.name in ("linear", "layer_norm") or operation.name in GATHERS:
+    if operation.name in ("linear", "layer_norm"):
         return -1, False
     if operation.name in ("cat", "concat"):
         return operation.arguments.get("dim", 0), False

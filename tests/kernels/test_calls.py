@@ -9,6 +9,7 @@ import pytest
 from tests.functions.test_every_split import test_every_split as test_functions
 from tests.operations.attention.test_calls import test_backward as test_attention_gradient
 from tests.operations.attention.test_calls import test_forward as test_attention
+from tests.operations.attention.test_heads import test_under_every_split as test_heads
 from tests.operations.elementwise.test_activation_bitmask import (
     test_forward_and_backward as test_masks,
 )

@@ -185,3 +185,87 @@ def test_bad_dtypes_and_biases_are_refused():
         net.attention(q, q, q, bias=net.input("long", (6, 5)))
     half = net.input("half", (2, 4, 3, 5), "float16")
     assert net.attention(half, half, half, bias=net.input("float32s", (5, 5))).dtype == "float16"
+
+
+def test_heads_and_channels():
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 12, 5), "float64", gradient=True)
+    heads = net.split_heads(x, 3)
+    assert heads.shape == (2, 4, 3, 5)
+    y = net.join_heads(net.activation(heads, "tanh"))
+    check_network(net, y, lambda t: torch.tanh(t["x"]))
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 12, 5), "float64", gradient=True)
+
+    def twin(t):
+        return torch.tanh(t["x"].reshape(2, 3, 4, 5).transpose(1, 2))
+
+    check_network(net, net.activation(net.split_heads(x, 3), "tanh"), twin)
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 4, 5), "float64", gradient=True)
+    assert not net.forward_phases(net.activation(net.split_heads(x, 1))).phases[1:]  # a view
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed(bias, again):
+    net = ooc_cudnn.Network()
+    x = net.input("x", (3, 24, 5), "float64", gradient=True)
+    h = net.activation(x, "tanh")
+    added = net.parameter("bias", (2, 5, 5), "float64") if bias else None
+    y = net.packed_attention(h, 2, bias=added, causal=not bias)
+    y = net.add(net.join_heads(y), net.convolution(h, 8, window=1))  # h has another reader
+
+    def run(step, *given):
+        wanted = {"attention.q", "attention.v", "packed_attention_1", "packed_attention_1.k"}
+        if again and any(phase.is_backward for phase in step.phases):
+            step = rematerialize(step, wanted & rematerializable(step))
+        return run_step(step, *given)
+
+    def twin(t):
+        h = torch.tanh(t["x"])
+        q, k, v = h.reshape(3, 3, 2, 4, 5).transpose(2, 3).unbind(1)
+        y = by_pytorch(q, k, v, t["bias"] if bias else None, is_causal=not bias)
+        rest = F.conv1d(h, t["convolution_1.w"], t["convolution_1.b"])
+        return y.transpose(1, 2).reshape(3, 8, 5) + rest
+
+    check_network(net, y, twin, run=run)
+
+
+def test_packed_steps_under_falling_limits(few_plans):
+    net = ooc_cudnn.Network(seed=1)
+    x = net.input("x", (6, 8, 10), "float64", gradient=True)
+    h = net.convolution(x, 24, window=1)
+    h = net.convolution(net.join_heads(net.packed_attention(h, 2)), 5, window=1)
+    loss = net.mean_squared_error(h, net.input("target", h.shape, "float64"))
+    given = values(net)
+    for name in net.parameters:
+        net.parameters[name] = given[name]
+    inputs = {name: given[name] for name in ("x", "target")}
+    with ooc_cudnn.settings(device="host", machine="host"):
+        step = net.training_step(loss, memory_limit=2**30, policy="keep")
+        step(**inputs)
+        expected = {name: np.array(array) for name, array in step.gradients.items()}
+        with pytest.raises(PlanInfeasibleError) as error:
+            net.plan(loss, memory_limit=1)
+        least, full = error.value.smallest_bytes, step.plan.device_bytes
+        for limit, parts in ((least, 1), ((least + full) // 2, 1), (full, 3)):
+            plan = net.plan(loss, memory_limit=limit, micro_batches=parts)
+            step = net.training_step(loss, plan=plan)
+            step(**inputs)
+            for name, array in expected.items():
+                assert_close(np.asarray(step.gradients[name]), array, name)
+
+
+@pytest.mark.parametrize(
+    ("add", "error"),
+    [
+        (lambda net, x: net.split_heads(x, 5), "heads must divide the 24 channels of x"),
+        (lambda net, x: net.packed_attention(x, 5), r"3 \* heads must divide the 24 channels"),
+        (lambda net, x: net.join_heads(x), r"x must have shape \(n, depth, heads, sites\)"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused(add, error):
+    net = ooc_cudnn.Network()
+    with pytest.raises(ValueError, match=error):
+        add(net, net.input("x", (2, 24, 5)))

@@ -14,17 +14,23 @@ LENGTH, WIDTH, HEADS = 9, 12, 3
 
 
 @pytest.fixture
-def attentions(monkeypatch):
-    """How each attention of a network was asked for."""
-    asked, attention = [], Network.attention
+def added(monkeypatch):
+    """Names of the builders of attention, heads and what PyTorch computes, in order."""
+    names = []
 
-    def counted(net, *tensors, **told):
-        made = attention(net, *tensors, **told)
-        asked.append(told)
-        return made
+    def counted(name):
+        builder = getattr(Network, name)
 
-    monkeypatch.setattr(Network, "attention", counted)
-    return asked
+        def call(*args, **told):
+            made = builder(*args, **told)
+            names.append(name)
+            return made
+
+        monkeypatch.setattr(Network, name, call)
+
+    for name in ("attention", "packed_attention", "split_heads", "join_heads", "outside"):
+        counted(name)
+    return names
 
 
 class Block(nn.Module):
@@ -60,6 +66,26 @@ class Multihead(nn.Module):
         """Attend to itself."""
         x = self.before(x)
         return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Separate(nn.Module):
+    """Queries, keys and values by a linear layer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        """Attend to itself."""
+        n, length, width = x.shape
+
+        def heads(y):
+            return y.view(n, length, HEADS, -1).transpose(1, 2)
+
+        q, k, v = (heads(layer(x)) for layer in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).contiguous()
+        return self.out(y.view(n, length, width))
 
 
 class Sites(nn.Module):
@@ -107,21 +133,38 @@ TAKEN = {
     "a mask of numbers": lambda: Block(mask=torch.zeros(1, LENGTH, LENGTH).masked_fill(~SEEN, -9)),
     "MultiheadAttention": Multihead,
     "MultiheadAttention without biases": lambda: Multihead(bias=False),
+    "separate": Separate,
     "shared keys": Shared,
+}
+#: PyTorch lays the input with its channels second.
+PACKED = ["outside", "packed_attention", "join_heads"]
+BUILT = {
+    "separate": ["outside", *["split_heads"] * 3, "attention", "join_heads"],
+    "shared keys": ["outside", "split_heads", "outside", "outside", "attention"],  # k, v of one
+    # whose linear layers are of sites before images
+    "MultiheadAttention": ["outside", "packed_attention"],
+    "MultiheadAttention without biases": ["outside", "packed_attention"],
 }
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_attention_is_pytorchs(name, attentions, fewest_plans):
+def test_attention_is_pytorchs(name, added, fewest_plans):
     torch.manual_seed(0)
     check(TAKEN[name]().double(), drawn(3, LENGTH, WIDTH).double(), shares=(1 / 2,))
-    assert attentions
+    built = BUILT.get(name, PACKED)
+    assert added[: len(built)] == built
 
 
-def test_attention_of_sites(attentions, fewest_plans):
+def test_attention_of_one_image(added, fewest_plans):
+    torch.manual_seed(0)
+    check(Block().double(), drawn(1, LENGTH, WIDTH).double(), shares=())
+    assert added[:3] == PACKED
+
+
+def test_attention_of_sites(added, fewest_plans):
     torch.manual_seed(0)
     check(Sites().double(), drawn(2, 4, 5, 3).double(), shares=(1 / 2,))
-    assert attentions
+    assert "attention" in added
 
 
 class MaskOfInputs(Block):
@@ -142,10 +185,10 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_stays_pytorchs(name, attentions, fewest_plans):
+def test_what_stays_pytorchs(name, added, fewest_plans):
     torch.manual_seed(0)
     check(LEFT[name]().double(), drawn(3, LENGTH, WIDTH).double(), shares=())
-    assert not attentions
+    assert set(added) <= {"outside"}
 
 
 @pytest.mark.parametrize(

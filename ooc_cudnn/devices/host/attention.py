@@ -12,6 +12,7 @@ import numpy as np
 
 from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner, arithmetic_dtype
+from ooc_cudnn.operations.attention.heads import Heads
 from ooc_cudnn.operations.attention.launches import (
     Attention,
     AttentionBackward,
@@ -171,4 +172,14 @@ def attention_backward(
         dbias[...] = bias_sum
 
 
-RUNNERS: dict[type[Any], Runner] = {Attention: attention, AttentionBackward: attention_backward}
+def heads(operation: Heads, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """The same elements in their other places."""
+    source, target = operation.views(inputs[0], output)
+    np.copyto(target, source)
+
+
+RUNNERS: dict[type[Any], Runner] = {
+    Attention: attention,
+    AttentionBackward: attention_backward,
+    Heads: heads,
+}

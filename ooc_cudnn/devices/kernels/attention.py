@@ -21,8 +21,10 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.products import Matrices
+from ooc_cudnn.devices.kernels.relayout import relayout
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import align
+from ooc_cudnn.operations.attention.heads import Heads
 from ooc_cudnn.operations.attention.launches import Attention, AttentionBackward
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
@@ -337,7 +339,31 @@ def _sum_bias(run: _Run, operation: AttentionBackward, part: _Part, call: Call) 
     )
 
 
-RUNNERS: dict[type, Runner] = {Attention: attention, AttentionBackward: attention_backward}
+def heads(operation: Heads, call: Call) -> None:
+    """Run `Heads` on (x,): a copy of each head, between views of one shape."""
+    x = check("x", call.inputs[0], operation.shape, operation.dtype)
+    y = check("y", call.output, operation.to, operation.dtype)
+    for head in range(operation.common_shape[1]):
+        relayout(_head(y, operation, head), _head(x, operation, head), call.stream)
+
+
+def _head(view: DeviceView, operation: Heads, number: int) -> DeviceView:
+    """One head (n, depth, sites) of channels, or of heads."""
+    n, _, depth, sites = operation.common_shape
+    if len(view.shape) == 4:
+        image, channel, head, site = view.strides
+    else:
+        image, channel, site = view.strides
+        head = depth * channel
+    start = number * head * view.item_bytes
+    return DeviceView(view.pointer + start, view.dtype, (n, depth, sites), (image, channel, site))
+
+
+RUNNERS: dict[type, Runner] = {
+    Attention: attention,
+    AttentionBackward: attention_backward,
+    Heads: heads,
+}
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     Attention: lambda operation: _forward_buffers(operation).nbytes,
     AttentionBackward: lambda operation: _backward_buffers(operation).nbytes,

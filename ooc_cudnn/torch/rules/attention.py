@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,18 +52,37 @@ def attention(
 ) -> LoweredValue:
     if dropout_p:
         raise UnsupportedPatternError("with dropout")
-    tensors = [_rows(each) for each in (query, key, value)]
-    q, axes = tensors[0], query.axes
+    told: dict[str, Any] = {"scale": scale, "causal": bool(is_causal)}
     batch = next((each.shape[0] for each in to.graph.inputs if each.shape), 1)
-    made = to.net.attention(
-        *tensors,
-        bias=None if attn_mask is None else _bias(to, attn_mask, len(axes)),
-        scale=scale,
-        causal=bool(is_causal),
-        images=math.gcd(q.shape[0], batch),
-        name=to.name(),
-    )
+    axes = AXES[len(query.shape)]
+    if attn_mask is not None:
+        told["bias"] = _bias(to, attn_mask, len(axes))
+    thirds = _thirds(to, (query, key, value))
+    if thirds is not None:
+        x, heads = thirds
+        made = to.net.packed_attention(
+            x, heads, images=math.gcd(x.shape[0], batch), name=to.name(), **told
+        )
+        return LoweredValue(made, axes)
+    tensors = [_rows(to.gathered(each, -1)) for each in (query, key, value)]
+    images = math.gcd(tensors[0].shape[0], batch)
+    made = to.net.attention(*tensors, images=images, name=to.name(), **told)
     return LoweredValue(made, axes)
+
+
+def _thirds(to: GraphLowering, values: Sequence[Any]) -> tuple[Tensor, int] | None:
+    """The tensor of which queries, keys and values are thirds of the channels, and its heads."""
+    found = [
+        to.fallbacks.heads_of(each) if isinstance(each, Value) and each in to.fallbacks else None
+        for each in values
+    ]
+    first = found[0]
+    if first is None or first.source.shape[1] != 3 * first.heads * first.depth:
+        return None
+    width = first.heads * first.depth
+    if found != [first._replace(start=at * width) for at in range(3)]:
+        return None
+    return first.source, first.heads
 
 
 def _rows(value: Any) -> Tensor:

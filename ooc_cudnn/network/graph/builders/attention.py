@@ -1,11 +1,17 @@
-"""The builder of attention."""
+"""Builders of attention, and of the heads that it takes."""
 
 from __future__ import annotations
 
 import math
 
 from ooc_cudnn.network.graph.builders.base import Builders, builder
-from ooc_cudnn.network.graph.nodes.attention import Attention, of_heads, of_scores
+from ooc_cudnn.network.graph.nodes.attention import (
+    Attention,
+    PackedAttention,
+    of_heads,
+    of_scores,
+)
+from ooc_cudnn.network.graph.nodes.heads import Heads
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.attention.launches import MASK
 from ooc_cudnn.operations.core.operation import Shape
@@ -14,7 +20,7 @@ from ooc_cudnn.tensor import ACCUMULATOR
 
 
 class AttentionBuilders(Builders):
-    """Attention."""
+    """Attention, and channels as its heads."""
 
     @builder
     def attention(
@@ -79,15 +85,86 @@ class AttentionBuilders(Builders):
                 f"v must have shape ({n}, depth of values, {of_k[2]}, {of_k[3]}), but {v.name} has "
                 f"{v.shape}"
             )
-        added = None
-        if bias is not None:
-            added = self._bias(bias, (n, heads, queries, of_k[3]), q.dtype)
+        told = self._told((n, heads, queries, of_k[3]), depth, q.dtype, bias, scale, images)
+        y = self._result(name, (n, v.shape[1], *q.shape[2:]), q.dtype)
+        return self._add(Attention(name, y, *told[:2], bool(causal), told[2], q, k, v))
+
+    @builder
+    def packed_attention(
+        self,
+        x: Tensor,
+        heads: int,
+        *,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        images: int | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Add attention of q, k and v that one linear layer makes: each a third of its channels.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, 3 * heads * depth, sites)
+            Of each third, channels are of one head after the other.
+        heads : int
+        bias, scale, causal, images
+            As `attention` has them.
+
+        Returns
+        -------
+        Tensor, shape (n, depth, heads, sites)
+        """
+        x = self._own(x)
+        if len(x.shape) != 3:
+            raise ValueError(f"x must have shape (n, channels, sites), but {x.name} has {x.shape}")
+        n, channels, sites = x.shape
+        if not is_int(heads) or heads < 1 or channels % (3 * heads):
+            raise ValueError(f"3 * heads must divide the {channels} channels of x, not {heads!r}")
+        depth = channels // (3 * heads)
+        told = self._told((n, heads, sites, sites), depth, x.dtype, bias, scale, images)
+        y = self._result(name, (n, depth, heads, sites), x.dtype)
+        made = PackedAttention(name, y, *told[:2], bool(causal), told[2], x, int(heads))
+        return self._add(made)
+
+    @builder
+    def split_heads(self, x: Tensor, heads: int, *, name: str = "") -> Tensor:
+        """Channels (n, heads * depth, sites) as heads, (n, depth, heads, sites)."""
+        x = self._own(x)
+        if len(x.shape) != 3:
+            raise ValueError(f"x must have shape (n, channels, sites), but {x.name} has {x.shape}")
+        n, channels, sites = x.shape
+        if not is_int(heads) or heads < 1 or channels % heads:
+            raise ValueError(f"heads must divide the {channels} channels of x, not be {heads!r}")
+        y = self._result(name, (n, channels // heads, int(heads), sites), x.dtype)
+        return self._add(Heads(name, y, x))
+
+    @builder
+    def join_heads(self, x: Tensor, *, name: str = "") -> Tensor:
+        """Heads (n, depth, heads, sites) as channels, (n, heads * depth, sites)."""
+        x = self._own(x)
+        if len(x.shape) != 4:
+            raise ValueError(
+                f"x must have shape (n, depth, heads, sites), but {x.name} has {x.shape}"
+            )
+        n, depth, heads, sites = x.shape
+        return self._add(Heads(name, self._result(name, (n, heads * depth, sites), x.dtype), x))
+
+    def _told(
+        self,
+        scores: Shape,
+        depth: int,
+        dtype: str,
+        bias: Tensor | None,
+        scale: float | None,
+        images: int | None,
+    ) -> tuple[Tensor | None, float, int]:
+        """Check what is told beside the maps, and fill in what is left out."""
+        n = scores[0]
         if images is not None and (not is_int(images) or images < 1 or n % images):
             raise ValueError(f"images must divide {n}, the first axis of q, not be {images!r}")
-        factor = 1 / math.sqrt(depth) if scale is None else float(scale)
-        y = self._result(name, (n, v.shape[1], *q.shape[2:]), q.dtype)
-        told = added, factor, bool(causal), int(images or n)
-        return self._add(Attention(name, y, q, k, v, *told))
+        added = None if bias is None else self._bias(bias, scores, dtype)
+        return added, 1 / math.sqrt(depth) if scale is None else float(scale), int(images or n)
 
     def _bias(self, bias: Tensor, scores: Shape, dtype: str) -> Tensor:
         """Check a bias of these scores."""

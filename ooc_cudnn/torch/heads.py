@@ -1,0 +1,68 @@
+"""Channels that reshapes and permutations make heads of attention, and heads that they join.
+
+People write it in many ways. So the numbers of an image's elements are moved as the elements are,
+and compared with what heads are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.torch.fallback_subgraph import FallbackSubgraph
+
+
+class HeadsOfChannels(NamedTuple):
+    """Heads that are some channels of a tensor (n, channels, sites), one head after the other."""
+
+    source: Tensor
+    start: int
+    heads: int
+    depth: int
+
+    @property
+    def are_all(self) -> bool:
+        """True if they are all of its channels."""
+        return self.source.shape[1] == self.heads * self.depth
+
+
+def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels | None:
+    """What (n, depth, heads, sites) is of a tensor (n, channels, sites) that moves make it of."""
+    shape = _shape(part)
+    if len(source.shape) != 3 or len(shape) != 4 or shape[3] != source.shape[2]:
+        return None
+    _, depth, heads, sites = shape
+    numbers = _moved_numbers(part, source)
+    start, first = divmod(int(numbers.flat[0]), sites)
+    channels = np.arange(heads * depth).reshape(heads, depth).T[:, :, None]
+    if first or not np.array_equal(numbers[0], (start + channels) * sites + np.arange(sites)):
+        return None
+    return HeadsOfChannels(source, start, heads, depth)
+
+
+def are_channels_of_heads(part: FallbackSubgraph, source: Tensor) -> bool:
+    """True if (n, heads * depth, sites) has the channels of one head after the other."""
+    shape = _shape(part)
+    if len(source.shape) != 4 or len(shape) != 3 or shape[2] != source.shape[3]:
+        return False
+    _, depth, heads, sites = source.shape
+    numbers = np.arange(depth * heads * sites).reshape(depth, heads, sites)
+    joined = numbers.swapaxes(0, 1).reshape(depth * heads, sites)
+    return np.array_equal(_moved_numbers(part, source)[0], joined)
+
+
+def _shape(part: FallbackSubgraph) -> tuple[int, ...]:
+    """Shape of a part's array."""
+    return tuple(part.result.shape[axis] for axis in part.order)
+
+
+def _moved_numbers(part: FallbackSubgraph, source: Tensor) -> np.ndarray[Any, Any]:
+    """Numbers of one image's elements, moved as these are. Whole numbers are exact in float64."""
+    shape = (1, *source.shape[1:])
+    numbers = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    with torch.no_grad():
+        return part.run([numbers], 1).numpy().astype(np.int64)
