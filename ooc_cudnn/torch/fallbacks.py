@@ -125,6 +125,11 @@ class Fallbacks:
         """The operation that makes what is deferred."""
         return self._makers[value]
 
+    def is_read_once(self, value: Value) -> bool:
+        """True if one operation alone reads a value, once, and nobody asks for it."""
+        readers = self._readers.get(value, ())
+        return len(readers) == 1 and readers[0].reads.count(value) == 1 and value not in self._asked
+
     def place(self, operation: Operation) -> int:
         """Return its place in the order of all operations."""
         return self._at[operation]

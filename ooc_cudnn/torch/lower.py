@@ -33,13 +33,13 @@ R = TypeVar("R", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., LoweredValue | tuple[LoweredValue | None, ...]]] = {}
 
 
-#: Of operations by name, whether their rule takes what PyTorch computes, to have it made.
-GATHERS: dict[str, Callable[[Operation, Collection[Value]], bool]] = {}
+#: Whether a rule takes what PyTorch computes, to have it made: of the lowering, an operation, and
+#: the values that it reads of these.
+Gathers = Callable[["GraphLowering", Operation, Collection[Value]], bool]
+GATHERS: dict[str, Gathers] = {}
 
 
-def rule(
-    *names: str, gathers: Callable[[Operation, Collection[Value]], bool] | None = None
-) -> Callable[[R], R]:
+def rule(*names: str, gathers: Gathers | None = None) -> Callable[[R], R]:
     """Enter a rule into the table, for ATen operations of these names.
 
     It takes the lowering and the operation's arguments by ATen's names, and returns what the value
@@ -215,6 +215,8 @@ class GraphLowering:
         self._held: dict[Value, LoweredValue] = {}
         self._given: dict[tuple[GivenInputs, str], Tensor] = {}
         self._module = ""
+        #: What is being lowered.
+        self.operation: Operation | None = None
         operations = graph.operations
         self._makers = {value: each for each in operations for value in each.results if value}
         self._read = {value for each in operations for value in each.reads}
@@ -372,7 +374,7 @@ class GraphLowering:
         UnsupportedOperationError
             If that must not be.
         """
-        self._module = operation.module or operation.name
+        self.operation, self._module = operation, operation.module or operation.name
         if operation.name in ("div", "mul") and self._normalized(operation):
             return
         if not self._gathered(operation):
@@ -386,7 +388,7 @@ class GraphLowering:
             self._fall_back(operation, "its target has a gradient")
             return
         try:
-            results = self._by_rule(lower, operation, self._argument)
+            results = self._by_rule(lower, operation, self.argument)
         except (UnsupportedPatternError, ValueError, TypeError) as error:
             laid = self._laid(operation)
             if not laid:
@@ -394,7 +396,7 @@ class GraphLowering:
                 return
             try:
                 results = self._by_rule(
-                    lower, operation, lambda value: laid.get(value) or self._argument(value)
+                    lower, operation, lambda value: laid.get(value) or self.argument(value)
                 )
             except (UnsupportedPatternError, ValueError, TypeError) as error:
                 self._fall_back(operation, str(error))
@@ -432,7 +434,7 @@ class GraphLowering:
                 y = self.net.layer_normalization(x, epsilon=found.epsilon, name=name)
             made: Any = LoweredValue(y, held.axes)
             if found.factor is not None:
-                made = RULES["mul"](self, self=made, other=self._argument(found.factor))
+                made = RULES["mul"](self, self=made, other=self.argument(found.factor))
         except (UnsupportedPatternError, ValueError):
             return False  # step by step, then
         for role in ("scale", "bias"):
@@ -484,10 +486,10 @@ class GraphLowering:
                 read in self._held or read in self.fallbacks for read in operation.reads
             ):
                 return False  # nothing of it is there, or a part is none of the network's
+        elif name in GATHERS:
+            return GATHERS[name](self, operation, waiting)
         elif self._gathered_moves(operation, waiting) or self._gathered_small(operation, waiting):
             return True
-        elif name in GATHERS:
-            return GATHERS[name](operation, waiting)
         elif name not in LAYERS | LOSSES and not (name in RULES and draws(operation)):
             return False
         channels, plain = _wanted(operation)
@@ -548,7 +550,7 @@ class GraphLowering:
         held = self.fallbacks.make(lead, axis, plain=plain, whole=plain)
         return {} if held is None or held is self._held[lead] else {lead: held}
 
-    def _argument(self, value: Value) -> Any:
+    def argument(self, value: Value) -> Any:
         """As rules take a value: held where it depends on inputs, else as it is."""
         if value.kind == "input" and value not in self._held:
             self._held[value] = LoweredValue.of(self.given(value))

@@ -205,3 +205,81 @@ def test_what_pytorch_refuses_is_refused_before_anything_runs(told, error):
 
     with pytest.raises(Exception, match=error):
         check(Refused().double(), drawn(3, LENGTH, WIDTH).double(), shares=())
+
+
+class WrittenOut(Block):
+    """A block whose attention is written out, as it was before there was a function."""
+
+    def __init__(self, weigh, **told):
+        super().__init__(**told)
+        self.weigh = weigh
+
+    def forward(self, x):
+        """Add what is attended to."""
+        n, length, width = x.shape
+        qkv = self.qkv(self.norm(x)).reshape(n, length, 3, HEADS, width // HEADS)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        y = self.weigh(self, q, k, v)
+        return x + self.out(y.transpose(1, 2).reshape(n, length, width))
+
+
+WRITTEN_OUT = {
+    "timm": lambda m, q, k, v: F.dropout(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1), 0.0) @ v,
+    "scores are scaled": lambda m, q, k, v: (q @ k.transpose(2, 3) / 2).softmax(dim=3) @ v,
+    "both are scaled": lambda m, q, k, v: (
+        F.softmax((q * 0.7) @ (k * 0.7).transpose(-1, -2), -1) @ v
+    ),
+    "a bias": lambda m, q, k, v: ((q * 0.5).matmul(k.transpose(-2, -1)) + m.bias).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_attention_written_out(name, added, fewest_plans):
+    torch.manual_seed(0)
+    bias = drawn(HEADS, LENGTH, LENGTH) if name == "a bias" else None
+    model = WrittenOut(WRITTEN_OUT[name], bias=bias).double()
+    check(model, drawn(3, LENGTH, WIDTH).double(), shares=(1 / 2,))
+    assert [each for each in added if each != "outside"][:2] in (
+        ["packed_attention", "join_heads"],
+        ["attention", "join_heads"],
+    )
+
+
+class Weights(nn.Module):
+    """PyTorch's own attention, which hands out weights, too."""
+
+    def __init__(self, *, reads):
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.attention, self.reads = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), reads
+
+    def forward(self, x):
+        """Attend to itself; weights are averaged over heads."""
+        x = self.before(x)
+        y, weights = self.attention(x, x, x)
+        return (y, weights) if self.reads else y
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_weights_that_are_read_are_pytorchs(reads, added, fewest_plans):
+    torch.manual_seed(0)
+    check(Weights(reads=reads).double(), drawn(3, LENGTH, WIDTH).double(), shares=(1 / 2,))
+    assert ("attention" in added) != reads
+
+
+LEFT_WRITTEN_OUT = {
+    "dropout": lambda m, q, k, v: F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 1e-12) @ v,
+    "over queries": lambda m, q, k, v: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
+    "a mask": lambda m, q, k, v: (q @ k.transpose(-2, -1)).masked_fill(~m.mask, -9).softmax(-1) @ v,
+    "weights are used": lambda m, q, k, v: (
+        (a := (q @ k.transpose(-2, -1)).softmax(-1)) @ v + a.sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_WRITTEN_OUT)
+def test_what_else_is_written_out_stays_pytorchs(name, added, fewest_plans):
+    torch.manual_seed(0)
+    model = WrittenOut(LEFT_WRITTEN_OUT[name], mask=SEEN).double()
+    check(model, drawn(3, LENGTH, WIDTH).double(), shares=())
+    assert not {"attention", "packed_attention"}.intersection(added)

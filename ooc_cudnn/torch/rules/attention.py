@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatter
 AXES = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
 
 
-def is_taken(operation: Operation, computed: Collection[Value]) -> bool:
+def is_taken(to: GraphLowering, operation: Operation, computed: Collection[Value]) -> bool:
     """True if the rule has an attention of these arguments, wherever its queries and keys lie.
 
     Not by a mask that PyTorch computes of the inputs, or is given as booleans.
@@ -24,17 +24,21 @@ def is_taken(operation: Operation, computed: Collection[Value]) -> bool:
     told = operation.arguments
     query, key, value = (told[name] for name in ("query", "key", "value"))
     mask = told.get("attn_mask")
-    shapes = [each.shape for each in (query, key, value)]
     if mask is not None:
         given = mask.kind == "input" and not mask.dtype.is_floating_point
         if given or mask in computed:
             return False
+    return _are_rows((query, key, value)) and not told.get("dropout_p")
+
+
+def _are_rows(values: Sequence[Value]) -> bool:
+    """True if queries, keys and values have axes, and as many images each, that nodes take."""
+    shapes = [each.shape for each in values]
     return (
         len({len(shape) for shape in shapes}) == 1
         and len(shapes[0]) in AXES
         and len({shape[0] for shape in shapes}) == 1
         and not any(0 in shape for shape in shapes)
-        and not told.get("dropout_p")
     )
 
 
@@ -52,19 +56,113 @@ def attention(
 ) -> LoweredValue:
     if dropout_p:
         raise UnsupportedPatternError("with dropout")
-    told: dict[str, Any] = {"scale": scale, "causal": bool(is_causal)}
+    return _attend(to, (query, key, value), attn_mask, scale=scale, causal=bool(is_causal))
+
+
+class _Products(NamedTuple):
+    """Attention written out: softmax(scale * query @ key + bias) @ value."""
+
+    query: Value
+    key: Value
+    value: Value
+    scale: float
+    bias: Value | None
+
+
+def is_attention(to: GraphLowering, operation: Operation, computed: Collection[Value]) -> bool:
+    """True if a product is the last one of attention."""
+    return _products(to, operation) is not None
+
+
+@rule("matmul", "bmm", gathers=is_attention)
+def product(to: GraphLowering, **arguments: Any) -> LoweredValue:
+    found = None if to.operation is None else _products(to, to.operation)
+    if found is None:
+        raise UnsupportedPatternError("the library has no such operation")
+    values = [to.argument(each) for each in (found.query, found.key, found.value)]
+    return _attend(to, values, found.bias, scale=found.scale)
+
+
+def _products(to: GraphLowering, operation: Operation) -> _Products | None:
+    """What a product is the last one of, where nobody else reads what leads to it."""
+    if len(operation.reads) != 2:
+        return None
+    weights, value = operation.reads
+    softmax = _maker(to, weights, "softmax")
+    if softmax is None or softmax.arguments["dim"] not in (-1, len(weights.shape) - 1):
+        return None
+    bias, scores = None, softmax.reads[0]
+    added = _maker(to, scores, "add")
+    if added is not None:
+        first, second = added.arguments["self"], added.arguments["other"]
+        # of a row that is -infinity throughout this softmax would be NaN: what is trained is none
+        if not isinstance(second, Value) or added.arguments.get("alpha", 1) != 1:
+            return None
+        if second in to.fallbacks or second.kind == "input" or not second.requires_grad:
+            return None
+        scores, bias = first, second
+    scores, scale = _scaled(to, scores)
+    first_product = _maker(to, scores, "matmul", "bmm")
+    if first_product is None or len(first_product.reads) != 2:
+        return None
+    (query, of_query), (turned, of_key) = (_scaled(to, each) for each in first_product.reads)
+    transposed = _maker(to, turned, "transpose")
+    if transposed is None:
+        return None
+    count = len(turned.shape)
+    dims = {transposed.arguments[name] % count for name in ("dim0", "dim1")}
+    key, of_key_too = _scaled(to, transposed.reads[0])
+    values = (query, key, value)
+    dtypes = {each.dtype for each in (*values, weights)}
+    if dims != {count - 2, count - 1} or len(dtypes) > 1 or not _are_rows(values):
+        return None
+    return _Products(*values, scale * of_query * of_key * of_key_too, bias)
+
+
+def _maker(to: GraphLowering, value: Any, *names: str) -> Operation | None:
+    """What makes a value that PyTorch would compute for one reader, if it is one of these."""
+    while isinstance(value, Value) and value in to.fallbacks and to.fallbacks.is_read_once(value):
+        operation = to.fallbacks.maker(value)
+        if operation.name in names:
+            return operation if operation.arguments.get("dtype") is None else None
+        if operation.name not in ("alias", "contiguous"):
+            return None
+        value = operation.reads[0]
+    return None
+
+
+def _scaled(to: GraphLowering, value: Value) -> tuple[Value, float]:
+    """What a value is a number times of, and the number."""
+    operation = _maker(to, value, "mul", "div")
+    if operation is None or operation.arguments.get("rounding_mode") is not None:
+        return value, 1.0
+    first, second = operation.arguments["self"], operation.arguments["other"]
+    if not isinstance(first, Value) or not isinstance(second, int | float):
+        return value, 1.0
+    return first, float(second) if operation.name == "mul" else 1 / second
+
+
+def _attend(
+    to: GraphLowering,
+    values: Sequence[Any],
+    mask: Any,
+    *,
+    scale: float | None,
+    causal: bool = False,
+) -> LoweredValue:
+    """Attention of queries, keys and values, packed where they are thirds of channels."""
+    told: dict[str, Any] = {"scale": scale, "causal": causal}
     batch = next((each.shape[0] for each in to.graph.inputs if each.shape), 1)
-    axes = AXES[len(query.shape)]
-    if attn_mask is not None:
-        told["bias"] = _bias(to, attn_mask, len(axes))
-    thirds = _thirds(to, (query, key, value))
+    axes = AXES[len(values[0].shape)]
+    if mask is not None:
+        told["bias"] = _bias(to, mask, len(axes))
+    thirds = _thirds(to, values)
     if thirds is not None:
         x, heads = thirds
-        made = to.net.packed_attention(
-            x, heads, images=math.gcd(x.shape[0], batch), name=to.name(), **told
-        )
+        images = math.gcd(x.shape[0], batch)
+        made = to.net.packed_attention(x, heads, images=images, name=to.name(), **told)
         return LoweredValue(made, axes)
-    tensors = [_rows(to.gathered(each, -1)) for each in (query, key, value)]
+    tensors = [_rows(to.gathered(each, -1)) for each in values]
     images = math.gcd(tensors[0].shape[0], batch)
     made = to.net.attention(*tensors, images=images, name=to.name(), **told)
     return LoweredValue(made, axes)
