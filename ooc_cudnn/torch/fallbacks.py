@@ -20,7 +20,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationEr
 from ooc_cudnn.torch.fallback_runner import FallbackRunner
 from ooc_cudnn.torch.fallback_subgraph import RECURRENT, FallbackSubgraph
 from ooc_cudnn.torch.graph import Graph, Operation, Value
-from ooc_cudnn.torch.heads import HeadsOfChannels, are_channels_of_heads, heads_of_channels
+from ooc_cudnn.torch.heads import HeadsOfChannels, heads_of_channels
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
 from ooc_cudnn.torch.lowered_value import LoweredValue
 from ooc_cudnn.torch.rearranged import FOLLOWED, Rearrangement, rearrangement
@@ -204,7 +204,7 @@ class Fallbacks:
         if (value, order) not in self._made:
             self.drawn.update(dict.fromkeys(drawing, value))
             part = self._part(operations, inputs, value, order, axes)
-            self._made[value, order] = self._heads(part) or self._node(part)
+            self._made[value, order] = self._node(part)
         return self._made[value, order]
 
     def channels(self, value: Value) -> int | None:
@@ -393,20 +393,6 @@ class Fallbacks:
         alone = source.shape[0] == (1 if axes is None else axes.count)
         moves = all(operation.name in MOVES for operation in operations)
         return source if alone and moves else None
-
-    def _heads(self, part: FallbackSubgraph) -> LoweredValue | None:
-        """The library's node of what splits channels into heads, or joins them; else None."""
-        source = self._moved(list(part.operations), list(part.inputs), part.axes)
-        if source is None or not part.operations:
-            return None
-        net, tensor, name = self._to.net, None, "heads"
-        if are_channels_of_heads(part, source):
-            tensor = net.join_heads(source, name=self._to.name(name))
-        elif (found := heads_of_channels(part, source)) and found.are_all:
-            tensor = net.split_heads(source, found.heads, name=self._to.name(name))
-        if tensor is None:
-            return None
-        return LoweredValue(tensor, tuple(map(part.order.index, range(len(part.order)))))
 
     def _tensor(self, value: Value) -> Tensor:
         """The tensor that a node reads: held, or given, in a form that tensors have."""

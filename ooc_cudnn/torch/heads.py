@@ -1,4 +1,4 @@
-"""Channels that reshapes and permutations make heads of attention, and heads that they join.
+"""Channels that reshapes and permutations make heads of attention.
 
 People write it in many ways. So the numbers of an image's elements are moved as the elements are,
 and compared with what heads are.
@@ -24,11 +24,6 @@ class HeadsOfChannels(NamedTuple):
     heads: int
     depth: int
 
-    @property
-    def are_all(self) -> bool:
-        """True if they are all of its channels."""
-        return self.source.shape[1] == self.heads * self.depth
-
 
 def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels | None:
     """What (n, depth, heads, sites) is of a tensor (n, channels, sites) that moves make it of."""
@@ -42,17 +37,6 @@ def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels
     if first or not np.array_equal(numbers[0], (start + channels) * sites + np.arange(sites)):
         return None
     return HeadsOfChannels(source, start, heads, depth)
-
-
-def are_channels_of_heads(part: FallbackSubgraph, source: Tensor) -> bool:
-    """True if (n, heads * depth, sites) has the channels of one head after the other."""
-    shape = _shape(part)
-    if len(source.shape) != 4 or len(shape) != 3 or shape[2] != source.shape[3]:
-        return False
-    _, depth, heads, sites = source.shape
-    numbers = np.arange(depth * heads * sites).reshape(depth, heads, sites)
-    joined = numbers.swapaxes(0, 1).reshape(depth * heads, sites)
-    return np.array_equal(_moved_numbers(part, source)[0], joined)
 
 
 def _shape(part: FallbackSubgraph) -> tuple[int, ...]:
