@@ -12,6 +12,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
 from ooc_cudnn.torch.normalizing import is_statistics_update
 from ooc_cudnn.torch.recorder_protocol import Recorder
+from ooc_cudnn.torch.rows_of_layers import split_rows
 
 
 def graph_of(recorder: Recorder, outputs: Any) -> Graph:
@@ -29,7 +30,7 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
     kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
     _keep_statistics(recorder, kept)
     kept += [value for effect in recorder.effects for value in effect.reads]
-    return Graph(
+    graph = Graph(
         recorder.given,
         tuple(recorder.before),
         tuple(_used(recorder.operations, kept)),
@@ -41,6 +42,7 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
         memories=recorder.memories.numbers,
         views=frozenset(recorder.memories.views),
     )
+    return split_rows(graph)
 
 
 def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[Any]) -> None:

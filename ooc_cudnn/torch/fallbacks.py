@@ -209,9 +209,8 @@ class Fallbacks:
 
     def channels(self, value: Value) -> int | None:
         """The axis that channels, or the outermost of them, are on, if the library can move it."""
-        operations = self._behind(value)
-        found = self._moves(operations, value, range(len(value.shape)))
-        if found is None:
+        found = self._moves(self._behind(value), value)
+        if found is None or _axis_of_images(found) is None:
             return None
         channels = len(found.factors[0])  # behind images
         return next((at for at, part in enumerate(found.parts) if channels in part), None)
@@ -220,22 +219,23 @@ class Fallbacks:
         self, operations: list[Operation], value: Value, channels: int | None, *, plain: bool
     ) -> LoweredValue | None:
         """What is only moved, in training: the library moves it, image by image."""
-        order = _order(len(value.shape), 0, None if plain else channels)
-        found = self._moves(operations, value, order)
-        if found is None:
+        found = self._moves(operations, value)
+        images = None if found is None else _axis_of_images(found)
+        if found is None or images is None or (plain and images):
             return None
+        order = _order(len(value.shape), images, None if plain else channels)
         if (value, order) not in self._made:
             (source,) = _read_by(operations)
+            parts = tuple(found.parts[axis] for axis in order)
+            name = self._to.name(operations[-1].name)
             tensor = self._to.net.rearrange(
-                self._held[source].tensor, *found, name=self._to.name(operations[-1].name)
+                self._held[source].tensor, found.factors, parts, name=name
             )
             axes = tuple(order.index(axis) for axis in range(len(order)))
             self._made[value, order] = LoweredValue(tensor, axes)
         return self._made[value, order]
 
-    def _moves(
-        self, operations: list[Operation], value: Value, order: Sequence[int]
-    ) -> Rearrangement | None:
+    def _moves(self, operations: list[Operation], value: Value) -> Rearrangement | None:
         """How what is deferred for a value moves it; None if it does anything else."""
         sources = _read_by(operations)
         if (
@@ -249,7 +249,7 @@ class Fallbacks:
         held = self._held[sources[0]]
         if not held.tensor.is_floating or not 2 <= len(held.tensor.shape) <= 5:
             return None
-        found = rearrangement(operations, held.tensor.shape, held.axes, order)
+        found = rearrangement(operations, held.tensor.shape, held.axes)
         return found if found and _launches(found) <= MOST_LAUNCHES else None
 
     # How a value comes about --------------------------------------------------------------------
@@ -420,6 +420,11 @@ class Fallbacks:
                 "of float16, bfloat16, float32 and float64: convert it before"
             )
         return self._to.made_as("stored", store_bits, value, STORED_AS[value.dtype.itemsize])
+
+
+def _axis_of_images(found: Rearrangement) -> int | None:
+    """The axis of a result that images are on, perhaps outermost; None where there is none."""
+    return next((at for at, part in enumerate(found.parts) if part[:1] == (0,)), None)
 
 
 def _launches(found: Rearrangement) -> int:

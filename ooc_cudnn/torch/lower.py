@@ -401,6 +401,7 @@ class GraphLowering:
             except (UnsupportedPatternError, ValueError, TypeError) as error:
                 self._fall_back(operation, str(error))
                 return
+            self._held |= laid  # others that read it follow the layer
         for value, held in zip(operation.results, results, strict=False):
             if value is not None and held is not None:
                 dtype, wanted = held.tensor.dtype, str(value.dtype).removeprefix("torch.")

@@ -53,7 +53,7 @@ _Axes = list[list[_Factor]]
 
 
 def rearrangement(
-    operations: Iterable[Operation], shape: Shape, axes: Sequence[int], order: Sequence[int]
+    operations: Iterable[Operation], shape: Shape, axes: Sequence[int]
 ) -> Rearrangement | None:
     """Follow operations, each of which reads what the one before made.
 
@@ -61,13 +61,13 @@ def rearrangement(
     ----------
     shape : tuple of int
         Of the tensor that holds the first value.
-    axes, order : sequence of int
-        Of each axis of that value the tensor's; of each axis of the result's tensor the value's.
+    axes : sequence of int
+        Of each axis of that value the tensor's.
 
     Returns
     -------
     Rearrangement or None
-        From tensor to tensor; None where there is none that leaves images first.
+        From the tensor to the last value; None where there is none.
     """
     source = [[_Factor(extent)] for extent in shape]
     value: _Axes = [source[axis] for axis in axes]
@@ -80,15 +80,13 @@ def rearrangement(
     (images, *_) = source[0][0].whole()
     held, made = (
         [[each for one in axis for each in one.whole() if each.size != 1] for axis in axes]
-        for axes in (source, [value[axis] for axis in order])
+        for axes in (source, value)
     )
     if images.size == 1:  # as other axes of one element it is nowhere else
         held[0].insert(0, images)
         made[0].insert(0, images)
     numbers = {id(each): at for at, each in enumerate(each for axis in held for each in axis)}
     parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in made)
-    if parts[0][:1] != (0,):
-        return None
     return Rearrangement(tuple(tuple(each.size for each in axis) for axis in held), parts)
 
 

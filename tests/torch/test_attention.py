@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.network import Network
 from tests.support.torch_checks import check
 
@@ -237,6 +240,36 @@ def test_attention_written_out(name, added, fewest_plans):
     model = WrittenOut(WRITTEN_OUT[name], bias=bias).double()
     check(model, drawn(3, LENGTH, WIDTH).double(), shares=(1 / 2,))
     assert len(kinds(added)) == 1
+
+
+@pytest.mark.parametrize("name", ["timm", "a bias", "in float32"])
+def test_attention_written_out_in_half_precision(name, added, fewest_plans):
+    """Under autocast the softmax is in float32: no further from float64 than eager is."""
+    torch.manual_seed(0)
+
+    def in_float32(m, q, k, v):
+        return F.softmax(q @ k.transpose(-2, -1), -1, dtype=torch.float32).to(q.dtype) @ v
+
+    weigh = WRITTEN_OUT.get(name, in_float32)
+    bias = drawn(HEADS, LENGTH, LENGTH) if name == "a bias" else None
+    model = WrittenOut(weigh, bias=bias)
+    x, errors = drawn(3, LENGTH, WIDTH), []
+    exact = gradients(copy.deepcopy(model).double(), x.double())
+    for run in (model, ooc.limit(copy.deepcopy(model), "1GiB")):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(run, x)
+        errors.append({k: float((found[k] - each).norm()) for k, each in exact.items()})
+    assert len(kinds(added)) == 1
+    eager, ours = errors
+    assert all(ours[k] < 1.5 * eager[k] + 1e-6 for k in exact), (eager, ours)
+
+
+def gradients(model, x):
+    """Of a model's parameters, in float64, for gradients of y that are about 1."""
+    model.zero_grad()
+    y = model(x)
+    y.backward(drawn(*y.shape).to(y.dtype))
+    return {name: each.grad.double() for name, each in model.named_parameters()}
 
 
 class Weights(nn.Module):

@@ -14,6 +14,9 @@ from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatter
 
 #: The axes of a value (n, heads, queries, depth), or (n, queries, depth): depth is of channels.
 AXES = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
+_HALF = (torch.float16, torch.bfloat16)
+#: The same numbers, but for a cast.
+_SAME = ("_to_copy", "alias", "contiguous", "to")
 
 
 def is_taken(to: GraphLowering, operation: Operation, computed: Collection[Value]) -> bool:
@@ -84,15 +87,19 @@ def product(to: GraphLowering, **arguments: Any) -> LoweredValue:
 
 
 def _products(to: GraphLowering, operation: Operation) -> _Products | None:
-    """What a product is the last one of, where nobody else reads what leads to it."""
+    """What a product is the last one of, where nobody else reads what leads to it.
+
+    Of half types the softmax may be in float32, as autocast has it: scores are kept in that.
+    """
     if len(operation.reads) != 2:
         return None
     weights, value = operation.reads
-    softmax = _maker(to, weights, "softmax")
+    chain = _Chain(to, value.dtype)
+    softmax = chain.maker(weights, "softmax", "softmax_under_autocast")
     if softmax is None or softmax.arguments["dim"] not in (-1, len(weights.shape) - 1):
         return None
     bias, scores = None, softmax.reads[0]
-    added = _maker(to, scores, "add")
+    added = chain.maker(scores, "add")
     if added is not None:
         first, second = added.arguments["self"], added.arguments["other"]
         # of a row that is -infinity throughout this softmax would be NaN: what is trained is none
@@ -100,46 +107,61 @@ def _products(to: GraphLowering, operation: Operation) -> _Products | None:
             return None
         if second in to.fallbacks or second.kind == "input" or not second.requires_grad:
             return None
+        if second.dtype not in chain.dtypes:
+            return None
         scores, bias = first, second
-    scores, scale = _scaled(to, scores)
-    first_product = _maker(to, scores, "matmul", "bmm")
+    scores, scale = chain.scaled(scores)
+    first_product = chain.maker(scores, "matmul", "bmm")
     if first_product is None or len(first_product.reads) != 2:
         return None
-    (query, of_query), (turned, of_key) = (_scaled(to, each) for each in first_product.reads)
-    transposed = _maker(to, turned, "transpose")
+    (query, of_query), (turned, of_key) = (chain.scaled(each) for each in first_product.reads)
+    transposed = chain.maker(turned, "transpose")
     if transposed is None:
         return None
     count = len(turned.shape)
     dims = {transposed.arguments[name] % count for name in ("dim0", "dim1")}
-    key, of_key_too = _scaled(to, transposed.reads[0])
+    key, of_key_too = chain.scaled(transposed.reads[0])
     values = (query, key, value)
-    dtypes = {each.dtype for each in (*values, weights)}
+    dtypes = {each.dtype for each in (*values, *first_product.reads)}
     if dims != {count - 2, count - 1} or len(dtypes) > 1 or not _are_rows(values):
         return None
     return _Products(*values, scale * of_query * of_key * of_key_too, bias)
 
 
-def _maker(to: GraphLowering, value: Any, *names: str) -> Operation | None:
-    """What makes a value that PyTorch would compute for one reader, if it is one of these."""
-    while isinstance(value, Value) and value in to.fallbacks and to.fallbacks.is_read_once(value):
-        operation = to.fallbacks.maker(value)
-        if operation.name in names:
-            return operation if operation.arguments.get("dtype") is None else None
-        if operation.name not in ("alias", "contiguous"):
-            return None
-        value = operation.reads[0]
-    return None
+class _Chain:
+    """What leads to a value that PyTorch would compute, each of one reader."""
 
+    def __init__(self, to: GraphLowering, dtype: torch.dtype) -> None:
+        self._fallbacks = to.fallbacks
+        #: Dtypes on the way: casts from one to another of them round less than products do.
+        self.dtypes = {dtype, torch.float32} if dtype in _HALF else {dtype}
 
-def _scaled(to: GraphLowering, value: Value) -> tuple[Value, float]:
-    """What a value is a number times of, and the number."""
-    operation = _maker(to, value, "mul", "div")
-    if operation is None or operation.arguments.get("rounding_mode") is not None:
-        return value, 1.0
-    first, second = operation.arguments["self"], operation.arguments["other"]
-    if not isinstance(first, Value) or not isinstance(second, int | float):
-        return value, 1.0
-    return first, float(second) if operation.name == "mul" else 1 / second
+    def maker(self, value: Any, *names: str) -> Operation | None:
+        """What makes a value, if it is one of these."""
+        while (
+            isinstance(value, Value)
+            and value in self._fallbacks
+            and self._fallbacks.is_read_once(value)
+            and value.dtype in self.dtypes
+        ):
+            operation = self._fallbacks.maker(value)
+            if operation.name in names:
+                dtype = operation.arguments.get("dtype")
+                return operation if dtype is None or dtype in self.dtypes else None
+            if operation.name not in _SAME or operation.reads[0].dtype not in self.dtypes:
+                return None
+            value = operation.reads[0]
+        return None
+
+    def scaled(self, value: Value) -> tuple[Value, float]:
+        """What a value is a number times of, and the number."""
+        operation = self.maker(value, "mul", "div")
+        if operation is None or operation.arguments.get("rounding_mode") is not None:
+            return value, 1.0
+        first, second = operation.arguments["self"], operation.arguments["other"]
+        if not isinstance(first, Value) or not isinstance(second, int | float):
+            return value, 1.0
+        return first, float(second) if operation.name == "mul" else 1 / second
 
 
 def _attend(

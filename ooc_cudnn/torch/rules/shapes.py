@@ -164,6 +164,25 @@ def _wrapped(to: GraphLowering, x: Any, pad: Sequence[int]) -> LoweredValue:
     return x
 
 
+@rule("roll")
+def roll(
+    to: GraphLowering, self: Any, shifts: Sequence[int], dims: Sequence[int] = ()
+) -> LoweredValue:
+    if not isinstance(self, LoweredValue):
+        raise UnsupportedPatternError("it does not read the inputs first")
+    if not dims:
+        raise UnsupportedPatternError("of all elements as one row")
+    if not to.training:
+        raise UnsupportedPatternError("in inference, where a block would read all")
+    by: dict[int, int] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        by[self.axes[dim]] = by.get(self.axes[dim], 0) + shift
+    if 0 in by:
+        raise UnsupportedPatternError("of images")
+    made = to.net.roll(self.tensor, [*by.values()], [*by], name=to.name("roll"))
+    return LoweredValue(made, self.axes)
+
+
 @rule("slice")
 def part(
     to: GraphLowering, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1

@@ -12,6 +12,7 @@ from ooc_cudnn.network.graph.nodes.crop import Crop
 from ooc_cudnn.network.graph.nodes.pooling import Pooling
 from ooc_cudnn.network.graph.nodes.rearrange import Rearrange
 from ooc_cudnn.network.graph.nodes.reshape import Reshape
+from ooc_cudnn.network.graph.nodes.roll import Roll
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.window_arguments import is_int
@@ -60,6 +61,29 @@ class ShapeBuilders(Builders):
             raise ValueError(f"parts must hold each factor once, and images first, not {parts!r}")
         y = self._result(name, operation.output_shape, x.dtype)
         return self._add(Rearrange(name, y, x, operation))
+
+    @builder
+    def roll(
+        self, x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str = ""
+    ) -> Tensor:
+        """Move the elements of x along axes; those that leave at the end come in at the start.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, c, spatial)
+        shifts : sequence of int
+            Places along each of `axes`; backwards where negative.
+        axes : sequence of int
+            Channels' or spatial ones, each once.
+        """
+        x = self._own(x)
+        if len(shifts) != len(axes) or not all(map(is_int, (*shifts, *axes))):
+            raise TypeError(f"an int for each of axes {axes!r}, not shifts {shifts!r}")
+        if len({*axes}) != len(axes) or not all(1 <= axis < len(x.shape) for axis in axes):
+            raise ValueError(f"axes must be those of channels or spatial ones, not {axes!r}")
+        by = dict(zip(axes, shifts, strict=True))
+        places = tuple(by.get(axis, 0) % max(e, 1) for axis, e in enumerate(x.shape))
+        return self._add(Roll(name, self._result(name, x.shape, x.dtype), x, places))
 
     @builder
     def concatenate(self, parts: Sequence[Tensor], *, axis: int = 1, name: str = "") -> Tensor:
