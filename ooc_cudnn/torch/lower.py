@@ -605,16 +605,25 @@ class GraphLowering:
         return x.tensor
 
     def made_before(
-        self, what: str, function: Callable[..., torch.Tensor], *values: Value | None
+        self,
+        what: str,
+        function: Callable[..., torch.Tensor],
+        *values: Value | None,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Value:
         """A value that a function of PyTorch makes of others before each call, differentiated.
 
-        All are vectors of one shape and dtype.
+        Of the first one's shape and dtype where these are not told.
         """
         first = next(value for value in values if value is not None)
-        value = Value(f"{self._module}.{what}.{len(self.before)}", first.shape, first.dtype)
+        value = Value(
+            f"{self._module}.{what}.{len(self.before)}",
+            first.shape if shape is None else tuple(shape),
+            dtype or first.dtype,
+        )
         operation = Operation(function, what, values, {}, {}, (value,), self._module)
-        if self.differentiable.intersection(operation.reads):
+        if value.dtype.is_floating_point and self.differentiable.intersection(operation.reads):
             self.differentiable.add(value)
         self.before.append(operation)
         return value

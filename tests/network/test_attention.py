@@ -40,14 +40,19 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_gradients_are_autograd(name):
+@pytest.mark.parametrize("declared", ["parameter", "input"])
+def test_gradients_are_autograd(name, declared):
     *shapes, bias, told = FORMS[name]
     net = ooc_cudnn.Network()
     q, k, v = (
         net.input(each, shape, "float64", gradient=True)
         for each, shape in zip("qkv", shapes, strict=True)
     )
-    added = None if bias is None else net.parameter("bias", bias, "float64")
+    added = None
+    if bias is not None and declared == "parameter":
+        added = net.parameter("bias", bias, "float64")
+    elif bias is not None:
+        added = net.input("bias", bias, "float64", gradient=True)
     y = net.attention(net.activation(q, "tanh"), k, v, bias=added, **told)
     assert y.shape == (shapes[0][0], shapes[2][1], *shapes[0][2:])
     named = {"causal": "is_causal", "scale": "scale"}

@@ -242,6 +242,68 @@ def test_attention_written_out(name, added, fewest_plans):
     assert len(kinds(added)) == 1
 
 
+class Windows(WrittenOut):
+    """Attention within windows of a line, each with a mask of its own: as Swin's shifted ones."""
+
+    COUNT = 3
+
+    def forward(self, x):
+        """Add what is attended to, window by window."""
+        n, length, width = x.shape
+        windows = x.reshape(n * self.COUNT, length // self.COUNT, width)
+        return super().forward(windows).view(n, length, width)
+
+
+def _shifted(m, q, k, v, mask):
+    scores = (q * 0.5) @ k.transpose(-2, -1)
+    if m.bias is not None:
+        scores = scores + m.bias
+    n, heads, length, _ = scores.shape
+    scores = scores.view(n // m.COUNT, m.COUNT, heads, length, length) + mask
+    return scores.view(-1, heads, length, length).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("made", ["in forward", "held"])
+def test_windows_with_masks_are_taken(biased, made, added, fewest_plans):
+    torch.manual_seed(0)
+    length = LENGTH // Windows.COUNT
+    held = -100.0 * (drawn(Windows.COUNT, length, length) > 1)
+
+    def weigh(m, q, k, v):
+        mask = m.mask.to(q.dtype)
+        if made == "in forward":
+            mask = q.new_zeros(m.mask.shape).masked_fill(m.mask < 0, -100.0)
+        return _shifted(m, q, k, v, mask.unsqueeze(1).unsqueeze(0))
+
+    bias = drawn(HEADS, length, length) if biased else None
+    model = Windows(weigh, bias=bias, mask=held).double()
+    check(model, drawn(2, LENGTH, WIDTH).double(), shares=(1 / 2,))
+    assert kinds(added) == {"attention"}
+
+
+def test_a_window_that_sees_nothing_is_nan(added, fewest_plans):
+    """As in eager: the same holds for what is added to scores without windows."""
+    torch.manual_seed(0)
+    length = LENGTH // Windows.COUNT
+    held = torch.zeros(Windows.COUNT, length, length)
+    held[1, 2] = -torch.inf
+    row = torch.zeros(LENGTH, LENGTH)
+    row[4] = -torch.inf
+    windows = Windows(lambda m, q, k, v: _shifted(m, q, k, v, m.mask[None, :, None]), mask=held)
+    alone = WrittenOut(lambda m, q, k, v: (q @ k.transpose(-2, -1) + m.mask).softmax(-1) @ v,
+                       mask=row)  # fmt: skip
+    for model in (windows, alone):
+        added.clear()
+        x = drawn(2, LENGTH, WIDTH)
+        expected = model(x)
+        assert torch.isnan(expected).any()
+        assert not torch.isnan(expected).all()
+        found = ooc.limit(model, "1GiB")(x)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        assert len(kinds(added)) == 1
+
+
 @pytest.mark.parametrize("name", ["timm", "a bias", "in float32"])
 def test_attention_written_out_in_half_precision(name, added, fewest_plans):
     """Under autocast the softmax is in float32: no further from float64 than eager is."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ooc_cudnn.network.ir.tensor import GIVEN, Place, Tensor, place_of
+from ooc_cudnn.network.ir.tensor import GIVEN, Place, Tensor, extents, place_of
 from ooc_cudnn.operations.core.call import TiledCall
 from perfmodel.cached import cached_property
 
@@ -201,16 +201,22 @@ class RematEvent(NamedTuple):
 def orders_of(step: Step, order: str) -> Callable[[Tensor], str]:
     """The memory order of each tensor that is no view, where a step makes it.
 
-    Parameters have channels first, and so have their gradients, which users add to them.
+    Parameters have channels first, and so have their gradients, which users add to them; and what
+    is seen with other channels somewhere, as a bias of heads is with an axis of images before them.
     """
-    of_parameters = {
+    first = {
         step.base(gradient)
         for name, gradient in step.gradients.items()
         if step.tensors[name].kind == "parameter"
     }
+    first |= {
+        step.base(view.name)
+        for view in step.tensors.values()
+        if view.of and view.shape[:2] != extents(view.region)[:2]
+    }
 
     def order_of(tensor: Tensor) -> str:
-        is_map = tensor.kind in ("map", "gradient") and tensor.name not in of_parameters
+        is_map = tensor.kind in ("map", "gradient") and tensor.name not in first
         return order if is_map else "channels_first"
 
     return order_of

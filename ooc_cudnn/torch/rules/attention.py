@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.torch.graph import Operation, Value
+from ooc_cudnn.torch.image_axes import RESHAPES
 from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
 
 #: The axes of a value (n, heads, queries, depth), or (n, queries, depth): depth is of channels.
@@ -63,13 +66,18 @@ def attention(
 
 
 class _Products(NamedTuple):
-    """Attention written out: softmax(scale * query @ key + bias) @ value."""
+    """Attention written out: softmax(scale * query @ key + bias + mask) @ value.
+
+    The mask is of so many windows of an image, which follow each other on the first axis.
+    """
 
     query: Value
     key: Value
     value: Value
     scale: float
     bias: Value | None
+    mask: Value | None
+    windows: int
 
 
 def is_attention(to: GraphLowering, operation: Operation, computed: Collection[Value]) -> bool:
@@ -83,7 +91,12 @@ def product(to: GraphLowering, **arguments: Any) -> LoweredValue:
     if found is None:
         raise UnsupportedPatternError("the library has no such operation")
     values = [to.argument(each) for each in (found.query, found.key, found.value)]
-    return _attend(to, values, found.bias, scale=found.scale)
+    if found.mask is not None:
+        return _attend_in_windows(to, found, found.mask, values)
+    bias = found.bias
+    if bias is not None and not bias.requires_grad:
+        bias = to.made_before("bias", _with_nan, bias)
+    return _attend(to, values, bias, scale=found.scale)
 
 
 def _products(to: GraphLowering, operation: Operation) -> _Products | None:
@@ -98,18 +111,8 @@ def _products(to: GraphLowering, operation: Operation) -> _Products | None:
     softmax = chain.maker(weights, "softmax", "softmax_under_autocast")
     if softmax is None or softmax.arguments["dim"] not in (-1, len(weights.shape) - 1):
         return None
-    bias, scores = None, softmax.reads[0]
-    added = chain.maker(scores, "add")
-    if added is not None:
-        first, second = added.arguments["self"], added.arguments["other"]
-        # of a row that is -infinity throughout this softmax would be NaN: what is trained is none
-        if not isinstance(second, Value) or added.arguments.get("alpha", 1) != 1:
-            return None
-        if second in to.fallbacks or second.kind == "input" or not second.requires_grad:
-            return None
-        if second.dtype not in chain.dtypes:
-            return None
-        scores, bias = first, second
+    scores, mask, windows = chain.in_windows(softmax.reads[0])
+    scores, bias = chain.added(scores)
     scores, scale = chain.scaled(scores)
     first_product = chain.maker(scores, "matmul", "bmm")
     if first_product is None or len(first_product.reads) != 2:
@@ -125,7 +128,7 @@ def _products(to: GraphLowering, operation: Operation) -> _Products | None:
     dtypes = {each.dtype for each in (*values, *first_product.reads)}
     if dims != {count - 2, count - 1} or len(dtypes) > 1 or not _are_rows(values):
         return None
-    return _Products(*values, scale * of_query * of_key * of_key_too, bias)
+    return _Products(*values, scale * of_query * of_key * of_key_too, bias, mask, windows)
 
 
 class _Chain:
@@ -152,6 +155,38 @@ class _Chain:
                 return None
             value = operation.reads[0]
         return None
+
+    def added(self, value: Value) -> tuple[Value, Value | None]:
+        """What a value is the sum of with what hangs on no input, and that."""
+        operation = self.maker(value, "add")
+        if operation is None or operation.arguments.get("alpha", 1) != 1:
+            return value, None
+        first, second = operation.arguments["self"], operation.arguments["other"]
+        is_taken = (
+            isinstance(second, Value)
+            and second not in self._fallbacks
+            and second.kind != "input"
+            and second.dtype in self.dtypes
+        )
+        return (first, second) if is_taken else (value, None)
+
+    def in_windows(self, value: Value) -> tuple[Value, Value | None, int]:
+        """Scores that a mask was added to, one of each window of an image; the mask, and windows.
+
+        The first axis is split into images and windows for it: (n, windows, heads, queries, keys).
+        """
+        joined = self.maker(value, *RESHAPES)
+        if joined is None:
+            return value, None, 1
+        split_scores, mask = self.added(joined.reads[0])
+        split = self.maker(split_scores, *RESHAPES)
+        if mask is None or split is None or len(split_scores.shape) != 5:
+            return value, None, 1
+        (_, windows, *_), wide = split_scores.shape, (1,) * (5 - len(mask.shape)) + mask.shape
+        is_one = wide[0] == 1 and split_scores.shape[2:] == value.shape[1:]
+        if not is_one or split.reads[0].shape != value.shape:
+            return value, None, 1
+        return split.reads[0], mask, windows
 
     def scaled(self, value: Value) -> tuple[Value, float]:
         """What a value is a number times of, and the number."""
@@ -188,6 +223,64 @@ def _attend(
     images = math.gcd(tensors[0].shape[0], batch)
     made = to.net.attention(*tensors, images=images, name=to.name(), **told)
     return LoweredValue(made, axes)
+
+
+def _attend_in_windows(
+    to: GraphLowering, found: _Products, mask: Value, values: Sequence[Any]
+) -> LoweredValue:
+    """Attention whose windows have a mask each: windows of an image are heads of it."""
+    windows, (_, heads, rows, _), keys = found.windows, found.query.shape, found.key.shape[-2]
+    own = (mask,) if found.bias is None else (mask, found.bias)
+    dtype = functools.reduce(torch.promote_types, [each.dtype for each in own])
+    shape = windows, heads, rows, keys
+    function = functools.partial(_of_windows, shape=shape)
+    bias = to.made_before("bias", function, *own, shape=(windows * heads, rows, keys), dtype=dtype)
+    tensors = list(_in_windows(to, values, windows))
+    batch = next((each.shape[0] for each in to.graph.inputs if each.shape), 1)
+    images = math.gcd(tensors[0].shape[0], batch)
+    y = to.net.attention(
+        *tensors, bias=to.given(bias), scale=found.scale, images=images, name=to.name("attention")
+    )
+    n, depth, _, sites = y.shape
+    factors = ((n,), (depth,), (windows, heads), (sites,))
+    made = to.net.rearrange(y, factors, ((0, 2), (1,), (3,), (4,)), name=to.name())
+    return LoweredValue(made, AXES[4])
+
+
+def _in_windows(to: GraphLowering, values: Sequence[Any], windows: int) -> Iterator[Tensor]:
+    """Queries, keys and values (n, depth, windows * heads, sites)."""
+
+    def moved(tensor: Tensor, parts: tuple[Shape, ...], *factors: Shape) -> Tensor:
+        images = (tensor.shape[0] // windows, windows)
+        return to.net.rearrange(tensor, (images, *factors), parts, name=to.name("windows"))
+
+    thirds = _thirds(to, values)
+    if thirds is not None:
+        x, heads = thirds
+        width, sites = x.shape[1] // 3, x.shape[2]
+        for start in range(0, 3 * width, width):
+            third = to.net.channel_slice(x, start, start + width, name=to.name("part"))
+            yield moved(third, ((0,), (3,), (1, 2), (4,)), (heads, width // heads), (sites,))
+        return
+    for value in values:
+        tensor = _rows(to.gathered(value, -1))
+        _, depth, heads, sites = tensor.shape
+        yield moved(tensor, ((0,), (2,), (1, 3), (4,)), (depth,), (heads,), (sites,))
+
+
+def _of_windows(
+    mask: torch.Tensor, bias: torch.Tensor | None = None, *, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """What is added to the scores of each window and head."""
+    windows, heads, *rest = shape
+    added = mask if bias is None else mask + bias
+    return _with_nan(added.expand(1, *shape).reshape(windows * heads, *rest))
+
+
+def _with_nan(bias: torch.Tensor) -> torch.Tensor:
+    """NaN where a query sees no key: a softmax that is written out is NaN there, attention is 0."""
+    nothing = (bias == -math.inf).all(-1, keepdim=True)
+    return bias.masked_fill(nothing, math.nan)
 
 
 def _thirds(to: GraphLowering, values: Sequence[Any]) -> tuple[Tensor, int] | None:
