@@ -87,6 +87,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
                 const long long means = set_offset(geometry.mean, image, set);
                 const long long inverses = set_offset(geometry.inverse, image, set);
                 const long long scales = set_offset(geometry.scale, image, set);
+                // One of the set, or one of each member. (Read for each member of a site's channels
+                // they take as long as x and dy.)
+                const bool is_one = geometry.mean.inner == 0 && geometry.inverse.inner == 0;
+                double center_of_x = mean[means], spread = inverse ? (double)inverse[inverses] : 1.0;
                 A slope = 0, shift = 0;
                 if constexpr (MODE != IDENTITY) {
                     slope = factor[set] * inverse[inverses];
@@ -99,9 +103,12 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
                         const A above = A(widen(values[at * geometry.x.inner])) - mean[means];
                         weight = gradient_before<T, MODE>(above * slope + shift, A(weight), coef);
                     }
-                    double other = (double)widen(values[at * geometry.x.inner]) -
-                                   (double)mean[means + at * geometry.mean.inner];
-                    if (inverse) other *= (double)inverse[inverses + at * geometry.inverse.inner];
+                    if (!is_one) {
+                        center_of_x = mean[means + at * geometry.mean.inner];
+                        if (inverse) spread = inverse[inverses + at * geometry.inverse.inner];
+                    }
+                    const double other =
+                        ((double)widen(values[at * geometry.x.inner]) - center_of_x) * spread;
                     if (scale) weight *= (double)scale[scales + at * geometry.scale.inner];
                     first += weight;
                     second = fma(weight, other, second);
@@ -178,7 +185,10 @@ struct ImageStates {
     long long images, sets, groups;
 };
 
-// States [ROWS][images][sets], of three rows moments, to those of all images: one thread a set.
+constexpr int AHEAD = 32;
+
+// States [ROWS][images][sets], of three rows moments, to those of all images: one thread a set, which
+// adds in the order of images, and reads AHEAD of that: there are few threads.
 template <int ROWS>
 __global__ void __launch_bounds__(BLOCK_THREADS) fold_images(
     ImageStates geometry, double *result, const double *states, const double *before) {
@@ -195,9 +205,16 @@ __global__ void __launch_bounds__(BLOCK_THREADS) fold_images(
         } else {
             for (int row = 0; row < ROWS; ++row) {
                 double total = before ? before[row * sets + set] : 0.0;
-#pragma unroll 4
-                for (long long image = 0; image < geometry.images; ++image)
-                    total += states[row * columns + image * sets + set];
+                const double *of_set = states + row * columns + set;
+                for (long long first = 0; first < geometry.images; first += AHEAD) {
+                    double next[AHEAD];
+#pragma unroll
+                    for (int i = 0; i < AHEAD; ++i)
+                        next[i] = first + i < geometry.images ? of_set[(first + i) * sets] : 0.0;
+#pragma unroll
+                    for (int i = 0; i < AHEAD; ++i)
+                        if (first + i < geometry.images) total += next[i];
+                }
                 result[row * sets + set] = total;
             }
         }

@@ -32,6 +32,9 @@ SOURCE = "set_statistics.cu"
 #: Sets that a block of threads sums up side by side: `ACROSS` in the kernels.
 ACROSS = BLOCK_THREADS // 32
 
+#: Threads of a block that adds up states: few columns have more multiprocessors then.
+STATE_THREADS = 32
+
 Triple = tuple[int, int, int]
 
 
@@ -145,7 +148,7 @@ def _on_states(
             return None
         sizes = {"images": operation.images, "sets": columns, "groups": groups}
         struct = fill_struct(SOURCE, "ImageStates", **sizes)
-        return Launch(SOURCE, kernel, grid_of(threads, BLOCK_THREADS), struct)
+        return Launch(SOURCE, kernel, grid_of(threads, STATE_THREADS), struct, (STATE_THREADS, 1))
 
     launch(operation, (call.output, *call.inputs), plan, (), call.stream)
 
