@@ -135,42 +135,65 @@ struct BiasSums {
     long long images, heads, queries, keys;  // of the bias: 1 where it is broadcast
 };
 
-// A thread has an element of the bias, and adds up in the order of images, heads and queries. Where
-// rows come in several parts (one launch each) `sums` holds what the earlier ones gave.
+constexpr int ELEMENTS = 32, SLICES = BLOCK_THREADS / ELEMENTS;
+
+// A column of a block's threads has an element of the bias: each adds up every eighth image, in the
+// order of images, heads and queries, and then one of them what these have. Where rows come in several
+// parts (one launch each) `sums` holds what the earlier ones gave.
 template <typename T, typename O>
 __global__ void __launch_bounds__(BLOCK_THREADS) attention_bias_sums(
     BiasSums geometry, O *dbias, Arithmetic<T> *sums, const T *dscores, int first, int last) {
+    using A = Arithmetic<T>;
+    __shared__ A of_slices[SLICES][ELEMENTS];
     const ScoreRows &rows = geometry.rows;
     const long long elements = geometry.images * geometry.heads * geometry.queries * geometry.keys;
     const long long matrices = rows.rows / rows.of_matrix;
-    for (long long element = (long long)blockIdx.x * blockDim.x + threadIdx.x; element < elements;
-         element += (long long)gridDim.x * blockDim.x) {
-        long long rest = element / geometry.keys;
-        const long long key = element - rest * geometry.keys;
-        const long long query = rest % geometry.queries;
-        rest /= geometry.queries;
-        const long long head = rest % geometry.heads, image = rest / geometry.heads;
-        const bool one_query = geometry.queries > 1, one_key = geometry.keys > 1;
-        Arithmetic<T> sum = first ? Arithmetic<T>(0) : sums[element];
-        for (long long matrix = 0; matrix < matrices; ++matrix) {
-            const long long number = rows.first_matrix + matrix;
-            const long long of_image = number / rows.key_heads;
-            if (geometry.images > 1 && of_image != image) continue;
-            const long long first_head = (number - of_image * rows.key_heads) * rows.group;
-            for (long long in_group = 0; in_group < rows.group; ++in_group) {
-                if (geometry.heads > 1 && first_head + in_group != head) continue;
-                for (long long q = one_query ? query : 0; q < (one_query ? query + 1 : rows.queries);
-                     ++q) {
-                    const long long row = in_group * rows.queries + q - rows.first_row;
-                    if (row < 0 || row >= rows.of_matrix) continue;
-                    const T *of_row = dscores + (matrix * rows.of_matrix + row) * rows.step;
-                    if (one_key) sum += widen(of_row[key]);
-                    else
-                        for (long long k = 0; k < rows.keys; ++k) sum += widen(of_row[k]);
+    const bool one_head = geometry.heads > 1, one_query = geometry.queries > 1;
+    for (long long block = blockIdx.x; block * ELEMENTS < elements; block += gridDim.x) {
+        const long long element = block * ELEMENTS + threadIdx.x;
+        A sum = 0;
+        if (element < elements) {
+            long long rest = element / geometry.keys;
+            const long long key = element - rest * geometry.keys;
+            const long long query = rest % geometry.queries;
+            rest /= geometry.queries;
+            const long long head = rest % geometry.heads, of_image = rest / geometry.heads;
+            // the matrices that share it, and of these the heads, queries and keys
+            const long long key_head = one_head ? head / rows.group : 0;
+            const long long key_heads = one_head ? 1 : rows.key_heads;
+            const long long head_of_group = one_head ? head - key_head * rows.group : 0;
+            const long long heads = one_head ? 1 : rows.group;
+            const long long first_query = one_query ? query : 0;
+            const long long queries = one_query ? 1 : rows.queries;
+            const long long first_key = geometry.keys > 1 ? key : 0;
+            const long long keys = geometry.keys > 1 ? 1 : rows.keys;
+            const long long end = (rows.first_matrix + matrices - 1) / rows.key_heads + 1;
+            const long long start = geometry.images > 1 ? of_image : rows.first_matrix / rows.key_heads;
+            const long long stop = geometry.images > 1 ? min(of_image + 1, end) : end;
+            for (long long image = start + threadIdx.y; image < stop; image += SLICES) {
+                for (long long k = key_head; k < key_head + key_heads; ++k) {
+                    const long long matrix = image * rows.key_heads + k - rows.first_matrix;
+                    if (matrix < 0 || matrix >= matrices) continue;
+                    for (long long h = head_of_group; h < head_of_group + heads; ++h) {
+                        for (long long q = first_query; q < first_query + queries; ++q) {
+                            const long long row = h * rows.queries + q - rows.first_row;
+                            if (row < 0 || row >= rows.of_matrix) continue;
+                            const T *of_row = dscores + (matrix * rows.of_matrix + row) * rows.step;
+                            for (long long at = first_key; at < first_key + keys; ++at)
+                                sum += widen(of_row[at]);
+                        }
+                    }
                 }
             }
         }
-        sums[element] = sum;
-        if (last) dbias[element] = narrow<O>(Arithmetic<O>(sum));
+        of_slices[threadIdx.y][threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.y == 0 && element < elements) {
+            A total = first ? A(0) : sums[element];
+            for (int slice = 0; slice < SLICES; ++slice) total += of_slices[slice][threadIdx.x];
+            sums[element] = total;
+            if (last) dbias[element] = narrow<O>(Arithmetic<O>(total));
+        }
+        __syncthreads();
     }
 }

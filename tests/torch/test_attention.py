@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.network import Network
+from ooc_cudnn.torch.rules import attention as rules
 from tests.support.torch_checks import check
 
 LENGTH, WIDTH, HEADS = 9, 12, 3
@@ -34,6 +35,12 @@ def added(monkeypatch):
     for name in ("attention", "packed_attention", "outside"):
         counted(name)
     return names
+
+
+@pytest.fixture(autouse=True)
+def biases(monkeypatch):
+    """Scores that a bias is added to are the library's."""
+    monkeypatch.setattr(rules, "TAKES_BIASES", True)
 
 
 class Block(nn.Module):
@@ -155,6 +162,19 @@ def test_attention_is_pytorchs(name, added, fewest_plans):
     assert kinds(added) == {"attention" if name in APART else "packed_attention"}
 
 
+@pytest.mark.parametrize("name", ["a bias", "a mask", "written out"])
+def test_biases_are_pytorchs_until_that_is_measured(name, added, fewest_plans, monkeypatch):
+    """Of Swin-T they took longer here: see `TAKES_BIASES`."""
+    monkeypatch.setattr(rules, "TAKES_BIASES", False)
+    torch.manual_seed(0)
+    made = {
+        "written out": lambda: WrittenOut(WRITTEN_OUT["a bias"], drawn(HEADS, LENGTH, LENGTH)),
+        **TAKEN,
+    }
+    check(made[name]().double(), drawn(3, LENGTH, WIDTH).double(), shares=())
+    assert not kinds(added)
+
+
 def test_attention_of_one_image(added, fewest_plans):
     torch.manual_seed(0)
     check(Block().double(), drawn(1, LENGTH, WIDTH).double(), shares=())
@@ -210,8 +230,8 @@ def test_what_pytorch_refuses_is_refused_before_anything_runs(told, error):
 class WrittenOut(Block):
     """A block whose attention is written out, as it was before there was a function."""
 
-    def __init__(self, weigh, **told):
-        super().__init__(**told)
+    def __init__(self, weigh, bias=None, **told):
+        super().__init__(bias, **told)
         self.weigh = weigh
 
     def forward(self, x):

@@ -38,6 +38,8 @@ MATRICES_AT_ONCE = 2**16 - 1
 ROW_ELEMENTS = 8
 #: Keys from which a block has a row, not a warp.
 LONG_ROW = 1024
+#: Elements of a bias's gradient that a block sums up: `ELEMENTS` in the kernel.
+BIAS_ELEMENTS = 32
 
 
 class _Part(NamedTuple):
@@ -322,8 +324,9 @@ def _sum_bias(run: _Run, operation: AttentionBackward, part: _Part, call: Call) 
         return Launch(
             SOURCE,
             instance("attention_bias_sums", *types),
-            grid_of(math.prod(shape), BLOCK_THREADS),
+            grid_of(math.prod(shape), BIAS_ELEMENTS),
             fill_struct(SOURCE, "BiasSums", rows=run.rows(part), **extents),
+            (BIAS_ELEMENTS, BLOCK_THREADS // BIAS_ELEMENTS),
         )
 
     sizes = run.sizes
