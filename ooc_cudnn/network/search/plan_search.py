@@ -131,7 +131,7 @@ class PlanSearch:
                 # no plan is an error where nothing else has one, either
                 with suppress(StopIteration, PlanInfeasibleError):
                     planned = self.incumbent.offer(self._request.name, next(candidates))
-                    candidates.send(planned)  # for `by_streaming` not to begin anew
+                    candidates.send(planned)  # `by_streaming` goes on behind it
 
     def _try(self, strategy: Strategy) -> bool:
         """Try a strategy, once; return whether a plan was the fastest then."""

@@ -186,6 +186,8 @@ class StandalonePolicy:
         self._own = Incumbent(constraints, step, least, budget)
         self._own.tells = False
         self._in_vain, self._skipped = 0, False
+        #: Of `SHARES_HELD`, so many were tried: streaming is gone on with behind them.
+        self._shares_tried = 0
 
     @property
     def has_ended(self) -> bool:
@@ -195,7 +197,7 @@ class StandalonePolicy:
     @property
     def fits_nowhere(self) -> bool:
         """True if it streams what is too large, since it has no plan without that."""
-        return self._own.best is None and not self._skipped
+        return self._shares_tried > 0 or (self._own.best is None and not self._skipped)
 
     def candidates(self, parts: int, incumbent: Incumbent) -> Candidates[None]:
         """Propose plans in so many micro-batches, where they can beat the incumbent."""
@@ -213,15 +215,17 @@ class StandalonePolicy:
     def streaming(self, parts: int, incumbent: Incumbent) -> Candidates[None]:
         """Propose plans in which what is too large is streamed, call by call."""
         planner = self._planner(parts)
-        for share in SHARES_HELD:
+        for share in SHARES_HELD[self._shares_tried :]:
             try:
                 planned = yield from planner.candidates(incumbent, share=share)
             except PlanInfeasibleError:
                 if incumbent.best is None and incumbent.least is None:
                     raise
+                self._shares_tried += 1
                 continue
             if planned is None:
                 break  # with less memory it is worth it even less
+            self._shares_tried += 1
             self._own.take(planned)
             if not self._own.is_near(planned, MAX_RATIO_TO_INCUMBENT):
                 break
