@@ -42,7 +42,7 @@ def test_policies_and_micro_batches(policy, parts):
     [
         (1003, 2, 2),  # what is compared was made again
         (1012, 5, 1),  # a band of padding alone
-        (1023, 5, 2),  # rows that share bytes of bits: no bands
+        (1881, 5, 2),  # rows that share bytes of bits: no bands
         (1106, 2, 1),  # what is made again whole, read before it ended
     ],
 )
@@ -51,7 +51,7 @@ def test_bands_of_rows(seed, bands, parts):
     plan = banded_plan(drawn.net, drawn.loss, PLENTY, bands, parts)
     step, _ = check_step(drawn, PLENTY, plan=plan)
     assert step.plan.bands == bands
-    assert any("(band 1)" in task.name for task in step.plan.tasks) == (seed != 1023)
+    assert any("(band 1)" in task.name for task in step.plan.tasks) == (seed != 1881)
 
 
 @pytest.mark.parametrize(("seed", "policy"), [(0, "best"), (3, "keep"), (9, "vdnn_all")])
