@@ -143,11 +143,14 @@ class Measuring:
         self.report.say(f"turns begin; {self.left:.0f} s are left")
         self.in_turns()
         self.report.write()
-        for name in [*self.steps]:
-            if self.left > 0:
-                self.attempt(name, partial(self.look, name))
-            else:
-                self.report.note(f"{name}: no time was left to look at its tasks and kernels")
+        # CUPTI, which sees kernels, has ended a process: what is known without it is written first
+        for look in (self.look_at_tasks, self.look_at_kernels):
+            for name in [*self.steps]:
+                if self.left > 0:
+                    self.attempt(name, partial(look, name))
+                else:
+                    self.report.note(f"{name}: no time was left to look at its tasks or kernels")
+            self.report.write()
 
     def attempt(self, name: str, run: Callable[[], None]) -> None:
         """Run; where it fails, its row says so: others are still worth their time on the card."""
@@ -253,21 +256,26 @@ class Measuring:
             self.rows[name] |= {"seconds": Timing(tuple(samples[name])).to_json()}
             self.rows[name]["status"] = "measured"
 
-    def look(self, name: str) -> None:
-        """Keep where the time of a measured way goes: kernels, and of ours tasks as predicted."""
+    def look_at_tasks(self, name: str) -> None:
+        """Keep where the time of one of ours goes: tasks, as measured and as predicted."""
         step, row = self.steps[name], self.rows[name]
+        if step.limit is None:
+            return
         run = partial(step, self.data)
-        if step.limit is not None:
+        run()
+        with ooc_cudnn.profile() as recorded:
             run()
-            with ooc_cudnn.profile() as recorded:
-                run()
-            ready = step.run.forward.last
-            predicted = simulate_program(ready.step.program)
-            traces = [call.trace for call in recorded.calls]
-            row["tasks"] = seconds_of_tasks(traces, predicted)
-            row["halves"] = [call.seconds for call in recorded.calls]
-        if self.asked.cuda and self.left > 0:
-            row["kernels"] = dict([*kernels_of(run).items()][: self.asked.kernels])
+        ready = step.run.forward.last
+        predicted = simulate_program(ready.step.program)
+        traces = [call.trace for call in recorded.calls]
+        row["tasks"] = seconds_of_tasks(traces, predicted)
+        row["halves"] = [call.seconds for call in recorded.calls]
+
+    def look_at_kernels(self, name: str) -> None:
+        """Keep the kernels of a way that take longest."""
+        if self.asked.cuda:
+            kernels = kernels_of(partial(self.steps[name], self.data))
+            self.rows[name]["kernels"] = dict([*kernels.items()][: self.asked.kernels])
 
     def compare(self) -> None:
         """Compare gradients of a small batch with those in float64: ours beside eager's."""
