@@ -19,6 +19,7 @@ from ooc_cudnn.torch.block_rules import (
 )
 from ooc_cudnn.torch.graph import Operation, Value
 from ooc_cudnn.torch.image_axes import RESHAPES
+from ooc_cudnn.torch.permutations import PERMUTES, permutation
 
 
 def _result(operation: Operation) -> Value:
@@ -63,18 +64,11 @@ def _behind(shape: Sequence[int], axis: int, elements: int) -> range:
     return range(0)
 
 
-@block_rule("permute", "transpose", "swapaxes", "t")
+@block_rule(*PERMUTES)
 def permuted(operation: Operation, wanted: Wanted) -> MadePart:
     """Axes in another order."""
-    spans, told, count = only(wanted), operation.arguments, len(lead_of(operation).shape)
-    order = list(range(count))
-    if operation.name == "permute":
-        order = [each % count for each in told["dims"]]
-    else:
-        keys = {"transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1")}
-        names = keys.get(operation.name)
-        one, other = (told[name] % count for name in names) if names else (0, count - 1)
-        order[one], order[other] = order[other], order[one]
+    spans, count = only(wanted), len(lead_of(operation).shape)
+    order = permutation(operation, count)
     return made_of(operation, tuple(spans[order.index(axis)] for axis in range(count)), spans)
 
 

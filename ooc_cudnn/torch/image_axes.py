@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ooc_cudnn.torch.autocast import AUTOCAST
 from ooc_cudnn.torch.graph import Operation, Value, values_in
+from ooc_cudnn.torch.permutations import PERMUTES, permutation
 
 
 class Images(NamedTuple):
@@ -66,10 +67,9 @@ PER_IMAGE = frozenset({
     "upsample_nearest3d", "upsample_trilinear3d",
 })  # fmt: skip
 #: What moves elements and computes nothing: to repeat it costs little.
-MOVES = RESHAPES | {
-    "alias", "chunk", "contiguous", "detach", "expand", "expand_as", "narrow", "permute", "select",
-    "slice", "split", "split_with_sizes", "squeeze", "swapaxes", "t", "transpose", "unbind",
-    "unsqueeze",
+MOVES = RESHAPES | PERMUTES | {
+    "alias", "chunk", "contiguous", "detach", "expand", "expand_as", "narrow", "select", "slice",
+    "split", "split_with_sizes", "squeeze", "unbind", "unsqueeze",
 }  # fmt: skip
 
 
@@ -258,14 +258,8 @@ class ImageAxes:
             raise TogetherError("expanded as what is of images")
         count, told = len(x.shape), operation.arguments
         name = operation.name
-        if name == "permute":
-            axis = [each % count for each in told["dims"]].index(axis)
-        elif name in ("transpose", "swapaxes"):
-            keys = ("dim0", "dim1") if name == "transpose" else ("axis0", "axis1")
-            one, other = (told[key] % count for key in keys)
-            axis = {one: other, other: one}.get(axis, axis)
-        elif name == "t":
-            axis = 1 - axis if count == 2 else axis
+        if name in PERMUTES:
+            axis = permutation(operation, count).index(axis)
         elif name == "unsqueeze":
             axis += told["dim"] % (count + 1) <= axis
         elif name == "squeeze":

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ooc_cudnn.torch.graph import Operation
 from ooc_cudnn.torch.image_axes import RESHAPES
+from ooc_cudnn.torch.permutations import PERMUTES, permutation
 
 _SAME = frozenset({"alias", "clone", "contiguous"})
-_PERMUTES = frozenset({"permute", "swapaxes", "t", "transpose"})
 _SHUFFLES = frozenset({"channel_shuffle", "pixel_shuffle", "pixel_unshuffle"})
 #: What is followed here.
-FOLLOWED = RESHAPES | _SAME | _PERMUTES | _SHUFFLES | {"squeeze", "unsqueeze"}
+FOLLOWED = RESHAPES | _SAME | PERMUTES | _SHUFFLES | {"squeeze", "unsqueeze"}
 
 Shape = tuple[int, ...]
 
@@ -92,20 +92,11 @@ def rearrangement(
 
 def _after(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:
     """The axes of what an operation makes."""
-    name, told, count = operation.name, operation.arguments, len(value)
+    name, told = operation.name, operation.arguments
     if name in _SAME:
         return value
-    if name in _PERMUTES:
-        dims = list(range(count))
-        if name == "permute":
-            dims = [each % count for each in told["dims"]]
-        elif name == "t":
-            dims.reverse()
-        else:
-            keys = ("dim0", "dim1") if name == "transpose" else ("axis0", "axis1")
-            one, other = (told[key] % count for key in keys)
-            dims[one], dims[other] = dims[other], dims[one]
-        return [value[each] for each in dims]
+    if name in PERMUTES:
+        return [value[each] for each in permutation(operation, len(value))]
     if name in _SHUFFLES:
         return _shuffled(operation, value, shape)
     if name not in FOLLOWED or told.get("dtype") is not None:

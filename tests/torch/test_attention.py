@@ -244,6 +244,7 @@ class WrittenOut(Block):
 
 
 WRITTEN_OUT = {
+    "mT": lambda m, q, k, v: (q @ k.mT).softmax(-1) @ v,
     "timm": lambda m, q, k, v: F.dropout(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1), 0.0) @ v,
     "scores are scaled": lambda m, q, k, v: (q @ k.transpose(2, 3) / 2).softmax(dim=3) @ v,
     "both are scaled": lambda m, q, k, v: (

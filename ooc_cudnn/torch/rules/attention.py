@@ -14,6 +14,7 @@ from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.torch.graph import Operation, Value
 from ooc_cudnn.torch.image_axes import RESHAPES
 from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
+from ooc_cudnn.torch.permutations import PERMUTES, permutation
 
 #: The axes of a value (n, heads, queries, depth), or (n, queries, depth): depth is of channels.
 AXES = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
@@ -123,17 +124,17 @@ def _products(to: GraphLowering, operation: Operation) -> _Products | None:
     if first_product is None or len(first_product.reads) != 2:
         return None
     (query, of_query), (turned, of_key) = (chain.scaled(each) for each in first_product.reads)
-    transposed = chain.maker(turned, "transpose")
+    transposed = chain.maker(turned, *PERMUTES)
     if transposed is None:
         return None
     count = len(turned.shape)
-    dims = {transposed.arguments[name] % count for name in ("dim0", "dim1")}
+    is_turned = permutation(transposed, count) == [*range(count - 2), count - 1, count - 2]
     key, of_key_too = chain.scaled(transposed.reads[0])
     if not TAKES_BIASES and (bias is not None or mask is not None):
         return None
     values = (query, key, value)
     dtypes = {each.dtype for each in (*values, *first_product.reads)}
-    if dims != {count - 2, count - 1} or len(dtypes) > 1 or not _are_rows(values):
+    if not is_turned or len(dtypes) > 1 or not _are_rows(values):
         return None
     return _Products(*values, scale * of_query * of_key * of_key_too, bias, mask, windows)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ooc_cudnn.torch.lower import GraphLowering, LoweredValue, UnsupportedPatternError, rule
+from ooc_cudnn.torch.permutations import PERMUTES, permutation
 
 
 @rule("cat", "concat")
@@ -29,18 +30,13 @@ def broadcast(to: GraphLowering, tensors: Sequence[Any]) -> tuple[LoweredValue, 
     return tuple(tensors)
 
 
-@rule("permute")
-def permute(to: GraphLowering, self: Any, dims: Sequence[int]) -> LoweredValue:
+@rule(*PERMUTES)
+def permute(to: GraphLowering, self: Any, **told: Any) -> LoweredValue:
     if not isinstance(self, LoweredValue):
         raise UnsupportedPatternError("it does not read the inputs first")
-    return LoweredValue(self.tensor, tuple(self.axes[each] for each in dims))
-
-
-@rule("transpose")
-def transpose(to: GraphLowering, self: Any, dim0: int, dim1: int) -> LoweredValue:
-    dims = list(range(len(self.axes)))
-    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return permute(to, self, dims)
+    assert to.operation is not None
+    order = permutation(to.operation, len(self.axes))
+    return LoweredValue(self.tensor, tuple(self.axes[each] for each in order))
 
 
 @rule("flatten")
