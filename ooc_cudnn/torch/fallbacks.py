@@ -428,9 +428,28 @@ def _axis_of_images(found: Rearrangement) -> int | None:
 
 
 def _launches(found: Rearrangement) -> int:
-    """Copies that it takes at the most: one has three axes, and the longest are together."""
-    sizes = sorted(size for factors in found.factors for size in factors)
-    return math.prod(sizes[:-3])
+    """Copies that it takes at the most: one has three axes, and the longest are together.
+
+    Neighbours that stay so are one axis: of one axis before and after, or of sites.
+    """
+    sizes = list[int]()
+    last_factor, last_axis, last_before = -2, 0, 0
+    factors = [(size, axis) for axis, each in enumerate(found.factors) for size in each]
+    for axis, part in enumerate(found.parts):
+        for at in part:
+            size, before = factors[at]
+            stays = _are_together(last_axis, axis) and _are_together(last_before, before)
+            if at == last_factor + 1 and stays:
+                sizes[-1] *= size
+            else:
+                sizes.append(size)
+            last_factor, last_axis, last_before = at, axis, before
+    return math.prod(sorted(sizes)[:-3])
+
+
+def _are_together(one: int, other: int) -> bool:
+    """True if two axes of a map are one, or sites: these lie in their order in any memory order."""
+    return one == other or min(one, other) >= 2
 
 
 def _differentiable(part: FallbackSubgraph) -> set[Value]:

@@ -14,6 +14,9 @@ import torch
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import RESHAPES
 
+#: That a map has.
+MOST_AXES = 5
+
 
 def split_rows(graph: Graph) -> Graph:
     """Return the graph with linear layers on the axes that their results are split into.
@@ -34,8 +37,7 @@ def split_rows(graph: Graph) -> Graph:
         assert result is not None
         shape = (*result.shape[:-1], rows.shape[-1])
         source = makers.get(rows)
-        is_reshape = source is not None and source.name in RESHAPES
-        before = source.reads[0] if source is not None and is_reshape else rows
+        before = rows if source is None or not _is_reshape(source) else source.reads[0]
         axes = replace(rows, name=f"{rows.name}.axes", shape=shape, kind="made", source="")
         reshape = replace(
             split,
@@ -60,11 +62,16 @@ def split_rows(graph: Graph) -> Graph:
     return replace(
         graph,
         operations=tuple(
-            each for each in operations if each.name not in RESHAPES or read & {*each.results}
+            each for each in operations if not _is_reshape(each) or read & {*each.results}
         ),
         memories=memories,
         views=frozenset(views),
     )
+
+
+def _is_reshape(operation: Operation) -> bool:
+    """True if an operation reshapes: ``view(dtype)`` takes the bits for other numbers."""
+    return operation.name in RESHAPES and operation.arguments.get("dtype") is None
 
 
 def _readers(graph: Graph) -> dict[Value, list[Operation | None]]:
@@ -86,10 +93,10 @@ def _split(operation: Operation, readers: dict[Value, list[Operation | None]]) -
     if joined is None or len(joined.shape) != 2:
         return None
     (reader, *others) = readers.get(joined, [None])
-    if reader is None or others or reader.name not in RESHAPES:
+    if reader is None or others or not _is_reshape(reader):
         return None
     (result,) = reader.results
-    if result is None or len(result.shape) < 3 or 0 in result.shape:
+    if result is None or not 3 <= len(result.shape) <= MOST_AXES or 0 in result.shape:
         return None
     return reader if result.shape[-1] == joined.shape[-1] else None
 

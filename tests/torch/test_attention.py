@@ -378,6 +378,8 @@ def test_weights_that_are_read_are_pytorchs(reads, added, fewest_plans):
 
 
 LEFT_WRITTEN_OUT = {
+        (q @ k.transpose(-2, -1) / 0.0).softmax(-1).nan_to_num(0.5) @ v
+    ),
     "dropout": lambda m, q, k, v: F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 1e-12) @ v,
     "over queries": lambda m, q, k, v: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
     "a mask": lambda m, q, k, v: (q @ k.transpose(-2, -1)).masked_fill(~m.mask, -9).softmax(-1) @ v,
@@ -393,3 +395,13 @@ def test_what_else_is_written_out_stays_pytorchs(name, added, fewest_plans):
     model = WrittenOut(LEFT_WRITTEN_OUT[name], mask=SEEN).double()
     check(model, drawn(3, LENGTH, WIDTH).double(), shares=())
     assert not {"attention", "packed_attention"}.intersection(added)
+
+
+def test_scores_over_zero_are_nan_as_in_eager(added, fewest_plans):
+    torch.manual_seed(0)
+    model = WrittenOut(lambda m, q, k, v: (q @ k.transpose(-2, -1) / 0.0).softmax(-1) @ v)
+    x = drawn(3, LENGTH, WIDTH)
+    expected = model(x)
+    assert torch.isnan(expected).all()
+    torch.testing.assert_close(ooc.limit(model, "1GiB")(x), expected, equal_nan=True)
+    assert not kinds(added)

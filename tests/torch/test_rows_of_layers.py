@@ -43,6 +43,10 @@ FOLLOWED = {
     ),
 }
 LEFT = {
+    "rows of other bits": lambda layer, y: layer(
+        y.detach().view(-1, WIDTH).view(torch.int64).view(torch.float64)
+    ).view(*y.shape[:2], 5),
+    "rows of six axes": lambda layer, y: layer(y.flatten(0, 1)).view(len(y), 1, 3, 1, 3, 5),
     "rows that are an output": _twice,
     "another last axis": lambda layer, y: layer(y.flatten(0, 1)).reshape(len(y), LENGTH * 5),
     "rows that stay rows": lambda layer, y: layer(y.flatten(0, 1)).relu(),
