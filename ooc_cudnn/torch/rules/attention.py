@@ -226,29 +226,15 @@ def _attend(
     if mask is not None:
         told["bias"] = _bias(to, mask, len(axes))
     thirds = _thirds(to, values)
-    if thirds is not None and len(thirds[0].shape) == 3:
+    if thirds is not None:
         x, heads = thirds
         images = math.gcd(x.shape[0], batch)
         made = to.net.packed_attention(x, heads, images=images, name=to.name(), **told)
         return LoweredValue(made, axes)
-    if thirds is not None:
-        tensors = list(_heads(to, *thirds))
-    else:
-        tensors = [_rows(to.gathered(each, -1)) for each in values]
+    tensors = [_rows(to.gathered(each, -1)) for each in values]
     images = math.gcd(tensors[0].shape[0], batch)
     made = to.net.attention(*tensors, images=images, name=to.name(), **told)
     return LoweredValue(made, axes)
-
-
-def _heads(to: GraphLowering, x: Tensor, heads: int) -> Iterator[Tensor]:
-    """Queries, keys and values (n, depth, heads, sites) that are thirds of a map's channels."""
-    n, channels, *sites = x.shape
-    width = channels // 3
-    factors = ((n,), (heads, width // heads), *((extent,) for extent in sites))
-    parts = ((0,), (2,), (1,), tuple(range(3, 3 + len(sites))))
-    for start in range(0, channels, width):
-        third = to.net.channel_slice(x, start, start + width, name=to.name("part"))
-        yield to.net.rearrange(third, factors, parts, name=to.name("heads"))
 
 
 def _attend_in_windows(
@@ -281,7 +267,7 @@ def _in_windows(to: GraphLowering, values: Sequence[Any], windows: int) -> Itera
         return to.net.rearrange(tensor, (images, *factors), parts, name=to.name("windows"))
 
     thirds = _thirds(to, values)
-    if thirds is not None and len(thirds[0].shape) == 3:
+    if thirds is not None:
         x, heads = thirds
         width, sites = x.shape[1] // 3, x.shape[2]
         for start in range(0, 3 * width, width):
