@@ -57,11 +57,13 @@ def _seconds_of(
         return 0.0
     asked = target.ask_workspace is not None
     layout = forward_of(operation).layout
-    for order in (layout, *(order for order in ORDERS if order != layout)):
-        candidate = operation if order == layout else in_memory_order(operation, order)
+    orders = (layout, *(order for order in ORDERS if order != layout))
+    # A convolution by itself tells more of one with an epilogue than another memory order does.
+    plain = (in_memory_order(operation, order) for order in orders)
+    for candidate in (operation, *plain):
         options = known(candidate)
         if options:
-            has = _named if asked and order == layout else _fitting
+            has = _named if asked and candidate == operation else _fitting
             seconds = float(target.machine.compute.seconds(candidate.work()))
             return seconds * has(options, plan).seconds / options[0].seconds
     return 0.0
