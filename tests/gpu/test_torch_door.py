@@ -1,11 +1,13 @@
 """Models of PyTorch on a card: what they make, whoever keeps what; and that steps are recorded."""
 
 import copy
+import gc
 
 import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.pipeline import graph_replay
 
 torch = pytest.importorskip("torch")
@@ -81,6 +83,37 @@ def test_outputs_that_are_kept_stay_as_they_are_and_steps_are_recorded(pair, rec
     pair[0].zero_grad(set_to_none=True)
     pair[0](x).sum().backward()
     assert len(recorded) <= count + 2
+
+
+def test_what_was_recorded_runs_after_other_engines_were_chosen(recorded):
+    """A ConvNeXt in bfloat16 ended in a segmentation fault, once another model was timed."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(3, 32, 4, stride=4), *(
+        nn.Sequential(nn.Conv2d(32, 32, 7, padding=3, groups=32), nn.Conv2d(32, 64, 1), nn.GELU(),
+                      nn.Conv2d(64, 32, 1))
+        for _ in range(3)
+    )).cuda()  # fmt: skip
+    limited = ooc.limit(copy.deepcopy(eager), "1GiB")
+    x = torch.randn(8, 3, 128, 128, device="cuda")
+
+    def step(model):
+        model.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            y = model(x)
+        y.float().square().sum().backward()
+        return gradients(model)
+
+    expected = step(eager)
+    for at in range(2 * STEPS):
+        if at == STEPS:
+            assert recorded
+            assert None not in recorded
+            tables_of(get_device("cuda")).forget_plans()
+            ooc.limit(copy.deepcopy(eager), "1GiB")(x[:2]).sum().backward()
+            gc.collect()
+        for one, other in zip(step(limited), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.1, atol=0.05 * float(other.abs().max()))
 
 
 def test_two_calls_at_once_have_outputs_of_their_own(pair):

@@ -36,6 +36,9 @@ class CudaGraph:
         Issues the steps on the run that it is given. Each was run before: what is compiled, loaded
         or allocated at first use is no step.
     overlap : bool
+    needs : object, optional
+        Kept as long as the graph. Once a plan of cuDNN is gone, kernels that were compiled for it
+        are no longer loaded: to launch them is a segmentation fault.
 
     Raises
     ------
@@ -45,9 +48,9 @@ class CudaGraph:
 
     def __init__(
         self, device: Card, streams: Sequence[Any], issue: Callable[[Any], None], *,
-        overlap: bool,
+        overlap: bool, needs: object = None,
     ) -> None:  # fmt: skip
-        self._device, self._runtime = device, device.runtime
+        self._device, self._runtime, self._needs = device, device.runtime, needs
         runtime, compute = device.runtime, streams[0]
         runtime.streamBeginCapture(compute.ptr, _THREAD_LOCAL)
         try:

@@ -350,7 +350,8 @@ class CudaDevice:
         self.use()
         streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
         try:
-            return CudaGraph(self, streams, issue, overlap=overlap)
+            with self.convolutions.telling() as plans:
+                return CudaGraph(self, streams, issue, overlap=overlap, needs=plans)
         except (self.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
             warn_once(f"a program is issued step by step, for it cannot be recorded: {error}")
             return None

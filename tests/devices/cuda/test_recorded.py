@@ -1,14 +1,22 @@
 """A run that is recorded as a CUDA graph: what is asked of the driver, and when."""
 
+import gc
 import sys
 import types
+import weakref
 
 import pytest
 
 from ooc_cudnn.devices.cuda.cuda_graphs import CudaGraph
 from ooc_cudnn.devices.cuda.run import identity_of
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.errors import InternalError
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.tensor import packed_strides
+from tests.support.engines_device import EnginesDevice
+from tests.support.fake_cudnn import FakeEngine
 from tests.support.fake_runtime import Stream, fake_cupy
+from tests.support.tuned import W, X
 
 
 class Device:
@@ -81,6 +89,36 @@ def test_it_goes_with_the_last_who_holds_it(device):
     assert ("destroy", "graph") in device.asked
     del graph
     assert device.asked[-1] == ("destroy", "instance of graph")
+
+
+def test_what_it_needs_is_kept_as_long_as_it_is(device, random, monkeypatch):
+    """A plan of cuDNN takes its kernels along, and other engines may be chosen in the meantime."""
+    card = EnginesDevice([FakeEngine(3, 0.0)], monkeypatch)
+    x, w, y = (random.standard_normal(shape).astype("f4") for shape in (X.shape, W.shape, X.shape))
+    views = [
+        DeviceView(each.ctypes.data, "float32", each.shape, packed_strides(each.shape))
+        for each in (x, w, y)
+    ]
+
+    def run(stream):
+        operation = Convolution.of(X.shape, W.shape, padding=1)
+        card.convolutions.run(operation, tuple(views[:2]), views[2], (0, 0), Stream(0))
+
+    def issue(recording):
+        recording.submit("compute", (), run, signals=False)
+
+    with card.convolutions.telling() as plans:
+        graph = CudaGraph(device, OWN, issue, overlap=True, needs=plans)
+    (plan,) = plans
+    plan = weakref.ref(plan.graph)
+    del plans
+    run(None)  # nobody is told of it any longer
+    card.convolutions._forget_choices()
+    gc.collect()
+    assert plan() is not None
+    del graph
+    gc.collect()
+    assert plan() is None
 
 
 def test_a_copy_that_is_staged_is_refused_and_recording_ends(device):
