@@ -102,6 +102,13 @@ class Device(Source, Protocol):
     def is_pinned(self, pointer: int, nbytes: int) -> bool:
         """True if host memory is page-locked from its first byte to its last."""
 
+    def allocation_of(self, pointer: int) -> int | None:
+        """Number of the allocation, or of the pinning, that an address lies in.
+
+        No other one ever has it, not even where it begins at the same address. None where nobody
+        counts them.
+        """
+
     # Device memory -----------------------------------------------------------------------------
 
     def as_array(

@@ -132,7 +132,7 @@ class Executor:
         with interrupts.defer_signals(), work:
             repeated = None if timed or staged or on_piece else self._repeated
             if repeated is not None:
-                where = repeated.addresses(arrays, base)
+                where = repeated.addresses(device, arrays, base)
                 recorded = repeated.of(device, where, issue)
                 if recorded is not None:
                     recorded.launch()

@@ -23,8 +23,9 @@ MOST_RECORDED = 8
 #: And for that it is remembered to have been run at.
 MOST_SEEN = 64
 
-#: Where all is: the block, what is on the device, and what is in memory of the host.
-Addresses = tuple[int | tuple[int, tuple[int, ...]], ...]
+#: Where all is: the block, what is on the device, and what is in memory of the host. Of the block
+#: and the host's also which allocation that is: a recorded copy is of memory, not of addresses.
+Addresses = tuple[int | tuple[int, int | None, tuple[int, ...]], ...]
 #: Where what is handed in can be, for the device to get at it alone.
 PLACEMENTS = ("device", "pinned")
 
@@ -57,15 +58,19 @@ class RepeatedRuns:
         self._seen: dict[Addresses, bool] = {}
         self._recorded: dict[Addresses, RecordedRun] = {}
 
-    def addresses(self, arrays: Mapping[str, Source], base: int) -> Addresses:
+    def addresses(self, device: Device, arrays: Mapping[str, Source], base: int) -> Addresses:
         """Return the addresses of all that a run takes."""
+
+        def copied(pointer: int, strides: tuple[int, ...]) -> tuple[Any, ...]:
+            return pointer, device.allocation_of(pointer), strides
+
         sources = (arrays[name] for name in self._given)
         return (
-            base,
+            copied(base, ()),
             *(
                 each.pointer
                 if isinstance(each, DeviceView)
-                else (int(each.__array_interface__["data"][0]), each.strides)
+                else copied(int(each.__array_interface__["data"][0]), each.strides)
                 for each in sources
             ),
         )

@@ -85,6 +85,33 @@ def test_outputs_that_are_kept_stay_as_they_are_and_steps_are_recorded(pair, rec
     assert len(recorded) <= count + 2
 
 
+def test_what_was_recorded_runs_after_memory_was_given_back(recorded):
+    """A ConvNeXt in bfloat16 ended in a segmentation fault: other memory was at its addresses."""
+    eager = model().float()
+    limited = ooc.limit(copy.deepcopy(eager), "1GiB")
+    x = torch.randn(SHAPE).pin_memory()
+    arena = get_device("cuda").arena
+
+    def step(each, x):
+        each.zero_grad(set_to_none=True)
+        each(x).square().sum().backward()
+        return gradients(each)
+
+    for _ in range(4):
+        expected = step(eager, x.cuda())
+        for _ in range(STEPS):
+            for one, other in zip(step(limited, x), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        for each in (eager, limited):
+            each.zero_grad(set_to_none=True)
+        gc.collect()
+        torch.cuda.synchronize()
+        arena.release()
+        torch.cuda.empty_cache()
+    assert recorded
+    assert None not in recorded
+
+
 def test_what_was_recorded_runs_after_other_engines_were_chosen(recorded):
     """A ConvNeXt in bfloat16 ended in a segmentation fault, once another model was timed."""
     nn = torch.nn

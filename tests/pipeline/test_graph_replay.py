@@ -125,6 +125,24 @@ def test_memory_that_is_no_longer_pinned_is_copied_step_by_step(recorder, step):
     assert step(**given) == expected
 
 
+def test_other_memory_at_the_same_addresses_is_another_run(recorder, step, monkeypatch):
+    """On a card a recorded copy is of memory that is gone: an invalid argument, or worse."""
+    number = 1
+    monkeypatch.setattr(type(get_device("host")), "allocation_of", lambda *_: number)
+    given = inputs()
+    (expected,) = {step(**given) for _ in range(12)}
+    assert recorder.made
+    number = 2
+    for each in recorder.made:
+        each.actions.clear()  # nothing would be written
+    made = len(recorder.made)
+    given["x"][...] += 1.0
+    changed = [step(**given) for _ in range(12)]
+    assert len(set(changed)) == 1
+    assert changed[0] != expected
+    assert len(recorder.made) > made
+
+
 def test_what_cannot_be_recorded_is_tried_once(monkeypatch, recorder, step):
     tried = []
     monkeypatch.setattr(type(get_device("host")), "record", lambda *_, **how: tried.append(how))

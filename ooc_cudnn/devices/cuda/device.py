@@ -18,6 +18,7 @@ from ooc_cudnn.devices.cuda.copies import copy_by_link, copy_on_device
 from ooc_cudnn.devices.cuda.cuda_graphs import CudaGraph
 from ooc_cudnn.devices.cuda.cudnn_attention import AnyAttention, FusedAttention
 from ooc_cudnn.devices.cuda.cupy_import import import_cupy
+from ooc_cudnn.devices.cuda.driver import buffer_id
 from ooc_cudnn.devices.cuda.frontend import import_frontend
 from ooc_cudnn.devices.cuda.run import (
     CudaRun,
@@ -188,6 +189,10 @@ class CudaDevice:
         return attributes(pointer).type == 1 and (
             nbytes <= 1 or attributes(pointer + nbytes - 1).type == 1
         )
+
+    def allocation_of(self, pointer: int) -> int | None:
+        """Ask the driver for the identifier of the buffer."""
+        return buffer_id(pointer)
 
     # Device memory -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The NVIDIA driver, asked without CuPy: whether there is one, and which cards it shows."""
+"""The NVIDIA driver, asked without CuPy: if there is one, which cards it shows, and buffers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,26 @@ Load = Callable[[str], Any]
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # cuDeviceGetAttribute
 #: cuInit's answer where a driver is installed but no card is visible.
 _NO_DEVICE = 100
+
+
+_BUFFER_ID = 7  # cuPointerGetAttribute
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def buffer_id(pointer: int) -> int | None:
+    """Return the identifier of the buffer that an address lies in, which is never used again.
+
+    Memory of the card or page-locked memory of the host; None of any other.
+    """
+    found = ctypes.c_ulonglong()
+    status = _driver().cuPointerGetAttribute(
+        ctypes.byref(found), _BUFFER_ID, ctypes.c_ulonglong(pointer)
+    )
+    return found.value if status == 0 else None
 
 
 def driver_facts(load: Load) -> dict[str, Any]:
