@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ pytest.importorskip("ml_dtypes")
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.devices.helpers import helpers
 from tests.fuzz.__main__ import main
 from tests.fuzz.cases import draw_case
 from tests.fuzz.comparing import difference
@@ -143,6 +145,19 @@ def test_what_is_held_after_calls_is_a_leak():
     assert leaks.findings() == ["leak: 256 device bytes, 0 before"]
     del kept
     assert leaks.findings() == []
+
+
+def test_threads_of_a_pool_are_no_leak():
+    leaks = Leaks("host")
+    leaks.settle()
+    helpers.share(lambda at: None, 4)
+    assert leaks.findings() == []
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    assert [each.partition(",")[0] for each in leaks.findings()] == ["leak: 2 threads"]
+    ends.set()
+    thread.join()
 
 
 def test_bounds_end_where_the_dtype_does():
