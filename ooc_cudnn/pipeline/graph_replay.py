@@ -23,9 +23,10 @@ MOST_RECORDED = 8
 #: And for that it is remembered to have been run at.
 MOST_SEEN = 64
 
-#: Where all is: the block, what is on the device, and what is in memory of the host. Of the block
-#: and the host's also which allocation that is: a recorded copy is of memory, not of addresses.
-Addresses = tuple[int | tuple[int, int | None, tuple[int, ...]], ...]
+#: Where all is: the block, what is on the device, and what is in memory of the host. Copies and
+#: fills in a recorded run are of memory, not of addresses: of what they may touch, the number of
+#: the allocation is part of it, too.
+Addresses = tuple[int | tuple[int | None, ...] | None, ...]
 #: Where what is handed in can be, for the device to get at it alone.
 PLACEMENTS = ("device", "pinned")
 
@@ -43,6 +44,12 @@ def may_be_recorded(program: Program, pieces: int) -> bool:
     return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= pieces_ahead(program, pieces)
 
 
+def _results(program: Program) -> frozenset[str]:
+    """Select the tensors that tasks write, and those that they are views of."""
+    written = {task.binds[name] for task in program.tasks for name in task.request.chain.results}
+    return frozenset(program.bindings[name].of or name for name in written)
+
+
 class RepeatedRuns:
     """Recorded runs of a program, by addresses.
 
@@ -52,28 +59,30 @@ class RepeatedRuns:
     """
 
     def __init__(self, program: Program) -> None:
-        self._given = tuple(program.given)
+        written = _results(program)
+        self._given = {
+            name: name in written or spec.placement != "device"
+            for name, spec in program.given.items()
+        }
         self._overlap = program.overlap
         #: Of each run: whether it may be recorded, and what was.
         self._seen: dict[Addresses, bool] = {}
         self._recorded: dict[Addresses, RecordedRun] = {}
 
     def addresses(self, device: Device, arrays: Mapping[str, Source], base: int) -> Addresses:
-        """Return the addresses of all that a run takes."""
-
-        def copied(pointer: int, strides: tuple[int, ...]) -> tuple[Any, ...]:
-            return pointer, device.allocation_of(pointer), strides
-
-        sources = (arrays[name] for name in self._given)
-        return (
-            copied(base, ()),
-            *(
-                each.pointer
-                if isinstance(each, DeviceView)
-                else copied(int(each.__array_interface__["data"][0]), each.strides)
-                for each in sources
-            ),
-        )
+        """Return the addresses of all that a run takes, and which memory is at them."""
+        found: list[int | tuple[int | None, ...] | None] = [base, device.allocation_of(base)]
+        for name, is_copied in self._given.items():
+            array = arrays[name]
+            if isinstance(array, DeviceView):
+                pointer = array.pointer
+                found.append(pointer)
+            else:
+                pointer = int(array.__array_interface__["data"][0])
+                found += [pointer, array.strides]
+            if is_copied:
+                found.append(device.allocation_of(pointer))
+        return tuple(found)
 
     def of(
         self, device: Device, addresses: Addresses, issue: Callable[[Run], Any]
