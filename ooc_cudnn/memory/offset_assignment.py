@@ -172,18 +172,19 @@ class _FirstFit:
         first, last, nbytes = (of[order] for of in (self._first, self._last, self._nbytes))
         start = offsets[order]
         stop, changed = start + nbytes, 0 if before else -1
+        sizes = nbytes.tolist()
         for count, index in enumerate(order):
             lives = self._lives[index]
             if not changed & lives and index not in moved:
                 continue
-            met = np.flatnonzero((first[:count] <= last[count]) & (last[:count] >= first[count]))
+            (met,) = ((first[:count] <= last[count]) & (last[:count] >= first[count])).nonzero()
             met = met[start[met].argsort()]
-            lowest = _lowest(start[met], stop[met], nbytes[count])
-            if lowest + nbytes[count] >= most:
+            lowest = _lowest(start[met], stop[met], sizes[count])
+            if lowest + sizes[count] >= most:
                 return None
             if lowest != start[count] or index in moved:
                 changed |= lives
-            start[count], stop[count] = lowest, lowest + nbytes[count]
+            start[count], stop[count] = lowest, lowest + sizes[count]
         offsets[order] = start
         return OffsetAssignment(tuple(offsets.tolist()), int(stop.max(initial=0)))
 

@@ -115,13 +115,11 @@ def lower_step(
     PlanInfeasibleError
         If some phase does not fit by itself, with the least limit for which all do.
     """
-    live_ranges = {base: found for base, found in live_ranges.items() if found}
+    there = {base for base, spec in constraints.given.items() if spec.placement == "device"}
+    live_ranges = {
+        base: found for base, found in live_ranges.items() if found and base not in there
+    }
     uses, results = step.uses, step.results
-    for base, spec in constraints.given.items():
-        if spec.placement == "device":
-            live_ranges = {
-                name: found for name, found in live_ranges.items() if name != base
-            }  # it is there
     room = constraints.target.room_bytes
     if spill:
         count(SPILLED * len(step.phases))
