@@ -112,7 +112,7 @@ class Work:
         """
         if "wave_flops" not in self.features:
             return self
-        tiled = "flops_x128" if self.key.endswith("backward_data") else "flops_y128"
+        tiled = "flops_x128" if "/backward_data" in self.key else "flops_y128"
         features = {**self.features, "wave_flops": self.features[tiled]}
         return Work._counted(self.key, self.flops, self.device_bytes, features, self.problem)
 

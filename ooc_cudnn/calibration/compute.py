@@ -38,8 +38,9 @@ ARITHMETIC = (
     ("bfloat16", True),
     ("float64", True),
 )
-#: Convolutions of each kind of arithmetic, memory order and direction; calls of each pass.
-GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (10, 3), (6, 3), (1, 1)
+#: Convolutions of each kind of arithmetic, memory order and direction; those that are depthwise;
+#: calls of each pass.
+GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (10, 4, 3), (6, 2, 3), (1, 0, 1)
 #: Types whose passes a quick calibration measures; the others are as much slower or faster.
 QUICK_PASSES = ("float32", "float16")
 #: Threads that compile all kernels.
@@ -66,7 +67,8 @@ class TimedLaunches:
         limit = session.bench.limit_bytes
         self.bench = Bench(self.device, limit, batches=BATCHES, batch_seconds=BATCH_SECONDS)
         self.pool, counts = (HOST_POOL, HOST_COUNTS) if session.on_host else (GPU_POOL, GPU_COUNTS)
-        self.convolution_count, self.pass_count = QUICK_COUNTS if self.quick else counts
+        counts = QUICK_COUNTS if self.quick else counts
+        self.convolution_count, self.depthwise_count, self.pass_count = counts
         self.kinds = arithmetic(self.device)
         types = dict.fromkeys(dtype for dtype, _ in self.kinds)
         self.pass_types = [dtype for dtype in types if not self.quick or dtype in QUICK_PASSES]
@@ -106,9 +108,13 @@ class TimedLaunches:
         self, dtype: str, layout: str, direction: str, tf32: bool
     ) -> Iterator[Launched]:
         """Convolutions of one kind of arithmetic, memory order and direction."""
-        seed, count = f"{dtype} {tf32} {layout} {direction}", self.convolution_count
-        for operation in convolutions(seed, self.pool, dtype, allow_tf32=tf32, count=count):
-            yield convolution_launch(replace(operation, layout=layout), direction)
+        seed = f"{dtype} {tf32} {layout} {direction}"
+        counts = {False: self.convolution_count, True: self.depthwise_count}
+        for depthwise, count in counts.items():
+            for operation in convolutions(
+                seed, self.pool, dtype, allow_tf32=tf32, count=count, depthwise=depthwise
+            ):
+                yield convolution_launch(replace(operation, layout=layout), direction)
 
     def passes(self, dtype: str) -> Iterator[Launched]:
         """Launches of the calls that are passes over memory, each on all of its data."""

@@ -19,7 +19,7 @@ DIRECTIONS = ("forward", "backward_data", "backward_filter")
 
 CHANNELS = (3, 8, 16, 32, 32, 48, 64, 64, 64, 96, 128, 128, 128, 192, 256, 256, 384, 512, 512, 1024)
 EXTENTS = (7, 14, 28, 32, 56, 64, 112, 128, 224, 256, 512, 1024, 2048)
-WINDOWS = (1, 3, 3, 3, 3, 5, 7)
+WINDOWS, DEPTHWISE_WINDOWS = (1, 3, 3, 3, 3, 5, 7), (3, 3, 5, 7)
 STRIDED, VOLUMES, GROUPED = 0.15, 0.1, 0.08
 LARGEST_BATCH = 65535
 #: What computes without tensor cores is slower: so much less of it takes as long.
@@ -45,9 +45,12 @@ HOST_POOL = Pool((18.0, 21.5), 1e8, (17.0, 21.0), CHANNELS[:16])
 
 
 def convolutions(
-    seed: str, pool: Pool, dtype: str, *, allow_tf32: bool, count: int
+    seed: str, pool: Pool, dtype: str, *, allow_tf32: bool, count: int, depthwise: bool = False
 ) -> Iterator[Convolution]:
-    """Draw so many convolutions, channels-first: the same seed draws the same ones."""
+    """Draw so many convolutions, channels-first: the same seed draws the same ones.
+
+    All of them `depthwise`, or none.
+    """
     draw = random.Random(seed)
     slow = dtype == "float64" or (dtype == "float32" and not allow_tf32)
     most_flops = pool.most_flops * (SLOW_SHARE[dtype] if slow else 1.0)
@@ -55,7 +58,8 @@ def convolutions(
         candidate = None
         while candidate is None or candidate.work().flops > most_flops:
             most_bytes = 2 ** _between(draw, pool.convolution_bytes, part, count)
-            candidate = _convolution(draw, pool, dtype, most_bytes, allow_tf32=allow_tf32)
+            drawn = _depthwise if depthwise else _convolution
+            candidate = drawn(draw, pool, dtype, most_bytes, allow_tf32=allow_tf32)
         yield candidate
 
 
@@ -71,14 +75,34 @@ def _convolution(
     """One convolution of about so many bytes, or None where the draw makes no sense."""
     c_x, c_y, groups = draw.choice(pool.channels), draw.choice(pool.channels), 1
     if draw.random() < GROUPED:
-        groups, c_y = draw.choice((c_x, 2, 4, 32)), c_x
+        groups, c_y = draw.choice((2, 4, 32)), c_x
     window = draw.choice(WINDOWS)
+    if c_x % groups or c_x == groups:
+        return None
+    return _sized(draw, (c_x, c_y, groups), window, dtype, most_bytes, allow_tf32=allow_tf32)
+
+
+def _depthwise(
+    draw: random.Random, pool: Pool, dtype: str, most_bytes: float, *, allow_tf32: bool
+) -> Convolution | None:
+    """The same of one whose channels are convolved each by itself."""
+    channels, window = draw.choice(pool.channels), draw.choice(DEPTHWISE_WINDOWS)
+    groups = (channels, channels, channels)
+    return _sized(draw, groups, window, dtype, most_bytes, allow_tf32=allow_tf32)
+
+
+def _sized(
+    draw: random.Random, channels: tuple[int, int, int], window: int, dtype: str,
+    most_bytes: float, *, allow_tf32: bool,
+) -> Convolution | None:  # fmt: skip
+    """A convolution of so many channels of x and of y, in so many groups."""
+    c_x, c_y, groups = channels
     stride = 2 if draw.random() < STRIDED else 1
     extent = draw.choice(EXTENTS)
     sites = [extent, draw.choice((extent, 2 * extent, max(4, extent // 2)))]
     if draw.random() < VOLUMES:
         sites, window = [draw.choice((4, 8, 16, 32)), *(min(e, 256) for e in sites)], min(window, 3)
-    if c_x % groups or min(sites) < window:
+    if min(sites) < window:
         return None
     image_bytes = (c_x + c_y / stride ** len(sites)) * math.prod(sites) * DTYPES[dtype]
     n = round(most_bytes / image_bytes)

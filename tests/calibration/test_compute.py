@@ -57,6 +57,17 @@ def test_passes_go_through_as_many_bytes_of_each_type(pool, dtype):
     assert high - 1 < sizes[-1] < high + 1
 
 
+def test_depthwise_windows_are_drawn_by_themselves():
+    """They have lines of their own: on an H200 other lines were up to 140 times too slow."""
+    for depthwise in (False, True):
+        drawn = list(
+            convolutions("x", GPU_POOL, "float16", allow_tf32=True, count=40, depthwise=depthwise)
+        )
+        assert {each.is_depthwise for each in drawn} == {depthwise}
+        assert {each.groups == each.x_shape[1] for each in drawn} == {depthwise}
+        assert len({each.window for each in drawn}) > 2
+
+
 def test_every_pass_is_drawn():
     drawn = list(passes("seed", GPU_POOL, "float16", 2))
     assert drawn == list(passes("seed", GPU_POOL, "float16", 2))
@@ -70,6 +81,7 @@ def test_every_line_of_a_known_machine_is_found_again(monkeypatch):
     kinds = [(d, a) for d in ("forward", "backward_data", "backward_filter") for a in LAYOUTS]
     keys = {f"convolution/tf32/{layout}" for layout in LAYOUTS}
     keys |= {f"convolution/tf32/{a}/{d}" for d, a in kinds if d != "forward"}
+    keys |= {f"{key}/depthwise" for key in keys}
     lines = {
         key: Line(1e-14 * at, 1e-6 * at, {"flops_x128": 2e-15 * at, "y_bytes": 1e-12 * at})
         for at, key in enumerate(sorted(keys), 1)

@@ -91,8 +91,7 @@ class FusedConvolution:
     def work(self) -> Work:
         """As much as the convolution: y is written once. Other engines than its compute it."""
         forward = self.forward
-        key = f"convolution/{forward.precision}/{forward.layout}/{self.name}"
-        return forward.work_of(key, forward.y_dtype)
+        return forward.work_of(forward.line(self.name), forward.y_dtype)
 
     def reference(self, *inputs: Array) -> Array:
         """In float64."""

@@ -45,7 +45,7 @@ class _Gradient:
     def work(self) -> Work:
         """As much as the forward convolution."""
         forward, elements = self.forward, math.prod(self.output_shape)
-        key = f"convolution/{forward.precision}/{forward.layout}/{self.direction}"
+        key = forward.line(self.direction)
         if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
             return Work(key, 0.0, float(elements * DTYPES[self.result_dtype]))
         extra = elements * (DTYPES[self.result_dtype] - DTYPES[forward.dtype])
@@ -117,7 +117,7 @@ class AddedBackwardData(ConvolutionBackwardData):
         forward = self.forward
         if min(forward.output_shape) < 1:
             raise ValueError("no window reaches it, so there is nothing to add")
-        key = f"convolution/{forward.precision}/{forward.layout}/{self.direction}/added"
+        key = forward.line(f"{self.direction}/added")
         extra = math.prod(self.output_shape) * DTYPES[self.result_dtype]
         return forward.work_of(key, forward.dtype, extra, self.direction)
 
