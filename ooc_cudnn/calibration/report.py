@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import Line, MachineModel
 from perfmodel.lines import KEPT, SCALED, is_noisy
-from perfmodel.work import Work, convolution_work, pass_work
+from perfmodel.work import CHANNEL_STEP, Direction, Work, convolution_work, pass_work
 
 MIB = 2**20
 #: A line is doubtful that is so far off on samples it had not seen; and slow, if what it stands for
@@ -24,7 +24,8 @@ NAMED = 3
 class Usual(NamedTuple):
     """Usual sizes that rates are told for: of a copy, and of a pass.
 
-    And a convolution of 3 x 3, from so many channels to as many, on so many square images.
+    And a convolution of 3 x 3, from so many channels to as many, on so many square images; or a
+    depthwise one.
     """
 
     copy_bytes: int
@@ -54,10 +55,13 @@ class Usual(NamedTuple):
         if kind == "convolution":
             channels, sites = self.channels, self.extent**2
             tensor = float(item * self.images * channels * sites)
+            groups = channels if _is_depthwise(key) else 1
+            directions: tuple[Direction, ...] = ("backward_data", "backward_filter")
             return convolution_work(
                 key, n=self.images, c_x=channels, c_y=channels, window_sites=9, output_sites=sites,
-                x_bytes=tensor, y_bytes=tensor, w_bytes=float(9 * item * channels**2),
-                direction="forward" if len(more) < 2 else more[1],  # type: ignore[arg-type]
+                groups=groups, x_bytes=tensor, y_bytes=tensor,
+                w_bytes=float(9 * item * channels * channels // groups),
+                direction=next((each for each in directions if each in more), "forward"),
             )  # fmt: skip
         values = self.pass_bytes / 2 / item
         powers = values * ("softmax" in more)
@@ -117,7 +121,12 @@ def _table(model: MachineModel, usual: Usual) -> list[str]:
 
 def _kind(key: str) -> str:
     """Group of lines that a line is compared with: copies of a direction, computing of a type."""
-    return "/".join(key.split("/")[: 1 if key.startswith("copy_") else 2])
+    kind = "/".join(key.split("/")[: 1 if key.startswith("copy_") else 2])
+    return f"{kind}/depthwise" if _is_depthwise(key) else kind
+
+
+def _is_depthwise(key: str) -> bool:
+    return key.endswith("/depthwise")
 
 
 def _taken(usual: Usual, key: str, line: Line) -> tuple[float, float]:
@@ -127,7 +136,9 @@ def _taken(usual: Usual, key: str, line: Line) -> tuple[float, float]:
         return seconds, usual.copy_bytes / seconds
     work = usual.work(key)
     seconds = line.seconds(work.amount, work.features)
-    return seconds, work.amount / seconds if seconds > 2.0 * line.beta else 0.0
+    # of a step of channels that is counted, a depthwise window computes one
+    amount = work.amount / CHANNEL_STEP if _is_depthwise(key) else work.amount
+    return seconds, amount / seconds if seconds > 2.0 * line.beta else 0.0
 
 
 def _rate(key: str, rate: float) -> str:
