@@ -16,6 +16,8 @@ from ooc_cudnn.torch.image_axes import RESHAPES, ImageAxes
 
 #: Layers that PyTorch says draw random numbers: between them, where dropout is asked for.
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+#: What fails in PyTorch (2.11 to 2.14) on tensors that are not contiguous.
+TAKE_CONTIGUOUS = frozenset({"kron"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,8 @@ class FallbackSubgraph:
             values[first] = values[operation.reads[0]].to(first.dtype)
             return
         args = replace_values(operation.args, values.__getitem__)
+        if name in TAKE_CONTIGUOUS:
+            args = tuple(each.contiguous() for each in args)
         if name in RECURRENT and torch.is_grad_enabled():
             args = _as_in_training(operation, args)
         kwargs = replace_values(dict(operation.kwargs), values.__getitem__)

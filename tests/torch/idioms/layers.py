@@ -271,6 +271,14 @@ CASES = [
         "normalize and cosine similarity",
         lambda y, x: F.cosine_similarity(F.normalize(y), y.roll(1, 0)),
     ),
+    Idiom(
+        "kron of rows",
+        model(
+            lambda s, x: torch.kron(s.l(x.flatten(2).mT), torch.ones(1, 1, 2, device=x.device)),
+            l=lambda: nn.Linear(4, 6),
+        ),
+        train,
+    ),
     of_conv("cumsum, tril, outer", lambda y, x: y.cumsum(-1) + y.tril() + y[:, :, :1] * y[..., :1]),
     of_conv(
         "meshgrid, linspace, stack",
