@@ -164,6 +164,7 @@ class Measuring:
             else:
                 self.report.check("contents: gradients", {"ok": False, "reason": reason})
             self.report.note(f"{name or 'gradients'}: {reason}")
+            traceback.print_exception(error)
             traceback.clear_frames(error.__traceback__)  # they hold tensors
         self.release()
 
