@@ -155,9 +155,10 @@ def test_threads_of_a_pool_are_no_leak():
     ends = threading.Event()
     thread = threading.Thread(target=ends.wait)
     thread.start()
-    assert [each.partition(",")[0] for each in leaks.findings()] == ["leak: 2 threads"]
+    (found,) = leaks.findings()
     ends.set()
     thread.join()
+    assert " threads, " in found
 
 
 def test_bounds_end_where_the_dtype_does():
