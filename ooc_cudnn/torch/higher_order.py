@@ -6,9 +6,8 @@ PyTorch computes whole, with the graphs that TorchDynamo has of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,10 +16,12 @@ from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
+from ooc_cudnn.torch.autocast import without_autocast
+from ooc_cudnn.torch.bodies import Body, Bound, Hooked, OnClones
+from ooc_cudnn.torch.body_writes import BodyWrites, writes_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.recorder_protocol import Recorder
-from ooc_cudnn.torch.unhooked_alias import unhooked_alias
 
 #: They call their first argument, and change nothing of what it computes.
 _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
@@ -67,21 +68,15 @@ class HigherOrder:
             return self._recorder.run(body, operands)
         if name == "register_hook":
             return self._hooked(*args)
-        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
-        function: Any = _Bound(node.target, tuple(args), dict(kwargs))
         examples = node.meta.get("example_value")
         if name != "autograd_function_apply":
-            return self._opaque(name, function, tensors, examples)
+            return self._opaque(name, args, kwargs, examples, node.target)
         if torch.__version__ < _ORDERED and _is_hook(args[0]):
             _, body, tensor, *others = args
             return (self._hooked(tensor, body, *others),)
         self._check_materialized(examples)
         self._check_dirty(args[0])
-        dirty = _dirty(args, kwargs.get("dirty_idx", ()))
-        if dirty:
-            changed = {at for at, e in enumerate(tensors) if any(e is d for d in dirty.values())}
-            function = _OnClones(function, frozenset(changed))
-        return self._opaque(name, function, tensors, examples, _without_gradients(args), dirty)
+        return self._opaque(name, args, kwargs, examples, node.target)
 
     def _check_materialized(self, examples: Any) -> None:
         """Refuse a user's own backward that may be given None: TorchDynamo traces it with tensors.
@@ -131,35 +126,34 @@ class HigherOrder:
         """Note a span as one operation."""
         examples = tuple(node.meta["example_value"] for node in span.makes)
         given = tuple(found[node] for node in span.reads)  # sizes of batches among them
-        function = _Bound(_Calling(span.module), given, {})
-        made = self._opaque("vmap", function, list(filter(_is_tensor, given)), examples)
+        made = self._opaque("vmap", given, {}, examples, Body(span.module))
         found.update(zip(span.makes, made, strict=True))
 
     # Operations --------------------------------------------------------------------------------
 
     def _opaque(
-        self,
-        name: str,
-        function: Any,
-        tensors: Sequence[torch.Tensor],
-        examples: Any,
-        without_gradients: Container[int] = (),
-        dirty: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Any, target: Any
     ) -> Any:
-        """Note one.
+        """Note one as an operation that PyTorch computes whole.
 
-        Of what it reads, some get no gradient of it, by number; of what it makes, some are written
-        to what it has read.
+        What it changes in place it returns, too; it works on clones of that.
         """
         recorder = self._recorder
+        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         values = tuple(map(recorder.memories.read, tensors))
+        is_function = name == "autograd_function_apply"
+        passed_over = _without_gradients(args) if is_function else ()
         values = tuple(
-            recorder.detached(value) if at in without_gradients else value
+            recorder.detached(value) if at in passed_over else value
             for at, value in enumerate(values)
         )
         follows = torch.is_grad_enabled() and any(value.requires_grad for value in values)
         if not follows:
             values = tuple(map(recorder.detached, values))
+        function: Any = Bound(target, tuple(args), dict(kwargs))
+        writes = self._writes_of(function, tensors, values, with_backward=is_function)
+        if writes.given:
+            function = OnClones(function, writes.given)
         leaves, structure = pytree.tree_flatten(examples)
         fakes = [self._fake(each) if _is_tensor(each) else each for each in leaves]
         results = tuple(
@@ -168,28 +162,85 @@ class HigherOrder:
             else None
             for fake, example in zip(fakes, leaves, strict=True)
         )
-        recorder.emit(function, name, values, {}, results)
-        for index, (fake, value) in enumerate(zip(fakes, results, strict=True)):
-            if value is None:
-                continue
-            if index not in dirty:
+        clones = tuple(
+            recorder.value_like(tensors[at], is_followed)
+            for at, is_followed in zip(writes.given, writes.follows, strict=True)
+        )
+        recorder.emit(function, name, values, {}, (*results, *clones))
+        for fake, value in zip(fakes, results, strict=True):
+            if value is not None:
                 recorder.memories.own(fake, value)
-                continue
-            if value.requires_grad and not dirty[index].requires_grad:
+        dirty = _dirty(args, kwargs.get("dirty_idx", ())) if is_function else {}
+        self._write([tensors[at] for at in writes.given], clones, dirty, hidden=is_function)
+        for at, index in writes.shown:
+            if at not in dirty:
+                recorder.memories.share(fakes[at], tensors[index])
+        for at, tensor in dirty.items():
+            fakes[at] = tensor
+        return pytree.tree_unflatten(fakes, structure)
+
+    def _writes_of(
+        self,
+        function: Any,
+        tensors: Sequence[torch.Tensor],
+        values: Sequence[Value],
+        *,
+        with_backward: bool,
+    ) -> BodyWrites:
+        """What it changes in place; refuse what it cannot be given clones of."""
+        recorder = self._recorder
+        pairs = zip(tensors, values, strict=True)
+        with recorder.paused():
+            own = [self._fake(each, follows=value.requires_grad) for each, value in pairs]
+            writes = writes_of(function, own, with_backward=with_backward)
+        if writes.gradients:
+            raise UnsupportedModelError(
+                "backward of an autograd.Function changes the gradient that it is given in place, "
+                f"and others may read that: let it return another one\n  {recorder.where}"
+            )
+        if writes.backward:
+            raise UnsupportedModelError(
+                "backward of an autograd.Function changes a tensor in place that it did not make: "
+                f"let it work on a clone, and count in forward\n  {recorder.where}"
+            )
+        memories = [recorder.memories.seen(each).memory for each in tensors]
+        if any(memories.count(memories[at]) > 1 for at in writes.given):
+            raise UnsupportedModelError(
+                "a vmap or an autograd.Function changes a tensor in place that shares memory with "
+                f"another one that it is given: give it a clone\n  {recorder.where}"
+            )
+        return writes
+
+    def _write(
+        self,
+        tensors: Sequence[torch.Tensor],
+        values: Sequence[Value],
+        dirty: Mapping[int, torch.Tensor],
+        *,
+        hidden: bool,
+    ) -> None:
+        """Note what has changed in place: `hidden` from autograd, but for what is marked dirty."""
+        recorder = self._recorder
+        for tensor, value in zip(tensors, values, strict=True):
+            is_dirty = any(tensor is each for each in dirty.values())
+            follows = recorder.memories.read(tensor).requires_grad
+            if is_dirty and value.requires_grad and not follows:
                 raise UnsupportedModelError(
                     "an autograd.Function marks an input dirty (ctx.mark_dirty) that has no "
                     f"gradient before: let it change a clone\n  {recorder.where}"
                 )
-            recorder.memories.write(dirty[index], value)
-            fakes[index] = dirty[index]
-        return pytree.tree_unflatten(fakes, structure)
+            if value.requires_grad and not tensor.requires_grad:
+                with recorder.paused():
+                    tensor.copy_(self._fake(tensor, follows=True))
+            recorder.memories.write(tensor, value, as_data=hidden and follows and not is_dirty)
 
-    def _fake(self, example: torch.Tensor) -> torch.Tensor:
+    def _fake(self, example: torch.Tensor, *, follows: bool | None = None) -> torch.Tensor:
         with self._recorder.paused():
             fake = torch.empty_strided(
                 example.shape, example.stride(), dtype=example.dtype, device=example.device
             )
-            follows = example.requires_grad and torch.is_grad_enabled()
+            if follows is None:
+                follows = example.requires_grad and torch.is_grad_enabled()
             return fake.requires_grad_().clone() if follows else fake
 
     def _hooked(self, tensor: torch.Tensor, body: Any, *others: Any) -> torch.Tensor:
@@ -209,13 +260,31 @@ class HigherOrder:
         read = map(recorder.memories.read, filter(_is_tensor, others))
         values = (before, *map(recorder.detached, read))
         result = recorder.value_like(tensor, True)
-        hook = _Hooked(_Bound(body, (tensor, *others), {}))
+        hook = self._hook(body, tensor, *others)
         operation = recorder.emit(hook, "register_hook", values, {}, (result,))
         lists = [recorder.operations, recorder.before]
         operations = next(each for each in lists if each and each[-1] is operation)
         _put_behind_maker(operations, operation, before, result, set(values[1:]))
         seen.value = result if now is before else now
         return tensor
+
+    def _hook(self, body: Any, tensor: torch.Tensor, *others: Any) -> Hooked:
+        """A hook, of which is known what it changes in place."""
+        function = Bound(Body(body), (tensor, *others), {})
+        with self._recorder.paused(), torch.no_grad(), without_autocast():
+            given = [self._fake(each) for each in (tensor, *others) if _is_tensor(each)]
+            writes = writes_of(function, given, with_backward=False)
+        if 0 in writes.given:
+            raise UnsupportedModelError(
+                "a hook of a tensor changes its gradient in place, and others may read that: let "
+                f"it return another one\n  {self._recorder.where}"
+            )
+        if writes.given:
+            raise UnsupportedModelError(
+                "a hook of a tensor changes another tensor in place: let it return a gradient, and "
+                f"count in forward\n  {self._recorder.where}"
+            )
+        return Hooked(function)
 
     def _below_hooks(self, value: Value) -> Value:
         """The value of a tensor before it had hooks."""
@@ -335,84 +404,3 @@ def _span(module: torch.fx.GraphModule, nodes: Sequence[Any]) -> Span:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in makes))
     return Span(torch.fx.GraphModule(module, graph), reads, makes)
-
-
-def _text(module: Any) -> str:
-    """All that a graph computes, as text."""
-    if not isinstance(module, torch.fx.GraphModule):
-        return str(module)
-    parts = [_text(each) for each in module.children()]
-    return "\n".join([str(module.graph), *parts])
-
-
-@dataclass(frozen=True, eq=False)
-class _Calling:
-    """A graph, as a function of tensors."""
-
-    module: torch.fx.GraphModule
-    tags = ()
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        return torch.fx.Interpreter(self.module).run(*tensors)
-
-    def __str__(self) -> str:
-        return _text(self.module)
-
-
-class _Bound:
-    """A function of functions, with all of its arguments but for tensors."""
-
-    tags = ()
-
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        leaves, self._structure = pytree.tree_flatten((args, dict(kwargs)))
-        self._leaves = [None if _is_tensor(each) else each for each in leaves]
-        self._places = [at for at, each in enumerate(leaves) if _is_tensor(each)]
-        self._function = function
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        leaves = list(self._leaves)
-        for at, tensor in zip(self._places, tensors, strict=True):
-            leaves[at] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        return self._function(*args, **kwargs)
-
-    def __str__(self) -> str:
-        return "\n".join(map(_text, (self._function, *self._leaves)))
-
-
-@dataclass(frozen=True, eq=False)
-class _OnClones:
-    """A function that changes some of its tensors: it is given clones of those, by number."""
-
-    function: _Bound
-    changed: frozenset[int]
-    tags = ()
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        own = (each.clone() if at in self.changed else each for at, each in enumerate(tensors))
-        return self.function(*own)
-
-    def __str__(self) -> str:
-        return f"on clones of {sorted(self.changed)}: {self.function}"
-
-
-@dataclass(frozen=True, eq=False)
-class _Hooked:
-    """Hands a tensor on, and calls a hook with its gradient."""
-
-    body: Callable[..., Any]
-    tags = ()
-
-    def __call__(self, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        made = unhooked_alias(tensor)
-        if made.requires_grad:
-            made.register_hook(lambda gradient: self._changed(gradient, *others))
-        return made
-
-    def _changed(self, gradient: torch.Tensor, *others: torch.Tensor) -> Any:
-        found = self.body(gradient, *others)
-        return found[0] if isinstance(found, tuple) else found
-
-    def __str__(self) -> str:
-        return f"register_hook {_text(self.body)}"

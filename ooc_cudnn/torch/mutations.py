@@ -42,6 +42,10 @@ class Memory:
     writes: int = 0
     #: The line that wrote last.
     where: str = ""
+    #: Others that are the same memory, by views that nothing is known of.
+    others: list[Memory] = field(default_factory=list)
+    #: Whether such another one was written to.
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +141,19 @@ class Memories:
             wrapped.value = self._recorder.detached(self._now(seen))
         return self._enter(wrapped)
 
+    def share(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Note that two tensors share memory, in a way that nothing is known of."""
+        one, two = self.seen(tensor).memory, self.seen(other).memory
+        one.others.append(two)
+        two.others.append(one)
+
     def _now(self, seen: SeenTensor) -> Value:
+        if seen.memory.is_stale:
+            raise UnsupportedModelError(
+                "forward writes to what a vmap or an autograd.Function has returned or was given, "
+                "and the one is a view of the other: let it return a clone\n"
+                f"  {self._recorder.where}"
+            )
         if seen.base is not None and seen.at != seen.memory.writes:
             assert seen.view is not None
             shown = self._shown(seen.view, self._now(seen.base), seen)
@@ -201,6 +217,8 @@ class Memories:
         seen.value = self._kept(self._now(seen), value, as_data=as_data)
         seen.memory.writes += 1
         seen.memory.where = recorder.where
+        for memory in _sharing(seen.memory):
+            memory.is_stale = True
         seen.at, seen.written, seen.as_data = seen.memory.writes, True, as_data
         while seen.base is not None:
             base, view = seen.base, seen.view
@@ -292,6 +310,14 @@ class Memories:
         self._recorder.emit(function, name, values, named, (result,), function._schema)
         view = View(function, name, (_BASE, *values[1:]), dict(named), None)
         self._enter(SeenTensor(tensor, result, seen.memory, seen, view, seen.at))
+
+
+def _sharing(memory: Memory) -> list[Memory]:
+    """Other memories that are the same, directly or by way of others."""
+    found = [memory]
+    for each in found:
+        found += [other for other in each.others if other not in found]
+    return found[1:]
 
 
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()

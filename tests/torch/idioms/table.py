@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.torch.idioms import (
     attributes,
     between,
+    bodies,
     changes,
     control,
     found,
@@ -18,6 +19,7 @@ from tests.torch.idioms import (
 
 THEMES = (
     functions,
+    bodies,
     gradients,
     statistics,
     attributes,

@@ -1,0 +1,108 @@
+"""Bodies of functions of functions, as PyTorch runs them: graphs of TorchDynamo's in operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.unhooked_alias import unhooked_alias
+
+
+def text_of(module: Any) -> str:
+    """All that a graph computes, as text."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return str(module)
+    parts = [text_of(each) for each in module.children()]
+    return "\n".join([str(module.graph), *parts])
+
+
+class Body(torch.nn.Module):
+    """A graph as a function of tensors.
+
+    Parameters
+    ----------
+    module : GraphModule
+    """
+
+    tags = ()
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.body = module
+
+    def forward(self, *given: Any) -> Any:
+        """Compute what the graph says."""
+        return torch.fx.Interpreter(self.body).run(*given)
+
+    def __str__(self) -> str:
+        return text_of(self.body)
+
+
+class Bound:
+    """A function of functions, with all of its arguments but for tensors."""
+
+    tags = ()
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        leaves, self._structure = pytree.tree_flatten((args, dict(kwargs)))
+        self._leaves = [None if isinstance(each, torch.Tensor) else each for each in leaves]
+        self._places = [at for at, each in enumerate(leaves) if isinstance(each, torch.Tensor)]
+        self._function = function
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Call it with these."""
+        leaves = list(self._leaves)
+        for at, tensor in zip(self._places, tensors, strict=True):
+            leaves[at] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return self._function(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return "\n".join(map(text_of, (self._function, *self._leaves)))
+
+
+@dataclass(frozen=True, eq=False)
+class OnClones:
+    """A function that changes some of its tensors: it is given clones of those, by number.
+
+    It returns its results in one row, and the clones behind them.
+    """
+
+    function: Callable[..., Any]
+    changed: tuple[int, ...]
+    tags = ()
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Call it with clones."""
+        own = [each.clone() if at in self.changed else each for at, each in enumerate(tensors)]
+        results = pytree.tree_leaves(self.function(*own))
+        return *results, *(own[at] for at in self.changed)
+
+    def __str__(self) -> str:
+        return f"on clones of {self.changed}: {self.function}"
+
+
+@dataclass(frozen=True, eq=False)
+class Hooked:
+    """Hands a tensor on, and calls a hook with its gradient."""
+
+    body: Callable[..., Any]
+    tags = ()
+
+    def __call__(self, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        made = unhooked_alias(tensor)
+        if made.requires_grad:
+            made.register_hook(lambda gradient: self._changed(gradient, *others))
+        return made
+
+    def _changed(self, gradient: torch.Tensor, *others: torch.Tensor) -> Any:
+        found = self.body(gradient, *others)
+        return found[0] if isinstance(found, tuple) else found
+
+    def __str__(self) -> str:
+        return f"register_hook {text_of(self.body)}"

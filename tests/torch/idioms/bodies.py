@@ -1,0 +1,248 @@
+"""Idioms of what bodies change in place: of an autograd.Function, of vmap, of hooks of a tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.torch.idioms.judge import REFUSED, Idiom
+from tests.torch.idioms.models import conv, infer, model, of_conv, train
+
+
+def buffer(*shape):
+    """A function that makes a buffer of zeros."""
+    return lambda: nn.Buffer(torch.zeros(*(shape or (1,))))
+
+
+class Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seen):
+        seen.add_(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2, None
+
+
+class CountingAsData(Counting):
+    @staticmethod
+    def forward(ctx, x, seen):
+        seen.data[0] += 1
+        return x * 2
+
+
+class Normalized(torch.autograd.Function):
+    """Running statistics of a user's own, in a view of a buffer."""
+
+    @staticmethod
+    def forward(ctx, x, running):
+        running[0].mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
+        scale = 1 / (1 + running[0].abs()).reshape(1, -1, 1, 1)
+        ctx.save_for_backward(scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (scale,) = ctx.saved_tensors
+        return gradient * scale, None
+
+
+class Saving(torch.autograd.Function):
+    """Changes what it saves."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        factor.add_(1)
+        ctx.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+class Unmarked(torch.autograd.Function):
+    """Changes an input that has a gradient, which autograd is not told."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x.mul_(2)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+class SavesItsOwn(torch.autograd.Function):
+    """A backward that changes what forward has made for it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        made = x * 2
+        ctx.save_for_backward(made)
+        return made * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (made,) = ctx.saved_tensors
+        return made.mul_(gradient)
+
+
+class CountingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seen):
+        ctx.seen = seen
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.seen.add_(1)
+        return gradient * 2, None
+
+
+class TakingTheGradient(torch.autograd.Function):
+    """A backward that changes its gradient, which the other summand reads, too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul_(3)
+
+
+def counted(image, seen):
+    seen.add_(1)
+    return image * 2
+
+
+def twice_as_much(image):
+    return image.mul_(2) * 1
+
+
+def added(sums, image):
+    sums.add_(image.sin())
+    return image * 1
+
+
+def scaled_by(image, factor):
+    factor.add_(1)
+    return image * factor
+
+
+def a_map_changed_in_vmap(y, x):
+    q = y * 1
+    return torch.vmap(twice_as_much)(q) + q
+
+
+def a_part_changed_in_vmap(y, x):
+    q = y * 1
+    made = torch.vmap(twice_as_much)(q[:, 1:])
+    return q, made
+
+
+def a_detached_map_changed_in_vmap(y, x):
+    q = y.detach() * 1
+    torch.vmap(twice_as_much)(q)
+    return y * q
+
+
+def sums_that_get_a_history(y, x):
+    q = torch.zeros_like(y, requires_grad=False)
+    torch.vmap(added)(q, y)
+    return q * q
+
+
+def saved_and_read(y, x):
+    factor = torch.zeros(1)
+    return Saving.apply(y, factor) * factor
+
+
+def unmarked_and_read(y, x):
+    q = y * 1
+    return Unmarked.apply(q) + q
+
+
+def written_behind_a_view(y, x):
+    q = y * 1
+    torch.vmap(lambda image: image[1:])(q).mul_(2)
+    return q
+
+
+def hooked(s, x):
+    y = s.c(x)
+
+    def counts(gradient):
+        s.n.add_(1)
+        return gradient * 2
+
+    y.register_hook(counts)
+    return y * 1
+
+
+def hooked_in_place(y, x):
+    y.register_hook(lambda gradient: gradient.mul_(3))
+    return y * 1
+
+
+def in_train_and_eval(run):
+    train(run)
+    infer(run)
+
+
+EVERY = "eager writes in backward, which may run more than once, or never"
+SHARED = "what eager writes to a gradient reaches others that share it"
+VIEW = "nothing is known of a view that vmap makes"
+CASES = [
+    Idiom(
+        "Function: counts in a buffer",
+        model(lambda s, x: Counting.apply(s.c(x), s.n), c=conv(), n=buffer()),
+        in_train_and_eval,
+    ),
+    Idiom(
+        "Function: counts in a buffer by way of data",
+        model(lambda s, x: CountingAsData.apply(s.c(x), s.n), c=conv(), n=buffer()),
+        train,
+    ),
+    Idiom(
+        "Function: running statistics of its own",
+        model(lambda s, x: s.d(Normalized.apply(s.c(x), s.n)), c=conv(), d=conv(), n=buffer(2, 4)),
+        in_train_and_eval,
+    ),
+    of_conv("Function: changes what it saves, and what is read behind it", saved_and_read),
+    of_conv("Function: changes an input without mark_dirty", unmarked_and_read),
+    of_conv("Function: backward changes what forward has saved", lambda y, x: SavesItsOwn.apply(y)),
+    Idiom(
+        "Function: backward counts in a buffer",
+        model(lambda s, x: CountingBackward.apply(s.c(x), s.n), c=conv(), n=buffer()),
+        train,
+        REFUSED,
+        EVERY,
+    ),
+    of_conv(
+        "Function: backward changes its gradient",
+        lambda y, x: TakingTheGradient.apply(y) + y,
+        REFUSED,
+        though=SHARED,
+    ),
+    Idiom(
+        "vmap: counts in a buffer",
+        model(lambda s, x: torch.vmap(counted, (0, None))(s.c(x), s.n), c=conv(), n=buffer()),
+        in_train_and_eval,
+    ),
+    of_conv("vmap: changes a map", a_map_changed_in_vmap),
+    of_conv("vmap: changes a part of a map", a_part_changed_in_vmap),
+    of_conv("vmap: changes a detached map", a_detached_map_changed_in_vmap),
+    of_conv("vmap: sums that get a history", sums_that_get_a_history),
+    of_conv("vmap: changes in place, and returns it", lambda y, x: torch.vmap(torch.relu_)(y * 1)),
+    of_conv(
+        "vmap: changes a factor of each image",
+        lambda y, x: torch.vmap(scaled_by)(y, torch.zeros(len(y))),
+    ),
+    of_conv("vmap: a view that is written to", written_behind_a_view, REFUSED, though=VIEW),
+    Idiom("a hook that counts", model(hooked, c=conv(), n=buffer()), train, REFUSED, EVERY),
+    of_conv("a hook that changes its gradient", hooked_in_place, REFUSED, though=SHARED),
+]
