@@ -85,7 +85,7 @@ def casts_of(
     with _CountedCasts(target) as counted:
         yield casts
     if counted.casts:
-        casts.function = _Under(target, in_force)
+        casts.function = UnderAutocast(target, in_force)
 
 
 def _casts_by_kernel(
@@ -113,13 +113,15 @@ def _name(target: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Under:
+class UnderAutocast:
     """An operation under what is in force now."""
 
     target: Callable[..., Any]
     entered: tuple[tuple[str, torch.dtype], ...]
+    tags = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
         with enter_autocast(self.entered):
             return self.target(*args, **kwargs)
 

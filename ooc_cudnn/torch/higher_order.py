@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
-from ooc_cudnn.torch.autocast import without_autocast
+from ooc_cudnn.torch.autocast import UnderAutocast, state, without_autocast
 from ooc_cudnn.torch.bodies import Body, Bound, Hooked, OnClones
 from ooc_cudnn.torch.body_writes import BodyWrites, writes_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -154,6 +154,8 @@ class HigherOrder:
         writes = self._writes_of(function, tensors, values, with_backward=is_function)
         if writes.given:
             function = OnClones(function, writes.given)
+        if state():
+            function = UnderAutocast(function, state())
         leaves, structure = pytree.tree_flatten(examples)
         fakes = [self._fake(each) if _is_tensor(each) else each for each in leaves]
         results = tuple(

@@ -12,6 +12,8 @@ from tests.torch.idioms.models import (
     conv,
     drawn,
     held,
+    image,
+    loss_of,
     model,
     train,
 )
@@ -132,6 +134,53 @@ class Stops(torch.autograd.Function):
         return None
 
 
+class MeanOfSquares(torch.autograd.Function):
+    """A loss, which autocast computes in float32."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.mse_loss(x, torch.zeros_like(x))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 2 * x.float() / x.numel()
+
+
+class Pointwise(torch.autograd.Function):
+    """A convolution by a weight in float32, of maps that are not under autocast."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        gradient, x = gradient.float(), x.float()
+        return F.conv_transpose2d(gradient, weight), torch.einsum(
+            "nohw,nihw->oi", gradient, x
+        ).reshape(weight.shape)
+
+
+class AsItWasCalled(torch.autograd.Function):
+    """A product whose backward is under the autocast of its forward."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        _, weight = ctx.saved_tensors
+        return gradient @ weight.mT, None
+
+
 class Separate(torch.autograd.Function):
     """The newer form, with a `setup_context`."""
 
@@ -147,6 +196,18 @@ class Separate(torch.autograd.Function):
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
         return gradient * weight * 0.5, (gradient * x).sum((0, 2, 3), keepdim=True) * 2
+
+
+def under(dtype, times=1):
+    """Steps with calls under autocast, and backward outside of it."""
+
+    def steps(run):
+        for seed in range(2):
+            with torch.autocast("cpu", dtype):
+                outputs = run(image(seed) * times)
+            run.backward(loss_of(outputs))
+
+    return steps
 
 
 def twice_applied(s, x):
@@ -212,6 +273,46 @@ CASES = [
             w=lambda: nn.Parameter(drawn(1, 4, 1, 1)),
         ),
         train,
+    ),
+    Idiom(
+        "Function: a loss under autocast, in float32",
+        model(lambda s, x: MeanOfSquares.apply(s.c(x)), c=conv()),
+        under(torch.float16, 300),
+        computed_in=torch.float16,
+    ),
+    Idiom(
+        "Function: maps in bfloat16 and a weight in float32 under autocast",
+        model(lambda s, x: Pointwise.apply(s.c(x), s.d.weight), c=conv(), d=conv(size=1)),
+        under(torch.bfloat16),
+        computed_in=torch.bfloat16,
+    ),
+    Idiom(
+        "Function: custom_fwd and custom_bwd under autocast",
+        model(
+            lambda s, x: AsItWasCalled.apply(s.c(x), s.w),
+            c=conv(),
+            w=lambda: drawn(4, 5),
+        ),
+        under(torch.bfloat16),
+        computed_in=torch.bfloat16,
+    ),
+    Idiom(
+        "vmap: a loss under autocast, in float32",
+        model(
+            lambda s, x: torch.vmap(lambda y: F.mse_loss(y, torch.zeros_like(y)))(s.c(x)), c=conv()
+        ),
+        under(torch.float16, 300),
+        computed_in=torch.float16,
+    ),
+    Idiom(
+        "vmap: maps in bfloat16 and a weight in float32 under autocast",
+        model(
+            lambda s, x: torch.vmap(lambda y: y @ s.w)(s.c(x)),
+            c=conv(),
+            w=lambda: nn.Parameter(drawn(4, 5)),
+        ),
+        under(torch.bfloat16),
+        computed_in=torch.bfloat16,
     ),
     Idiom(
         "Function: on a parameter alone",
