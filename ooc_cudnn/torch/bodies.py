@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
 
 from ooc_cudnn.torch.unhooked_alias import unhooked_alias
+
+#: Move a tensor to a device that their name says.
+_MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
 
 
 def text_of(module: Any) -> str:
@@ -20,8 +25,32 @@ def text_of(module: Any) -> str:
     return "\n".join([str(module.graph), *parts])
 
 
+class _OnDevice(TorchFunctionMode):
+    """Has all functions make their tensors on one device, whichever they are told."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _MOVES:
+            return args[0]
+        if kwargs.get("device") is not None or func in _device_constructors():
+            kwargs["device"] = self._device
+        if func is torch.Tensor.to:
+            args = tuple(self._device if isinstance(each, str) else each for each in args)
+        args = pytree.tree_map_only(torch.device, lambda _: self._device, args)
+        return func(*args, **kwargs)
+
+
 class Body(torch.nn.Module):
-    """A graph as a function of tensors.
+    """A graph as a function of tensors, which makes others where these are.
+
+    TorchDynamo's graph names the device of the capture. A card may compute what is on the host,
+    and the cost is found on tensors without memory.
 
     Parameters
     ----------
@@ -32,14 +61,35 @@ class Body(torch.nn.Module):
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__()
-        self.body = module
+        self.body = _with_children(module)
 
     def forward(self, *given: Any) -> Any:
         """Compute what the graph says."""
-        return torch.fx.Interpreter(self.body).run(*given)
+        device = next(each.device for each in given if isinstance(each, torch.Tensor))
+        with _OnDevice(device):
+            return torch.fx.Interpreter(self.body).run(*given)
 
     def __str__(self) -> str:
         return text_of(self.body)
+
+    def as_graph(self) -> torch.fx.GraphModule:
+        """The same as a graph of one node, for those who take no other functions."""
+        graph = torch.fx.Graph()
+        names = [each.name for each in self.body.graph.nodes if each.op == "placeholder"]
+        read = tuple(graph.placeholder(each) for each in names)
+        graph.output(graph.call_module("body", read))
+        return torch.fx.GraphModule({"body": self}, graph)
+
+
+def _with_children(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph, with those of functions of functions within it so, too."""
+    children = [(n, e) for n, e in module.named_children() if isinstance(e, torch.fx.GraphModule)]
+    if not children:
+        return module
+    made = torch.fx.GraphModule(module, module.graph)
+    for name, child in children:
+        setattr(made, name, Body(child).as_graph())
+    return made
 
 
 class Bound:

@@ -152,6 +152,10 @@ class HigherOrder:
             values = tuple(map(recorder.detached, values))
         function: Any = Bound(target, tuple(args), dict(kwargs))
         writes = self._writes_of(function, tensors, values, with_backward=is_function)
+        if is_function:
+            *bodies, operands = *args[:2], args[2:]
+            told = (*(Body(each).as_graph() for each in bodies), *operands)
+            function = Bound(target, told, dict(kwargs))
         if writes.given:
             function = OnClones(function, writes.given)
         if state():

@@ -15,6 +15,7 @@ from tests.torch.idioms.models import (
     image,
     loss_of,
     model,
+    of_conv,
     train,
 )
 
@@ -210,6 +211,32 @@ def under(dtype, times=1):
     return steps
 
 
+class Weighted(torch.autograd.Function):
+    """Tensors of a shape, made in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x + torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        made = torch.ones(ctx.shape, device=gradient.device)
+        made[:, torch.tensor([0, 2])] = 3
+        return gradient * made * torch.linspace(0, 1, ctx.shape[-1])
+
+
+def made_in_vmap(image):
+    rows = torch.vmap(lambda row: row * torch.ones(row.shape, device="cpu"))(image[0])
+    moved = image.cpu().to("cpu").to(device=image.device, dtype=torch.float64)
+    return moved @ torch.eye(image.shape[-1]).double() + rows * torch.tensor(2.0)
+
+
+def made_in_a_hook(y, x):
+    y.register_hook(lambda g: g * torch.ones(4, 1, 1, device=g.device) + torch.zeros(g.shape))
+    return y * 1
+
+
 def twice_applied(s, x):
     return ReverseBy.apply(s.c(x), 0.5) + ReverseBy.apply(s.d(x), 2.0)
 
@@ -274,6 +301,13 @@ CASES = [
         ),
         train,
     ),
+    of_conv("Function: tensors made of a shape", lambda y, x: Weighted.apply(y)),
+    of_conv(
+        "vmap: tensors made of a shape",
+        lambda y, x: torch.vmap(made_in_vmap)(y),
+        computed_in=torch.float32,
+    ),
+    of_conv("a hook that makes a tensor of a shape", made_in_a_hook),
     Idiom(
         "Function: a loss under autocast, in float32",
         model(lambda s, x: MeanOfSquares.apply(s.c(x)), c=conv()),
