@@ -316,12 +316,12 @@ class GraphRecording(ProxyTorchDispatchMode):
     ) -> None:
         """Note an operation: what it read, and what it has made or changed."""
         schema = func._schema
-        written = Functional.written(schema, args, kwargs)
+        written = Functional.written(schema, args, kwargs, self.where)
         name = schema.name.partition("::")[2]
-        if written:
-            self._changed(func, name, values, named, written)
-            return
         tensors = result if isinstance(result, tuple | list) else (result,)
+        if written:
+            self._changed(func, name, values, named, written, tensors)
+            return
         if not any(isinstance(each, torch.Tensor) for each in tensors):
             self._done_for_effect(func, name, values, named)
             return
@@ -350,7 +350,13 @@ class GraphRecording(ProxyTorchDispatchMode):
         self.memories.made(func, args, kwargs, tensors, results)
 
     def _changed(
-        self, func: Any, name: str, values: Any, named: Any, written: Mapping[Any, torch.Tensor]
+        self,
+        func: Any,
+        name: str,
+        values: Any,
+        named: Any,
+        written: Mapping[Any, torch.Tensor],
+        returned: Sequence[Any],
     ) -> None:
         """Note an operation that works in place, as one that makes what is there afterwards."""
         label = name.removesuffix("_") if not name.endswith("__") else name
@@ -366,7 +372,14 @@ class GraphRecording(ProxyTorchDispatchMode):
             self.memories.write(targets[0], self._copied(values[1], targets[0]))
             return
         results = tuple(self._result(each) for each in targets)
-        function: Any = Functional(func, tuple(written))
+        # what it returns beside, as an operation of a user's own may
+        others = {
+            at: each
+            for at, each in enumerate(returned)
+            if isinstance(each, torch.Tensor) and not self.memories.knows(each)
+        }
+        made = tuple(self._result(each) for each in others.values())
+        function: Any = Functional(func, tuple(written), tuple(others))
         if label in ALIKE and results[0] is not None and not ends:
             number = ALIKE[label] if ALIKE[label] is not None else values[1]
             if not isinstance(number, Value):
@@ -376,10 +389,13 @@ class GraphRecording(ProxyTorchDispatchMode):
                     {},
                 )
         values, named = self._stopped(values, named, targets)
-        self.emit(function, label, values, named, results, func._schema)
+        self.emit(function, label, values, named, (*results, *made), func._schema)
         for target, value in zip(targets, results, strict=True):
             assert value is not None
             self.memories.write(target, value)
+        for tensor, value in zip(others.values(), made, strict=True):
+            assert value is not None
+            self.memories.own(tensor, value)
 
     def _copied(self, source: Value, target: torch.Tensor) -> Value:
         """The value that `copy_` leaves: the source in the target's dtype and shape."""

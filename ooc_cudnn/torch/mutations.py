@@ -415,12 +415,15 @@ class Functional:
     Parameters
     ----------
     target : OpOverload
-    written : tuple of (int or str)
+    places : tuple of (int or str)
         Which of its arguments it changes, by position or by name.
+    returned : tuple of int
+        Which of the tensors that it returns are others: they stand behind those.
     """
 
     target: Any
     places: tuple[Any, ...]
+    returned: tuple[int, ...] = ()
 
     @property
     def tags(self) -> Any:
@@ -435,14 +438,18 @@ class Functional:
             held: Any = positional if isinstance(place, int) else named
             held[place] = held[place].clone()
             changed.append(held[place])
-        self.target(*positional, **named)
+        result = self.target(*positional, **named)
+        results = result if isinstance(result, tuple | list) else (result,)
+        changed += [results[at] for at in self.returned]
         return changed[0] if len(changed) == 1 else tuple(changed)
 
     def __str__(self) -> str:
         return str(self.target)
 
     @staticmethod
-    def written(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+    def written(
+        schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str
+    ) -> dict[Any, Any]:
         """The tensors that an operation changes, by position or name."""
         targets: dict[Any, Any] = {}
         for index, argument in enumerate(schema.arguments):
@@ -454,7 +461,8 @@ class Functional:
                 targets[place] = tensor
             elif tensor is not None:
                 raise UnsupportedModelError(
-                    f"{schema.name} changes a list of tensors in place: change one by one"
+                    f"{schema.name} changes a list of tensors in place: change one by one\n"
+                    f"  {where}"
                 )
         return targets
 

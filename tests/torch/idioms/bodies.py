@@ -1,4 +1,4 @@
-"""Idioms of what bodies change in place: of an autograd.Function, of vmap, of hooks of a tensor."""
+"""Idioms of what is changed in place by an autograd.Function, vmap, a hook, a user's operator."""
 
 from __future__ import annotations
 
@@ -112,6 +112,41 @@ class TakingTheGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient.mul_(3)
+
+
+@torch.library.custom_op("idioms::doubled", mutates_args=("seen", "largest"))
+def doubled(
+    x: torch.Tensor, seen: torch.Tensor, largest: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operator of a user's own that changes two tensors, and makes two."""
+    seen.add_(1)
+    largest.copy_(x.max())
+    return x * 2, x + seen
+
+
+@doubled.register_fake
+def _(x, seen, largest):
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@torch.library.custom_op("idioms::all_counted", mutates_args=("several",))
+def all_counted(x: torch.Tensor, several: list[torch.Tensor]) -> torch.Tensor:
+    """Operator of a user's own that changes a list."""
+    for each in several:
+        each.add_(1)
+    return x * 2
+
+
+@all_counted.register_fake
+def _(x, several):
+    return torch.empty_like(x)
+
+
+def with_an_operator(s, x):
+    y = s.c(x)
+    largest = torch.zeros(())
+    one, other = doubled(y.detach(), s.n, largest)
+    return y * one + other * s.n, largest
 
 
 def counted(image, seen):
@@ -243,6 +278,18 @@ CASES = [
         lambda y, x: torch.vmap(scaled_by)(y, torch.zeros(len(y))),
     ),
     of_conv("vmap: a view that is written to", written_behind_a_view, REFUSED, though=VIEW),
+    Idiom(
+        "an operator that changes tensors and returns others",
+        model(with_an_operator, c=conv(), n=buffer()),
+        in_train_and_eval,
+    ),
+    Idiom(
+        "an operator that changes a list of tensors",
+        model(lambda s, x: s.c(x) + all_counted(x, [s.n])[:, :, 1:-1, 1:-1], c=conv(), n=buffer()),
+        infer,
+        REFUSED,
+        "a list that an operation changes is not followed",
+    ),
     Idiom("a hook that counts", model(hooked, c=conv(), n=buffer()), train, REFUSED, EVERY),
     of_conv("a hook that changes its gradient", hooked_in_place, REFUSED, though=SHARED),
 ]
