@@ -68,7 +68,7 @@ class FallbackSubgraph:
         for operation in self.operations:
             args = replace_values((operation.args, dict(operation.kwargs)), said)
             results = [None if value is None else said(value) for value in operation.results]
-            lines.append(f"{results} = {operation.said}{args}")
+            lines.append(f"{results} = {operation.function}{args}")
         return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
 
     def run(

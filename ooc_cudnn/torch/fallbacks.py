@@ -144,6 +144,11 @@ class Fallbacks:
         if 0 in value.shape:
             said = f"its result of shape {value.shape} has no elements: skip such a batch"
             return UnsupportedOperationError(error.operation, error.where, said)
+        if not 2 <= len(value.shape) <= 5:
+            said = f"{error.why}, and PyTorch computes none of shape {value.shape} with parameters "
+            said += "within the limit: let it return two to five axes, y[:, None], and take them "
+            said += "apart behind it"
+            return UnsupportedOperationError(error.operation, error.where, said)
         return error
 
     def reason(self, operations: Sequence[Operation]) -> str:

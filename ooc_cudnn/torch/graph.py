@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Operation:
 
     @property
     def said(self) -> str:
-        """As PyTorch calls it."""
-        return str(self.function)
+        """As PyTorch calls it; by its name where that would be all of a body."""
+        return str(self.function) if isinstance(self.function, OpOverload) else self.name
 
     @property
     def reads(self) -> tuple[Value, ...]:
