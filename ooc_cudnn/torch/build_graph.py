@@ -91,8 +91,9 @@ def _writes(recorder: Recorder, results: Sequence[Any]) -> Iterator[Write]:
     for value, seen, final in _changed(recorder):
         if value.requires_grad and value.kind == "input":
             raise UnsupportedModelError(
-                "forward changes an argument in place that gradients are asked of: let it "
-                "work on a clone of it"
+                "forward changes an argument in place that gradients are asked of: let it work on "
+                "a clone of it. Behind a graph break arguments are what forward has made before: "
+                f"write y = y.mul(2) there, not y.mul_(2)\n  {seen.where}"
             )
         if seen.as_data and value in followed:  # PyTorch's gradients would be of either
             raise UnsupportedModelError(

@@ -81,6 +81,25 @@ def test_a_compiled_model_trains_as_pytorchs(ready):
     assert 0 < ready[0].plan.device_bytes <= ready[0].plan.memory_limit == 2**20
 
 
+class ChangingBehindABreak(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        y.mul_(2)
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # within PyTorch
+def test_a_map_that_is_changed_behind_a_graph_break_is_refused_with_what_to_write(ready):
+    compiled = torch.compile(ChangingBehindABreak(), backend=ooc_cudnn_backend, options=LIMIT)
+    with pytest.raises(Exception, match=r"Behind a graph break[^$]*y.mul[^$]*, line "):
+        compiled(torch.randn(2, 3, 7, 6))
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # within PyTorch
 def test_where_the_graph_breaks_each_part_is_under_the_limit(ready):
     torch.manual_seed(0)

@@ -313,7 +313,9 @@ def test_an_input_whose_gradients_are_asked_is_not_changed():
 
     model, x = ooc.limit(Changing(3, 2, 1).double(), LIMIT), drawn().requires_grad_()
     before = x.detach().clone()
-    with pytest.raises(ooc.UnsupportedModelError, match="argument in place that gradients"):
+    with pytest.raises(
+        ooc.UnsupportedModelError, match=r"argument in place that gradients[^$]*, line "
+    ):
         model(x)
     assert torch.equal(x, before)
     assert not torch.is_grad_enabled() or x.requires_grad
