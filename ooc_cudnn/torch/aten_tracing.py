@@ -172,6 +172,15 @@ class GraphRecording(ProxyTorchDispatchMode):
         finally:
             self._is_paused = before
 
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Be in force no more: a function of functions knows no such mode."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
     # Functions --------------------------------------------------------------------------------
 
     def run(self, module: torch.fx.GraphModule, args: Sequence[Any]) -> Any:

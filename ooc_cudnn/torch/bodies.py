@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,9 @@ class Body(torch.nn.Module):
 
     def forward(self, *given: Any) -> Any:
         """Compute what the graph says."""
-        device = next(each.device for each in given if isinstance(each, torch.Tensor))
-        with _OnDevice(device):
+        devices = (each.device for each in given if isinstance(each, torch.Tensor))
+        device = next(devices, None)
+        with nullcontext() if device is None else _OnDevice(device):
             return torch.fx.Interpreter(self.body).run(*given)
 
     def __str__(self) -> str:

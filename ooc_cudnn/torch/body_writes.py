@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class BodyWrites:
         Of each of these whether autograd follows what it is then.
     shown : tuple of (int, int)
         Results that show memory of a given tensor: the number of either.
+    alike : tuple of (int, int)
+        Results that share memory.
     backward : bool
         Whether its backward changes tensors that are given, or its results.
     gradients : bool
@@ -34,6 +37,7 @@ class BodyWrites:
     given: tuple[int, ...]
     follows: tuple[bool, ...]
     shown: tuple[tuple[int, int], ...]
+    alike: tuple[tuple[int, int], ...]
     backward: bool = False
     gradients: bool = False
 
@@ -52,22 +56,28 @@ def writes_of(
         results = pytree.tree_leaves(function(*tensors))
     given = tuple(at for at, each in enumerate(tensors) if forward.has(each))
     follows = tuple(tensors[at].requires_grad for at in given)
+    tensors_made = [(at, e) for at, e in enumerate(results) if isinstance(e, torch.Tensor)]
     shown = tuple(
         (at, index)
-        for at, result in enumerate(results)
+        for at, result in tensors_made
         for index, each in enumerate(tensors)
-        if isinstance(result, torch.Tensor) and _place(result) == _place(each)
+        if _place(result) == _place(each)
     )
-    made = [e for e in results if isinstance(e, torch.Tensor) and e.requires_grad]
+    alike = tuple(
+        (at, index)
+        for (at, one), (index, two) in combinations(tensors_made, 2)
+        if _place(one) == _place(two)
+    )
+    made = [each for _, each in tensors_made if each.requires_grad]
     read = [each for each in tensors if each.requires_grad]
     if not (with_backward and made and read):
-        return BodyWrites(given, follows, shown)
+        return BodyWrites(given, follows, shown, alike)
     gradients = [torch.empty_like(each, requires_grad=False) for each in made]
     with without_autocast(), _Written() as backward:
         torch.autograd.grad(made, read, gradients, allow_unused=True)
-    others = [*tensors, *(each for each in results if isinstance(each, torch.Tensor))]
+    others = [*tensors, *(each for _, each in tensors_made)]
     both = any(map(backward.has, others)), any(map(backward.has, gradients))
-    return BodyWrites(given, follows, shown, *both)
+    return BodyWrites(given, follows, shown, alike, *both)
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -76,6 +86,8 @@ def _place(tensor: torch.Tensor) -> int:
 
 class _Written(TorchDispatchMode):
     """Notes the memory that operations write to, of views and by way of `.data`, too."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +101,8 @@ class _Written(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        for index, argument in enumerate(func._schema.arguments):
+        schema = getattr(func, "_schema", None)  # a function of functions has none
+        for index, argument in enumerate(() if schema is None else schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             written = args[index] if index < len(args) else kwargs.get(argument.name)

@@ -29,6 +29,7 @@ _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkp
 _ORDERED = "2.13"
 _SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
 _MARKS_DIRTY = torch.autograd.function.FunctionCtx.mark_dirty.__code__
+_FUNCTION = "autograd_function_apply"
 _ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 
 
@@ -69,8 +70,12 @@ class HigherOrder:
         if name == "register_hook":
             return self._hooked(*args)
         examples = node.meta.get("example_value")
-        if name != "autograd_function_apply":
-            return self._opaque(name, args, kwargs, examples, node.target)
+        if name != _FUNCTION:  # nothing says what they take
+            raise UnsupportedModelError(
+                f"forward calls {name}, which takes functions and cannot be planned: take "
+                "torch.where for a condition, or compute it outside of forward\n  "
+                f"{self._recorder.where}"
+            )
         if torch.__version__ < _ORDERED and _is_hook(args[0]):
             _, body, tensor, *others = args
             return (self._hooked(tensor, body, *others),)
@@ -141,7 +146,7 @@ class HigherOrder:
         recorder = self._recorder
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         values = tuple(map(recorder.memories.read, tensors))
-        is_function = name == "autograd_function_apply"
+        is_function = name == _FUNCTION
         passed_over = _without_gradients(args) if is_function else ()
         values = tuple(
             recorder.detached(value) if at in passed_over else value
@@ -156,10 +161,6 @@ class HigherOrder:
             *bodies, operands = *args[:2], args[2:]
             told = (*(Body(each).as_graph() for each in bodies), *operands)
             function = Bound(target, told, dict(kwargs))
-        if writes.given:
-            function = OnClones(function, writes.given)
-        if state():
-            function = UnderAutocast(function, state())
         leaves, structure = pytree.tree_flatten(examples)
         fakes = [self._fake(each) if _is_tensor(each) else each for each in leaves]
         results = tuple(
@@ -172,7 +173,16 @@ class HigherOrder:
             recorder.value_like(tensors[at], is_followed)
             for at, is_followed in zip(writes.given, writes.follows, strict=True)
         )
-        recorder.emit(function, name, values, {}, (*results, *clones))
+        if writes.given:
+            function = OnClones(function, writes.given)
+        if state():
+            function = UnderAutocast(function, state())
+        followed = tuple(each if each.requires_grad else None for each in clones)
+        recorder.emit(function, name, values, {}, (*results, *followed))
+        if None in followed:  # by itself: what has no gradient is made wherever there is room
+            others = tuple(None if each.requires_grad else each for each in clones)
+            reads = tuple(map(recorder.detached, values))
+            recorder.emit(function, name, reads, {}, (*(None for _ in results), *others))
         for fake, value in zip(fakes, results, strict=True):
             if value is not None:
                 recorder.memories.own(fake, value)
@@ -181,6 +191,8 @@ class HigherOrder:
         for at, index in writes.shown:
             if at not in dirty:
                 recorder.memories.share(fakes[at], tensors[index])
+        for one, two in writes.alike:
+            recorder.memories.share(fakes[one], fakes[two])
         for at, tensor in dirty.items():
             fakes[at] = tensor
         return pytree.tree_unflatten(fakes, structure)
@@ -196,8 +208,8 @@ class HigherOrder:
         """What it changes in place; refuse what it cannot be given clones of."""
         recorder = self._recorder
         pairs = zip(tensors, values, strict=True)
-        with recorder.paused():
-            own = [self._fake(each, follows=value.requires_grad) for each, value in pairs]
+        own = [self._fake(each, follows=value.requires_grad) for each, value in pairs]
+        with recorder.left():
             writes = writes_of(function, own, with_backward=with_backward)
         if writes.gradients:
             raise UnsupportedModelError(
@@ -277,8 +289,8 @@ class HigherOrder:
     def _hook(self, body: Any, tensor: torch.Tensor, *others: Any) -> Hooked:
         """A hook, of which is known what it changes in place."""
         function = Bound(Body(body), (tensor, *others), {})
-        with self._recorder.paused(), torch.no_grad(), without_autocast():
-            given = [self._fake(each) for each in (tensor, *others) if _is_tensor(each)]
+        given = [self._fake(each) for each in (tensor, *others) if _is_tensor(each)]
+        with self._recorder.left(), torch.no_grad(), without_autocast():
             writes = writes_of(function, given, with_backward=False)
         if 0 in writes.given:
             raise UnsupportedModelError(

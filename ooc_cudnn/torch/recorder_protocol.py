@@ -50,6 +50,9 @@ class Recorder(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """Note nothing."""
 
+    def left(self) -> AbstractContextManager[None]:
+        """Be in force no more."""
+
     def constant(self, tensor: torch.Tensor) -> Value:
         """A value for a tensor that is there already."""
 

@@ -14,6 +14,22 @@ def buffer(*shape):
     return lambda: nn.Buffer(torch.zeros(*(shape or (1,))))
 
 
+class OfLayers(torch.autograd.Function):
+    """A weight with a gradient, statistics of channels, a count of integers."""
+
+    @staticmethod
+    def forward(ctx, x, weight, mean, count):
+        mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
+        count.add_(1)
+        ctx.save_for_backward(x, weight)
+        return x * weight.reshape(-1, 1, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight.reshape(-1, 1, 1), (gradient * x).sum((0, 2, 3)), None, None
+
+
 class Counting(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seen):
@@ -207,6 +223,17 @@ def written_behind_a_view(y, x):
     return q
 
 
+def alike(image):
+    made = image * 1
+    return made, made[1:]
+
+
+def written_beside_a_view(y, x):
+    one, other = torch.vmap(alike)(y)
+    one.mul_(2)
+    return other
+
+
 def hooked(s, x):
     y = s.c(x)
 
@@ -247,6 +274,17 @@ CASES = [
         model(lambda s, x: s.d(Normalized.apply(s.c(x), s.n)), c=conv(), d=conv(), n=buffer(2, 4)),
         in_train_and_eval,
     ),
+    Idiom(
+        "Function: a weight, statistics of channels and a count",
+        model(
+            lambda s, x: OfLayers.apply(s.c(x), s.w, s.mean, s.count),
+            c=conv(),
+            w=lambda: nn.Parameter(torch.ones(4)),
+            mean=buffer(4),
+            count=lambda: nn.Buffer(torch.tensor(0)),
+        ),
+        in_train_and_eval,
+    ),
     of_conv("Function: changes what it saves, and what is read behind it", saved_and_read),
     of_conv("Function: changes an input without mark_dirty", unmarked_and_read),
     of_conv("Function: backward changes what forward has saved", lambda y, x: SavesItsOwn.apply(y)),
@@ -276,6 +314,34 @@ CASES = [
     of_conv(
         "vmap: changes a factor of each image",
         lambda y, x: torch.vmap(scaled_by)(y, torch.zeros(len(y))),
+    ),
+    of_conv(
+        "a condition of torch.cond",
+        lambda y, x: torch.cond(y.sum() > 0, lambda z: z * 2, lambda z: z * 3, (y,)),
+        REFUSED,
+        though="PyTorch cannot say what it takes",
+    ),
+    of_conv(
+        "vmap: a condition within",
+        lambda y, x: torch.vmap(
+            lambda z: torch.cond(z.sum() > 0, lambda z: z * 2, lambda z: z * 3, (z,))
+        )(y),
+    ),
+    Idiom(
+        "vmap: counts in a buffer beside a parameter",
+        model(
+            lambda s, x: torch.vmap(lambda y: counted(y, s.n) * s.w)(s.c(x)),
+            c=conv(),
+            w=lambda: nn.Parameter(torch.ones(4, 1, 1)),
+            n=buffer(),
+        ),
+        train,
+    ),
+    of_conv(
+        "vmap: a result that shows another one, which is written to",
+        written_beside_a_view,
+        REFUSED,
+        though=VIEW,
     ),
     of_conv("vmap: a view that is written to", written_behind_a_view, REFUSED, though=VIEW),
     Idiom(
