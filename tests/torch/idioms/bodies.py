@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.torch.idioms.judge import REFUSED, Idiom
+from tests.torch.idioms.judge import EQUAL_SINCE_2_13, REFUSED, Idiom
 from tests.torch.idioms.models import conv, infer, model, of_conv, train
 
 
@@ -287,7 +287,11 @@ CASES = [
     ),
     of_conv("Function: changes what it saves, and what is read behind it", saved_and_read),
     of_conv("Function: changes an input without mark_dirty", unmarked_and_read),
-    of_conv("Function: backward changes what forward has saved", lambda y, x: SavesItsOwn.apply(y)),
+    of_conv(
+        "Function: backward changes what forward has saved",
+        lambda y, x: SavesItsOwn.apply(y),
+        EQUAL_SINCE_2_13,
+    ),
     Idiom(
         "Function: backward counts in a buffer",
         model(lambda s, x: CountingBackward.apply(s.c(x), s.n), c=conv(), n=buffer()),
