@@ -23,7 +23,7 @@ from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
 from ooc_cudnn.torch.build_graph import graph_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
-from ooc_cudnn.torch.higher_order import HigherOrder, Span
+from ooc_cudnn.torch.higher_order import DERIVED, DERIVES, HigherOrder, Span
 from ooc_cudnn.torch.mutations import Functional, Memories
 from ooc_cudnn.torch.normalizing import kept_statistics_of
 from ooc_cudnn.torch.places import module_of, source_line
@@ -86,14 +86,6 @@ _BY_DATA = (
     "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. One of "
     "NumPy's is a tensor, too: make it a number of Python outside of forward, float(a), or take "
     "Python's own function, math.prod(shape) for np.prod\n  "
-)
-
-
-#: With what a graph begins a derivative of `torch.func`'s.
-_DERIVES = ("_grad_increment_nesting", "_jvp_increment_nesting")
-_DERIVED = (
-    "forward takes a derivative by torch.func (grad, vjp, jvp, ...), which the library has not: "
-    "take it outside of forward, or limit the parts before and behind it\n  "
 )
 
 
@@ -224,8 +216,8 @@ class GraphRecording(ProxyTorchDispatchMode):
         if self._higher_order.takes(target):
             return self._higher_order.call(node, args, kwargs)
         check_switch(name, self.where)
-        if name in _DERIVES:
-            raise UnsupportedModelError(_DERIVED + self.where)
+        if name in DERIVES:
+            raise UnsupportedModelError(DERIVED + self.where)
         if name == "_get_data_attr":
             return args[0].detach()
         if name.partition(".")[0] in ("set_", "shallow_copy_data_"):  # the latter since 2.14
@@ -370,6 +362,8 @@ class GraphRecording(ProxyTorchDispatchMode):
         """Note an operation that works in place, as one that makes what is there afterwards."""
         label = name.removesuffix("_") if not name.endswith("__") else name
         targets = list(written.values())
+        if func.namespace not in ("aten", "prims"):
+            self._check_apart(func, (values, named), targets)
         if torch.Tag.inplace_view in func.tags:
             self.memories.reshaped(func, values, named, targets[0])
             return
@@ -405,6 +399,17 @@ class GraphRecording(ProxyTorchDispatchMode):
         for tensor, value in zip(others.values(), made, strict=True):
             assert value is not None
             self.memories.own(tensor, value)
+
+    def _check_apart(self, func: Any, read: Any, targets: Sequence[torch.Tensor]) -> None:
+        """Refuse an operator of a user's that changes memory which it is given twice."""
+        numbers = self.memories.numbers
+        given = [numbers.get(each) for each in pytree.tree_leaves(read) if isinstance(each, Value)]
+        changed = {numbers.get(self.memories.seen(each).value) for each in targets}
+        if any(given.count(memory) > 1 for memory in changed):
+            raise UnsupportedModelError(
+                f"{func._schema.name} changes a tensor in place that shares memory with another "
+                f"one that it is given: give it a clone\n  {self.where}"
+            )
 
     def _copied(self, source: Value, target: torch.Tensor) -> Value:
         """The value that `copy_` leaves: the source in the target's dtype and shape."""

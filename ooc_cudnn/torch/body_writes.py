@@ -1,4 +1,4 @@
-"""What the body of a function of functions changes in place, found on fake tensors."""
+"""What the body of a function of functions changes in place, and draws: found on fake tensors."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class BodyWrites:
         Results that show memory of a given tensor: the number of either.
     alike : tuple of (int, int)
         Results that share memory.
+    draws : bool
+        Whether it draws random numbers.
     backward : bool
         Whether its backward changes tensors that are given, or its results.
     gradients : bool
@@ -38,6 +40,7 @@ class BodyWrites:
     follows: tuple[bool, ...]
     shown: tuple[tuple[int, int], ...]
     alike: tuple[tuple[int, int], ...]
+    draws: bool
     backward: bool = False
     gradients: bool = False
 
@@ -71,13 +74,13 @@ def writes_of(
     made = [each for _, each in tensors_made if each.requires_grad]
     read = [each for each in tensors if each.requires_grad]
     if not (with_backward and made and read):
-        return BodyWrites(given, follows, shown, alike)
+        return BodyWrites(given, follows, shown, alike, forward.draws)
     gradients = [torch.empty_like(each, requires_grad=False) for each in made]
     with without_autocast(), _Written() as backward:
         torch.autograd.grad(made, read, gradients, allow_unused=True)
     others = [*tensors, *(each for _, each in tensors_made)]
     both = any(map(backward.has, others)), any(map(backward.has, gradients))
-    return BodyWrites(given, follows, shown, alike, *both)
+    return BodyWrites(given, follows, shown, alike, forward.draws, *both)
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -85,13 +88,17 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 class _Written(TorchDispatchMode):
-    """Notes the memory that operations write to, of views and by way of `.data`, too."""
+    """Notes the memory that operations write to, of views and by way of `.data`, too.
+
+    And whether one draws random numbers.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
         self._places: set[int] = set()
+        self.draws = False
 
     def has(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory has been written to."""
@@ -101,6 +108,7 @@ class _Written(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.draws |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         schema = getattr(func, "_schema", None)  # a function of functions has none
         for index, argument in enumerate(() if schema is None else schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:

@@ -49,6 +49,14 @@ class Span:
     makes: Sequence[Any]
 
 
+#: With what a graph begins a derivative of `torch.func`'s.
+DERIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
+DERIVED = (
+    "forward takes a derivative by torch.func (grad, vjp, jvp, ...), which the library has not: "
+    "take it outside of forward, or limit the parts before and behind it\n  "
+)
+
+
 class HigherOrder:
     """Handling of functions of functions by a recorder."""
 
@@ -131,6 +139,8 @@ class HigherOrder:
         """Note a span as one operation."""
         examples = tuple(node.meta["example_value"] for node in span.makes)
         given = tuple(found[node] for node in span.reads)  # sizes of batches among them
+        if torch.is_grad_enabled() and DERIVES.intersection(map(_name, span.module.graph.nodes)):
+            raise UnsupportedModelError(DERIVED + self._recorder.where)
         made = self._opaque("vmap", given, {}, examples, Body(span.module))
         found.update(zip(span.makes, made, strict=True))
 
@@ -211,6 +221,11 @@ class HigherOrder:
         own = [self._fake(each, follows=value.requires_grad) for each, value in pairs]
         with recorder.left():
             writes = writes_of(function, own, with_backward=with_backward)
+        if writes.draws and (writes.given or any(value.requires_grad for value in values)):
+            raise UnsupportedModelError(
+                "a vmap or an autograd.Function draws random numbers, and others when backward "
+                f"runs it: draw them before, and give them as an argument\n  {recorder.where}"
+            )
         if writes.gradients:
             raise UnsupportedModelError(
                 "backward of an autograd.Function changes the gradient that it is given in place, "

@@ -14,6 +14,25 @@ def buffer(*shape):
     return lambda: nn.Buffer(torch.zeros(*(shape or (1,))))
 
 
+#: Why bodies may not draw.
+DRAWN = "it runs again in backward, with other numbers"
+
+
+class Masked(torch.autograd.Function):
+    """A dropout of one's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        mask = (torch.rand_like(x) > 0.5).float()
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (mask,) = ctx.saved_tensors
+        return gradient * mask
+
+
 class OfLayers(torch.autograd.Function):
     """A weight with a gradient, statistics of channels, a count of integers."""
 
@@ -360,6 +379,28 @@ CASES = [
         REFUSED,
         "a list that an operation changes is not followed",
     ),
+    Idiom(
+        "an operator that is given a tensor twice, and changes it",
+        model(
+            lambda s, x: s.c(x) + doubled(x, s.n, s.n)[0][:, :, 1:-1, 1:-1], c=conv(), n=buffer()
+        ),
+        infer,
+        REFUSED,
+        "what each of two clones has become is no value of the memory that they share",
+    ),
+    of_conv(
+        "vmap: a derivative by torch.func",
+        lambda y, x: torch.vmap(torch.func.grad(lambda z: (z**3).sum()))(y),
+        REFUSED,
+        though="the library has no derivative of a derivative",
+    ),
+    of_conv(
+        "vmap: draws random numbers",
+        lambda y, x: torch.vmap(lambda z: z * torch.rand_like(z), randomness="different")(y),
+        REFUSED,
+        though=DRAWN,
+    ),
+    of_conv("Function: draws random numbers", lambda y, x: Masked.apply(y), REFUSED, though=DRAWN),
     Idiom("a hook that counts", model(hooked, c=conv(), n=buffer()), train, REFUSED, EVERY),
     of_conv("a hook that changes its gradient", hooked_in_place, REFUSED, though=SHARED),
 ]
