@@ -34,6 +34,8 @@ class BodyWrites:
         Whether its backward changes tensors that are given, or its results.
     gradients : bool
         Whether its backward changes the gradients that it is given.
+    kept : tuple of int
+        The tensors without a gradient that its backward reads, of those that it is given.
     """
 
     given: tuple[int, ...]
@@ -43,6 +45,7 @@ class BodyWrites:
     draws: bool
     backward: bool = False
     gradients: bool = False
+    kept: tuple[int, ...] = ()
 
 
 def writes_of(
@@ -80,7 +83,10 @@ def writes_of(
         torch.autograd.grad(made, read, gradients, allow_unused=True)
     others = [*tensors, *(each for _, each in tensors_made)]
     both = any(map(backward.has, others)), any(map(backward.has, gradients))
-    return BodyWrites(given, follows, shown, alike, forward.draws, *both)
+    kept = tuple(
+        at for at, each in enumerate(tensors) if backward.reads(each) and not each.requires_grad
+    )
+    return BodyWrites(given, follows, shown, alike, forward.draws, *both, kept)
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -90,7 +96,7 @@ def _place(tensor: torch.Tensor) -> int:
 class _Written(TorchDispatchMode):
     """Notes the memory that operations write to, of views and by way of `.data`, too.
 
-    And whether one draws random numbers.
+    And the memory that they read; and whether one draws random numbers.
     """
 
     supports_higher_order_operators = True
@@ -98,17 +104,24 @@ class _Written(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._places: set[int] = set()
+        self._read: set[int] = set()
         self.draws = False
 
     def has(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory has been written to."""
         return _place(tensor) in self._places
 
+    def reads(self, tensor: torch.Tensor) -> bool:
+        """True if a tensor's memory has been read, or written to."""
+        return _place(tensor) in self._read
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        tensors = (e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor))
+        self._read.update(map(_place, tensors))
         schema = getattr(func, "_schema", None)  # a function of functions has none
         for index, argument in enumerate(() if schema is None else schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:

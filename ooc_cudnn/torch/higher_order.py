@@ -198,6 +198,11 @@ class HigherOrder:
                 recorder.memories.own(fake, value)
         dirty = _dirty(args, kwargs.get("dirty_idx", ())) if is_function else {}
         self._write([tensors[at] for at in writes.given], clones, dirty, hidden=is_function)
+        if follows:
+            for at in writes.kept:
+                recorder.memories.seen(
+                    tensors[at]
+                ).memory.kept_by = "the backward of an autograd.Function"
         for at, index in writes.shown:
             if at not in dirty:
                 recorder.memories.share(fakes[at], tensors[index])
@@ -290,8 +295,10 @@ class HigherOrder:
                 "forward registers several hooks of one tensor, and PyTorch before 2.13 does not "
                 f"say in which order: register one that does all\n  {recorder.where}"
             )
-        read = map(recorder.memories.read, filter(_is_tensor, others))
-        values = (before, *map(recorder.detached, read))
+        given = list(filter(_is_tensor, others))
+        values = (before, *map(recorder.detached, map(recorder.memories.read, given)))
+        for each in given:
+            recorder.memories.seen(each).memory.kept_by = "a hook of a tensor"
         result = recorder.value_like(tensor, True)
         hook = self._hook(body, tensor, *others)
         operation = recorder.emit(hook, "register_hook", values, {}, (result,))

@@ -46,6 +46,8 @@ class Memory:
     others: list[Memory] = field(default_factory=list)
     #: Whether such another one was written to.
     is_stale: bool = False
+    #: What reads it in backward as it is then: a hook, or a backward of the user's.
+    kept_by: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +216,12 @@ class Memories:
         recorder = self._recorder
         self.read(tensor)
         seen = self.seen(tensor)
+        for memory in (seen.memory, *_sharing(seen.memory)):
+            if memory.kept_by:
+                raise UnsupportedModelError(
+                    f"forward changes in place what {memory.kept_by} still reads: give that a "
+                    f"clone\n  {recorder.where}"
+                )
         seen.value = self._kept(self._now(seen), value, as_data=as_data)
         seen.memory.writes += 1
         seen.memory.where = recorder.where

@@ -33,6 +33,29 @@ class Masked(torch.autograd.Function):
         return gradient * mask
 
 
+#: Why what backward reads of a module may not change.
+LATER = "the graph has the number that was there when forward came by"
+
+
+class ByItsBuffer(torch.autograd.Function):
+    """Reads a buffer in backward, as it is then."""
+
+    @staticmethod
+    def forward(ctx, x, n):
+        ctx.n = n
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.n + 1), None
+
+
+def by_a_buffer(y, n):
+    """Scale the gradient of y by a buffer."""
+    y.register_hook(lambda gradient: gradient * (n + 1))
+    return y * 1
+
+
 class OfLayers(torch.autograd.Function):
     """A weight with a gradient, statistics of channels, a count of integers."""
 
@@ -401,6 +424,30 @@ CASES = [
         though=DRAWN,
     ),
     of_conv("Function: draws random numbers", lambda y, x: Masked.apply(y), REFUSED, though=DRAWN),
+    Idiom(
+        "Function: backward reads a buffer that forward has changed before it",
+        model(lambda s, x: (s.n.add_(1), ByItsBuffer.apply(s.c(x), s.n))[1], c=conv(), n=buffer()),
+        in_train_and_eval,
+    ),
+    Idiom(
+        "Function: backward reads a buffer that forward changes behind it",
+        model(lambda s, x: (ByItsBuffer.apply(s.c(x), s.n), s.n.add_(1))[0], c=conv(), n=buffer()),
+        train,
+        REFUSED,
+        LATER,
+    ),
+    Idiom(
+        "a hook that reads a buffer",
+        model(lambda s, x: (s.n.add_(1), by_a_buffer(s.c(x), s.n))[1], c=conv(), n=buffer()),
+        train,
+    ),
+    Idiom(
+        "a hook that reads a buffer, which forward changes behind it",
+        model(lambda s, x: (by_a_buffer(s.c(x), s.n), s.n.add_(1))[0], c=conv(), n=buffer()),
+        train,
+        REFUSED,
+        LATER,
+    ),
     Idiom("a hook that counts", model(hooked, c=conv(), n=buffer()), train, REFUSED, EVERY),
     of_conv("a hook that changes its gradient", hooked_in_place, REFUSED, though=SHARED),
 ]
