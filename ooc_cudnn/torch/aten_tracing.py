@@ -321,6 +321,10 @@ class GraphRecording(ProxyTorchDispatchMode):
         name = schema.name.partition("::")[2]
         tensors = result if isinstance(result, tuple | list) else (result,)
         if written:
+            if func.namespace not in ("aten", "prims"):
+                leaves = pytree.tree_leaves((args, kwargs))
+                given = [each for each in leaves if isinstance(each, torch.Tensor)]
+                self.memories.check_apart(schema.name, given, list(written.values()))
             self._changed(func, name, values, named, written, tensors)
             return
         if not any(isinstance(each, torch.Tensor) for each in tensors):
@@ -362,8 +366,6 @@ class GraphRecording(ProxyTorchDispatchMode):
         """Note an operation that works in place, as one that makes what is there afterwards."""
         label = name.removesuffix("_") if not name.endswith("__") else name
         targets = list(written.values())
-        if func.namespace not in ("aten", "prims"):
-            self._check_apart(func, (values, named), targets)
         if torch.Tag.inplace_view in func.tags:
             self.memories.reshaped(func, values, named, targets[0])
             return
@@ -399,17 +401,6 @@ class GraphRecording(ProxyTorchDispatchMode):
         for tensor, value in zip(others.values(), made, strict=True):
             assert value is not None
             self.memories.own(tensor, value)
-
-    def _check_apart(self, func: Any, read: Any, targets: Sequence[torch.Tensor]) -> None:
-        """Refuse an operator of a user's that changes memory which it is given twice."""
-        numbers = self.memories.numbers
-        given = [numbers.get(each) for each in pytree.tree_leaves(read) if isinstance(each, Value)]
-        changed = {numbers.get(self.memories.seen(each).value) for each in targets}
-        if any(given.count(memory) > 1 for memory in changed):
-            raise UnsupportedModelError(
-                f"{func._schema.name} changes a tensor in place that shares memory with another "
-                f"one that it is given: give it a clone\n  {self.where}"
-            )
 
     def _copied(self, source: Value, target: torch.Tensor) -> Value:
         """The value that `copy_` leaves: the source in the target's dtype and shape."""

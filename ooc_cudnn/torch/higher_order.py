@@ -241,12 +241,8 @@ class HigherOrder:
                 "backward of an autograd.Function changes a tensor in place that it did not make: "
                 f"let it work on a clone, and count in forward\n  {recorder.where}"
             )
-        memories = [recorder.memories.seen(each).memory for each in tensors]
-        if any(memories.count(memories[at]) > 1 for at in writes.given):
-            raise UnsupportedModelError(
-                "a vmap or an autograd.Function changes a tensor in place that shares memory with "
-                f"another one that it is given: give it a clone\n  {recorder.where}"
-            )
+        changed = [tensors[at] for at in writes.given]
+        recorder.memories.check_apart("a vmap or an autograd.Function", tensors, changed)
         return writes
 
     def _write(

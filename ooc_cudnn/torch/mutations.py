@@ -143,6 +143,17 @@ class Memories:
             wrapped.value = self._recorder.detached(self._now(seen))
         return self._enter(wrapped)
 
+    def check_apart(
+        self, who: str, given: Sequence[torch.Tensor], changed: Sequence[torch.Tensor]
+    ) -> None:
+        """Refuse a change in place, on clones, of memory that is given twice."""
+        memories = [self.seen(each).memory for each in given]
+        if any(memories.count(self.seen(each).memory) > 1 for each in changed):
+            raise UnsupportedModelError(
+                f"{who} changes a tensor in place that shares memory with another one that it is "
+                f"given: give it a clone\n  {self._recorder.where}"
+            )
+
     def share(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
         """Note that two tensors share memory, in a way that nothing is known of."""
         one, two = self.seen(tensor).memory, self.seen(other).memory
