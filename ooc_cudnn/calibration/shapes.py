@@ -86,9 +86,8 @@ def _depthwise(
     draw: random.Random, pool: Pool, dtype: str, most_bytes: float, *, allow_tf32: bool
 ) -> Convolution | None:
     """The same of one whose channels are convolved each by itself."""
-    channels, window = draw.choice(pool.channels), draw.choice(DEPTHWISE_WINDOWS)
-    groups = (channels, channels, channels)
-    return _sized(draw, groups, window, dtype, most_bytes, allow_tf32=allow_tf32)
+    c, window = draw.choice(pool.channels), draw.choice(DEPTHWISE_WINDOWS)
+    return _sized(draw, (c, c, c), window, dtype, most_bytes, allow_tf32=allow_tf32)
 
 
 def _sized(

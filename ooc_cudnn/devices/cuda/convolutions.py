@@ -81,8 +81,8 @@ class Convolutions:
         #: Engines, or names of plans, that failed at run time.
         self._failed: set[tuple[Kind, Engine | str]] = set()
         self._forced: Executable | None = None
-        #: Who is told of the plans that run: `telling`.
-        self._told_of: tuple[list[Executable], ...] = ()
+        #: Lists of the plans that run: `collect_plans`.
+        self._collecting: tuple[list[Executable], ...] = ()
         #: Engines that were said to be wrong, and for what.
         self._told: set[tuple[str, str]] = set()
 
@@ -280,16 +280,16 @@ class Convolutions:
     # Running ------------------------------------------------------------------------------------
 
     @contextmanager
-    def telling(self) -> Iterator[list[Executable]]:
+    def collect_plans(self) -> Iterator[list[Executable]]:
         """List the plans that run meanwhile, for whoever runs their kernels without them."""
         mine: list[Executable] = []
         with self._lock:
-            self._told_of = (*self._told_of, mine)
+            self._collecting = (*self._collecting, mine)
         try:
             yield mine
         finally:
             with self._lock:
-                self._told_of = tuple(each for each in self._told_of if each is not mine)
+                self._collecting = tuple(each for each in self._collecting if each is not mine)
 
     def run(
         self,
@@ -384,8 +384,8 @@ class Convolutions:
             )
         except self._plans.errors as error:
             raise EngineFailedError(str(error)) from error
-        for told in self._told_of:
-            told.append(plan)
+        for plans in self._collecting:
+            plans.append(plan)
         if form.result:
             form.result.give_back(output, pointer, stream)
 

@@ -355,7 +355,7 @@ class CudaDevice:
         self.use()
         streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
         try:
-            with self.convolutions.telling() as plans:
+            with self.convolutions.collect_plans() as plans:
                 return CudaGraph(self, streams, issue, overlap=overlap, needs=plans)
         except (self.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
             warn_once(f"a program is issued step by step, for it cannot be recorded: {error}")

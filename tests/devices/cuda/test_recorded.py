@@ -107,12 +107,12 @@ def test_what_it_needs_is_kept_as_long_as_it_is(device, random, monkeypatch):
     def issue(recording):
         recording.submit("compute", (), run, signals=False)
 
-    with card.convolutions.telling() as plans:
+    with card.convolutions.collect_plans() as plans:
         graph = CudaGraph(device, OWN, issue, overlap=True, needs=plans)
     (plan,) = plans
     plan = weakref.ref(plan.graph)
     del plans
-    run(None)  # nobody is told of it any longer
+    run(None)  # nobody collects it any longer
     card.convolutions._forget_choices()
     gc.collect()
     assert plan() is not None
