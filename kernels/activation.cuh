@@ -38,6 +38,27 @@ __device__ inline A gelu_tanh_exponent(A x) {
     return A(1.59576912160573071176) * x * (A(1) + A(0.044715) * x * x);
 }
 
+// The normal distribution's share below x, for results of half precision: below 0 it is
+// exp(-x^2 / 2) P(t), t = 1 / (1 + 0.28 |x|), P fitted so that its relative error is below 4e-6, a
+// hundredth of what rounding to float16 is. erfc takes three times as many instructions.
+struct NormalShare {
+    float below, density;  // density: exp(-x^2 / 2)
+
+    __device__ explicit NormalShare(float x) {
+        const float t = __fdividef(1.0f, 1.0f + 0.28f * fabsf(x));
+        density = exp2f(x * x * -0.72134752044448170368f);
+        float p = -5.0230336e-2f;
+        p = p * t + 1.0544058e-1f;
+        p = p * t + 2.495317e-2f;
+        p = p * t + 9.445395e-2f;
+        p = p * t + 1.0193636e-1f;
+        p = p * t + 1.1174058e-1f;
+        p = p * t + 1.1170385e-1f;
+        const float tail = p * t * density;
+        below = x > 0.0f ? 1.0f - tail : tail;
+    }
+};
+
 // mish's gate, tanh(log(1 + e^x)), of x and exp(-|x|): without cancellation, and without overflow
 template <typename A>
 __device__ inline A mish_over(A x, A below) {
@@ -48,7 +69,8 @@ __device__ inline A mish_under(A x, A below) {
     return x > A(0) ? A(1) + A(2) * below * (below + A(1)) : below * (below + A(2)) + A(2);
 }
 
-template <int MODE, typename A>
+// T: what the result is stored as.
+template <int MODE, typename T = float, typename A>
 __device__ inline A activation(A x, A coef) {
     const A zero = 0, one = 1;
     if constexpr (MODE == RELU) return x < zero ? zero : x;
@@ -57,6 +79,7 @@ __device__ inline A activation(A x, A coef) {
     if constexpr (MODE == SIGMOID) return one / (one + exponential(-x));
     if constexpr (MODE == TANH) return hyperbolic_tangent(x);
     if constexpr (MODE == SWISH) return x / (one + exponential(-coef * x));
+    if constexpr (MODE == GELU && sizeof(T) == 2) return x * NormalShare(x).below;
     // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
     if constexpr (MODE == GELU)
         return A(0.5) * x * error_function_complement(A(-0.70710678118654752440) * x);

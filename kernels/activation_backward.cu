@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) activation_backward(
                 A before = value;
                 if constexpr (NEEDS_X) before = widen(xs[u].element[i]);
                 results.element[i] =
-                    narrow<T>(gradient<MODE, NEEDS_X, A>(value, incoming, before, coef));
+                    narrow<T>(gradient<MODE, NEEDS_X, T>(value, incoming, before, coef));
             }
             store_pack<COUNT>(dx + place[u].offset[0], results, place[u].available);
         }

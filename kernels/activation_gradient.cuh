@@ -9,8 +9,8 @@
 
 constexpr int PRELU = -1;  // no activation: x stands in y's place, and in x's the slopes, broadcast
 
-// `x` is y itself where the mode does not need x.
-template <int MODE, bool NEEDS_X, typename A>
+// `x` is y itself where the mode does not need x. T: what the gradient is stored as.
+template <int MODE, bool NEEDS_X, typename T = float, typename A>
 __device__ inline A gradient(A y, A dy, A x, A coef) {
     const A zero = 0, one = 1;
     if constexpr (MODE == RELU) return y <= zero ? zero : dy;
@@ -24,6 +24,10 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
     if constexpr (MODE == SWISH) {
         const A gate = one / (one + exponential(-coef * x));
         return dy * (gate + coef * x * gate * (one - gate));
+    }
+    if constexpr (MODE == GELU && sizeof(T) == 2) {
+        const NormalShare share(x);
+        return dy * (share.below + x * (0.39894228040143267794f * share.density));
     }
     if constexpr (MODE == GELU) {
         // 1 + erf(t) = erfc(-t), without the cancellation for large negative t
@@ -60,6 +64,6 @@ template <typename T, int MODE>
 __device__ inline Arithmetic<T> gradient_before(
     Arithmetic<T> before, Arithmetic<T> dy, Arithmetic<T> coef) {
     if constexpr (MODE == IDENTITY) return dy;
-    const Arithmetic<T> y = widen(narrow<T>(activation<MODE>(before, coef)));
+    const Arithmetic<T> y = widen(narrow<T>(activation<MODE, T>(before, coef)));
     return gradient<MODE, false>(y, dy, y, coef);
 }

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
                     const A normal = (widen(values[u].element[i]) - center[g]) * factor[g];
                     A result = normal + shift[g];
                     if constexpr (HAS_ADDEND) result += widen(addends[u].element[i]);
-                    values[u].element[i] = narrow<T>(activation<MODE>(result, coef));
+                    values[u].element[i] = narrow<T>(activation<MODE, T>(result, coef));
                 }
                 if (at.available[u] > 0)
                     store_pack<COUNT>(y + at.offset[0][u], values[u], at.available[u]);

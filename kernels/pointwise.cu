@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 2) pointwise(
                 A x = widen(values[u].element[i]);
                 if constexpr (ADDEND) x += addends[u].element[i];
                 x = x * scales[CHANNEL_INNER ? i : u] + shifts[CHANNEL_INNER ? i : u];
-                x = alpha * activation<MODE>(x, coef);
+                x = alpha * activation<MODE, D>(x, coef);
                 if constexpr (OLD) x += beta * A(widen(olds[u].element[i]));
                 results.element[i] = narrow<D>(x);
             }
