@@ -43,6 +43,7 @@ from ooc_cudnn.operations.normalization.local_response import LocalResponse, Loc
 from ooc_cudnn.operations.normalization.set_reduction import (
     NormaliseSets,
     NormaliseSetsBackward,
+    NormaliseSitesBackward,
     SetMoments,
     SetSums,
     unit_of,
@@ -350,6 +351,18 @@ def sets(at: Maker) -> Iterator[Case]:
             {"x": x, "dy": x, **vectors, "dx": y,
              "sums": Laid((2, n, number), fill="random", dtype=DOUBLE)}, gradient,
         )  # fmt: skip
+
+    def of_sites(torch: Any, on: Tensors) -> Any:
+        dy = on["dy"].double() * wide(on["scale"])
+        hat = (on["x"].double() - on["mean"]) * on["inverse"].double()
+        shares = dy.mean(1, keepdim=True) + hat * (dy * hat).mean(1, keepdim=True)
+        return on["inverse"] * (dy - shares)
+
+    yield at.case(
+        "set_statistics", "gradient of layer normalization", NormaliseSitesBackward(shape, dtype),
+        ("x", "dy", "scale", "mean", "inverse"), "dx",
+        {"x": x, "dy": x, **vectors, "dx": y}, of_sites,
+    )  # fmt: skip
 
 
 def softmaxes(at: Maker) -> Iterator[Case]:

@@ -2,7 +2,7 @@
 // sites of one channel of one image, or the channels of one site of one image.
 //
 // A set is summed in units of so many members. 32 lanes share a unit, each with every 32nd of its
-// members, and are joined in a tree; units are added one after the other. So a sum depends on the
+// members, and are joined in a tree, whichever threads have them; units are added one after the other. So a sum depends on the
 // members and their number alone: not on the order of memory, nor on what is summed beside it.
 //
 // Two launches: `set_partials` leaves the sums of units in the workspace, `set_totals` adds these
@@ -10,7 +10,8 @@
 // order (`fold_images`), of the channels of a group in theirs (`merge_groups`, `group_sums`).
 //
 // Memory traffic: `set_partials` reads x, and dy backward, once; `normalise_sets` reads them once more and
-// writes the result. The sums between are two numbers a unit.
+// writes the result. The sums between are two numbers a unit. `normalise_sites_backward` does both of a
+// site whose channels lie side by side: it reads x and dy once, and writes dx.
 // It reaches
 // float32 23 to 92 %, float16 13 to 81 % of a copy's speed on an H100 (docs/kernels.md).
 //
@@ -39,7 +40,7 @@ __device__ inline TwoSums both_sums(const TwoSums &a, const TwoSums &b) {
     return {a.first + b.first, a.second + b.second};
 }
 
-// The sums of a warp in its first lane, in the order of `join_threads`.
+// The sums of a warp, in the order of `join_threads`; each lane has them, for addition commutes.
 __device__ inline TwoSums join_warp(TwoSums mine) {
 #pragma unroll
     for (int half = 16; half > 0; half /= 2)
@@ -49,37 +50,86 @@ __device__ inline TwoSums join_warp(TwoSums mine) {
     return mine;
 }
 
+// What a thread adds up: the members of LANES / ROWS of a set's lanes, which it joins itself.
+template <int OWN>
+struct LaneSums {
+    double first[OWN] = {}, second[OWN] = {};
+
+    // The steps of the tree in which a thread has both sides, widest first.
+    __device__ TwoSums joined() const {
+        TwoSums sums[OWN];
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) sums[i] = {first[i], second[i]};
+#pragma unroll
+        for (int half = OWN / 2; half > 0; half /= 2)
+#pragma unroll
+            for (int i = 0; i < half; ++i) sums[i] = both_sums(sums[i], sums[i + half]);
+        return sums[0];
+    }
+};
+
+// Calls `load(place in the batch, a member, how far behind it)` for the members of a unit whose lanes
+// a thread has, a batch at a time, and then `add(place, lane of the thread)` for each. Only the last batch is looked
+// through for its end: instructions decide.
+template <int LANES, int OWN, int BATCH, typename Load, typename Add>
+__device__ inline void for_each_member(
+    long long start, long long stop, int row, Load load, Add add) {
+    constexpr int APART = LANES / OWN;
+    long long first = start + row;
+    for (; first + (BATCH - 1) * APART < stop; first += BATCH * APART) {
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) load(i, first, i * APART);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) add(i, i % OWN);
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i)
+        if (first + i * APART < stop) load(i, first, i * APART);
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i)
+        if (first + i * APART < stop) add(i, i % OWN);
+}
+
+// The element of a member so many behind another; neighbours are a stride apart.
+template <typename T>
+__device__ inline T member(const T *of, long long first, int behind, long long stride) {
+    return (of + first * stride)[behind * stride];
+}
+
 // MOMENTS: of x - K, K the first member of the unit, as `channel_reduction.cu` has it; a unit
 // leaves its mean and sum of squared deviations. PRODUCTS: of scale * dy, and of
 // scale * dy * (x - mean) * inverse; scale and inverse are 1 where they are null. With a MODE dy is
 // that of an activation of what was normalised with `factor` and `bias`; sets are channels then.
-template <typename T, bool PRODUCTS, int MODE>
+//
+// Neighbouring threads read neighbouring elements, whichever axis these lie along. ALONG: members
+// do. A set has a warp, a lane each, which exchange sums without a barrier. Else sets do: a warp has
+// 32 of them side by side, and a thread several lanes of one set.
+template <typename T, bool PRODUCTS, int MODE, bool ALONG>
 __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
     Sets geometry, const T *x, const T *dy, const Arithmetic<T> *mean,
     const Arithmetic<T> *inverse, const Arithmetic<T> *scale, const Arithmetic<T> *factor,
     const Arithmetic<T> *bias, double *partial, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
-    constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES;  // members side by side; sets of a block
-    __shared__ TwoSums shared[BLOCK_THREADS];
-    // Neighbouring threads read neighbouring elements, whichever axis these lie along. Where members
-    // do, a set has a warp, whose lanes exchange sums without a barrier.
-    const int thread = threadIdx.x;
-    const bool along = geometry.x.inner == 1;
-    const int lane = along ? thread % LANES : thread / ACROSS;
-    const int across = along ? thread / LANES : thread % ACROSS;
-    const int place = lane * ACROSS + across;
+    constexpr int LANES = 32, ROWS = ALONG ? LANES : BLOCK_THREADS / 32;
+    constexpr int ACROSS = BLOCK_THREADS / ROWS, OWN = LANES / ROWS;
+    constexpr int BATCH = ALONG ? 4 : 8;  // loads of a thread begun before the first is waited for
+    __shared__ TwoSums shared[ALONG ? 1 : BLOCK_THREADS];
+    const int row = ALONG ? threadIdx.x % ROWS : threadIdx.x / ACROSS;
+    const int across = ALONG ? threadIdx.x / ROWS : threadIdx.x % ACROSS;
     const long long tiles = (geometry.sets + ACROSS - 1) / ACROSS;
 
     for (long long item = blockIdx.x; item < geometry.images * geometry.units * tiles;
          item += gridDim.x) {
-        const long long row = divided(item, tiles);  // a unit of an image
-        const long long set = (item - row * tiles) * ACROSS + across;
-        const long long image = divided(row, geometry.units), unit = row - image * geometry.units;
+        const long long part = divided(item, tiles);  // a unit of an image
+        const long long set = (item - part * tiles) * ACROSS + across;
+        const long long image = divided(part, geometry.units);
+        const long long unit = part - image * geometry.units;
         const bool inside = set < geometry.sets;
         const long long start = unit * geometry.unit;
         const long long stop = min(start + geometry.unit, geometry.members);
 
-        double center = 0, first = 0, second = 0;
+        double center = 0;
+        LaneSums<OWN> sums;
         if (inside) {
             const T *values = x + set_offset(geometry.x, image, set);
             if constexpr (PRODUCTS) {
@@ -96,49 +146,64 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
                     slope = factor[set] * inverse[inverses];
                     shift = bias[set];
                 }
-#pragma unroll 4
-                for (long long at = start + lane; at < stop; at += LANES) {
-                    double weight = widen(gradients[at * geometry.dy.inner]);
+                T of_x[BATCH], of_dy[BATCH];
+                A centers[BATCH], spreads[BATCH], factors[BATCH];
+                const auto load = [&](int i, long long first, int behind) {
+                    of_x[i] = member(values, first, behind, geometry.x.inner);
+                    of_dy[i] = member(gradients, first, behind, geometry.dy.inner);
+                    if (!is_one) centers[i] = member(mean + means, first, behind, geometry.mean.inner);
+                    if (!is_one && inverse)
+                        spreads[i] =
+                            member(inverse + inverses, first, behind, geometry.inverse.inner);
+                    if (scale)
+                        factors[i] = member(scale + scales, first, behind, geometry.scale.inner);
+                };
+                for_each_member<LANES, OWN, BATCH>(start, stop, row, load, [&](int i, int lane) {
+                    double weight = widen(of_dy[i]);
                     if constexpr (MODE != IDENTITY) {
-                        const A above = A(widen(values[at * geometry.x.inner])) - mean[means];
+                        const A above = A(widen(of_x[i])) - mean[means];
                         weight = gradient_before<T, MODE>(above * slope + shift, A(weight), coef);
                     }
                     if (!is_one) {
-                        center_of_x = mean[means + at * geometry.mean.inner];
-                        if (inverse) spread = inverse[inverses + at * geometry.inverse.inner];
+                        center_of_x = centers[i];
+                        if (inverse) spread = spreads[i];
                     }
-                    const double other =
-                        ((double)widen(values[at * geometry.x.inner]) - center_of_x) * spread;
-                    if (scale) weight *= (double)scale[scales + at * geometry.scale.inner];
-                    first += weight;
-                    second = fma(weight, other, second);
-                }
+                    const double other = ((double)widen(of_x[i]) - center_of_x) * spread;
+                    if (scale) weight *= (double)factors[i];
+                    sums.first[lane] += weight;
+                    sums.second[lane] = fma(weight, other, sums.second[lane]);
+                });
             } else {
                 // 0 where it is no number, so that one infinite x leaves the mean infinite.
                 center = widen(values[start * geometry.x.inner]);
                 if (!isfinite(center)) center = 0;
-#pragma unroll 4
-                for (long long at = start + lane; at < stop; at += LANES) {
-                    const double other = (double)widen(values[at * geometry.x.inner]) - center;
-                    first += other;
-                    second = fma(other, other, second);
-                }
+                T of_x[BATCH];
+                const auto load = [&](int i, long long first, int behind) {
+                    of_x[i] = member(values, first, behind, geometry.x.inner);
+                };
+                for_each_member<LANES, OWN, BATCH>(start, stop, row, load, [&](int i, int lane) {
+                    const double other = (double)widen(of_x[i]) - center;
+                    sums.first[lane] += other;
+                    sums.second[lane] = fma(other, other, sums.second[lane]);
+                });
             }
         }
-        const TwoSums joined =
-            along ? join_warp({first, second})
-                  : join_threads(
-                        TwoSums{first, second}, shared, place, ACROSS, LANES, both_sums);
-        if (lane > 0 || !inside) continue;
-        first = joined.first, second = joined.second;
+        const TwoSums mine = sums.joined();
+        TwoSums joined;
+        if constexpr (ALONG)
+            joined = join_warp(mine);
+        else
+            joined = join_threads(mine, shared, row * ACROSS + across, ACROSS, ROWS, both_sums);
+        if (row > 0 || !inside) continue;
+        double first = joined.first, second = joined.second;
         if constexpr (!PRODUCTS) {
             const double above = first / (double)(stop - start);
             const double squares = second - first * above;
             first = center + above;
             second = squares < 0 ? 0.0 : squares;  // rounding may take it below 0; NaN stays
         }
-        partial[2 * row * geometry.sets + set] = first;
-        partial[(2 * row + 1) * geometry.sets + set] = second;
+        partial[2 * part * geometry.sets + set] = first;
+        partial[(2 * part + 1) * geometry.sets + set] = second;
     }
 }
 
@@ -314,9 +379,83 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
                 values.element[i] = narrow<T>(spread * rest);
             } else {
                 const A normal = above * (scale[c] * spread) + bias[c];
-                values.element[i] = narrow<T>(activation<MODE>(normal, coef));
+                values.element[i] = narrow<T>(activation<MODE, T>(normal, coef));
             }
         }
         store_pack<COUNT>(result + offset(geometry.result), values, left);
+    }
+}
+
+// Sites whose channels lie side by side: sizes, and strides (image, site, channel) in elements.
+struct Sites {
+    long long images, sites, members;
+    Axes dx, x, dy;
+};
+
+// dx of layer normalisation, as `normalise_sets` makes it from the sums of sites, in one pass: a warp
+// sums up a site as `set_partials` does, to the same bits, and has its elements in registers: KEPT of
+// x, dy and scale a lane; of more channels none, which are read again. The result may be the same
+// memory as x or dy.
+template <typename T, int KEPT>
+__global__ void __launch_bounds__(BLOCK_THREADS) normalise_sites_backward(
+    Sites geometry, T *dx, const T *x, const T *dy, const Arithmetic<T> *scale,
+    const Arithmetic<T> *mean, const Arithmetic<T> *inverse, double share) {
+    using A = Arithmetic<T>;
+    constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES, HELD = KEPT > 0 ? KEPT : 1;
+    const int lane = threadIdx.x % LANES;
+    const long long members = geometry.members;
+    A scales[HELD];
+    if constexpr (KEPT > 0) {
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i)
+            scales[i] = lane + i * LANES < members ? scale[lane + i * LANES] : A(0);
+    }
+    for (long long site = (long long)blockIdx.x * ACROSS + threadIdx.x / LANES;
+         site < geometry.images * geometry.sites; site += (long long)gridDim.x * ACROSS) {
+        const long long image = divided(site, geometry.sites);
+        const long long middle = site - image * geometry.sites;
+        const T *values = x + set_offset(geometry.x, image, middle);
+        const T *gradients = dy + set_offset(geometry.dy, image, middle);
+        T *results = dx + set_offset(geometry.dx, image, middle);
+        const A center = mean[site], spread = inverse[site];
+        T held_x[HELD], held_dy[HELD];
+        double first = 0, second = 0;
+        const auto add = [&](T value, T gradient, A factor) {
+            const double weight = (double)widen(gradient) * (double)factor;
+            first += weight;
+            second = fma(weight, ((double)widen(value) - (double)center) * (double)spread, second);
+        };
+        if constexpr (KEPT > 0) {
+#pragma unroll
+            for (int i = 0; i < KEPT; ++i) {
+                const bool is_there = lane + i * LANES < members;
+                held_x[i] = is_there ? values[lane + i * LANES] : narrow<T>(A(0));
+                held_dy[i] = is_there ? gradients[lane + i * LANES] : narrow<T>(A(0));
+            }
+#pragma unroll
+            for (int i = 0; i < KEPT; ++i)
+                if (lane + i * LANES < members) add(held_x[i], held_dy[i], scales[i]);
+        } else {
+#pragma unroll 4
+            for (long long at = lane; at < members; at += LANES)
+                add(values[at], gradients[at], scale[at]);
+        }
+        const TwoSums sums = join_warp({first, second});
+        const A level = A(sums.first * share), slope = A(sums.second * share);
+        const auto result = [&](T value, T gradient, A factor) {
+            const A above = A(widen(value)) - center;
+            const A rest = factor * A(widen(gradient)) - level - above * (slope * spread);
+            return narrow<T>(spread * rest);
+        };
+        if constexpr (KEPT > 0) {
+#pragma unroll
+            for (int i = 0; i < KEPT; ++i)
+                if (lane + i * LANES < members)
+                    results[lane + i * LANES] = result(held_x[i], held_dy[i], scales[i]);
+        } else {
+#pragma unroll 4
+            for (long long at = lane; at < members; at += LANES)
+                results[at] = result(values[at], gradients[at], scale[at]);
+        }
     }
 }

@@ -19,6 +19,7 @@ from ooc_cudnn.operations.normalization.set_reduction import (
     MergeGroups,
     NormaliseSets,
     NormaliseSetsBackward,
+    NormaliseSitesBackward,
     SetMoments,
     SetSums,
     statistics_shape,
@@ -155,10 +156,39 @@ def test_through_an_activation(dtype, layout, mode, coef):
     assert_close(found, i * sum(terms), dtype, 12 * unit * size)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 33, 128, 500, 768, 1100])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_cut_gives_the_same_bits(dtype):
+def test_gradients_of_sites(dtype, channels, layout):
+    """In one pass where channels lie side by side, in place too: the same bits as by the sums."""
+    shape = (2, channels, 3, 5)
+    kept = statistics_shape(shape, by_site=True)
+    x = Operand(shape, dtype, layout, data=random(shape, 1), offset=1)
+    dy = Operand(shape, dtype, layout, data=random(shape, 2))
+    mean, inverse = vector(kept, dtype, 3, offset=1), vector(kept, dtype, 4)
+    scale = vector(shape[1:2], dtype, 5)
+    operation = NormaliseSitesBackward(shape, dtype)
+    sums = Operand(operation.sums.output_shape, "float64")
+    run(kernels, operation.sums, (x, dy, mean, inverse, scale, None), sums)
+    by_sums = Operand(shape, dtype, layout)
+    run(kernels, operation.by_sums, (x, dy, scale, mean, inverse, sums), by_sums)
+
+    i, hat = inverse.wide, (x.wide - mean.wide) * inverse.wide
+    gradient = dy.wide * scale.wide.reshape(1, -1, 1, 1)
+    shares = [part.mean(axis=1, keepdims=True) for part in (gradient, gradient * hat)]
+    expected = i * (gradient - shares[0] - hat * shares[1])
+    size = i * sum(map(np.abs, (gradient, shares[0], hat * shares[1], i * mean.wide * shares[1])))
+    unit = EPSILON[ACCUMULATOR[dtype]]
+    found = run(kernels, operation, (x, dy, scale, mean, inverse), dy)  # in place
+    assert_close(found, expected, dtype, 12 * unit * size)
+    assert found.tobytes() == by_sums.result().tobytes()
+
+
+@pytest.mark.parametrize("width", [5, 35])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_cut_gives_the_same_bits(dtype, width):
     """Whatever the order of memory, the images and channels beside it, and the rows before."""
-    shape, unit = (3, 10, 7, 5), 15  # three rows
+    shape, unit = (3, 10, 7, width), 3 * width  # three rows
     data, gradients = 100 + random(shape, 1), random(shape, 2)
     mean = vector((10,), dtype, 3).wide
     whole = None

@@ -32,6 +32,7 @@ from ooc_cudnn.operations.normalization.set_reduction import (
     MergeGroups,
     NormaliseSets,
     NormaliseSetsBackward,
+    NormaliseSitesBackward,
     SetMoments,
     SetSums,
 )
@@ -178,6 +179,16 @@ def normalise_sets_backward(
         np.copyto(output[box], result, casting="unsafe")
 
 
+def normalise_sites_backward(
+    operation: NormaliseSitesBackward, inputs: Inputs, output: Array, workspace: Array
+) -> None:
+    """Find the sums of each site, and make dx by them."""
+    x, dy, scale, mean, inverse = inputs
+    sums = np.empty(operation.sums.output_shape)
+    set_sums(operation.sums, (x, dy, mean, inverse, scale, None), sums, workspace)
+    normalise_sets_backward(operation.by_sums, (*inputs, sums), output, workspace)
+
+
 def _before_activation(
     operation: SetSums | NormaliseSetsBackward, x: Array, dy: Array, vectors: Sequence[Array]
 ) -> Array:
@@ -222,5 +233,6 @@ RUNNERS: dict[type, Runner] = {
     GroupSums: group_sums,
     NormaliseSets: normalise_sets,
     NormaliseSetsBackward: normalise_sets_backward,
+    NormaliseSitesBackward: normalise_sites_backward,
     NormaliseSites: normalise_sites,
 }

@@ -23,14 +23,18 @@ from ooc_cudnn.operations.normalization.set_reduction import (
     MergeGroups,
     NormaliseSets,
     NormaliseSetsBackward,
+    NormaliseSitesBackward,
     SetMoments,
     SetSums,
 )
 from ooc_cudnn.tensor import ACCUMULATOR, packed_strides
 
 SOURCE = "set_statistics.cu"
-#: Sets that a block of threads sums up side by side: `ACROSS` in the kernels.
-ACROSS = BLOCK_THREADS // 32
+#: Sets that a block of threads sums up side by side, `ACROSS` in the kernels: a warp each where
+#: members lie side by side, else as many as a warp has lanes.
+ALONG, ACROSS = BLOCK_THREADS // 32, 32
+#: Of a site's channels, how many a lane may hold in registers; and bytes of an element of those.
+KEPT, KEPT_BYTES = (4, 8, 16, 24, 32, 48), 4
 
 #: Threads of a block that adds up states: few columns have more multiprocessors then.
 STATE_THREADS = 32
@@ -84,13 +88,14 @@ def _sum(
     x, dy, *vectors = tensors
     units, images, sets = _units(operation), operation.shape[0], operation.sets
 
+    triples = [view.flat()[1] if view else (0, 0, 0) for view in (x, dy)]
+    triples += map(broadcast_strides, vectors)
+    if operation.by_site:
+        triples = [(n, sites, c) for n, c, sites in triples]
+
     def plan(kernel: str, work: int, of_a_block: int = 1) -> Launch | None:
         if work == 0:
             return None
-        triples = [view.flat()[1] if view else (0, 0, 0) for view in (x, dy)]
-        triples += map(broadcast_strides, vectors)
-        if operation.by_site:
-            triples = [(n, sites, c) for n, c, sites in triples]
         sizes = {"images": images, "sets": sets, "members": operation.members}
         units_each = {"unit": operation.unit, "units": units}
         strides = zip(("x", "dy", "mean", "inverse", "scale"), triples, strict=True)
@@ -98,8 +103,10 @@ def _sum(
         return Launch(SOURCE, kernel, grid_of(work, of_a_block), struct)
 
     kind = boolean(isinstance(operation, SetSums))
-    blocks = images * units * -(-sets // ACROSS)
-    partials = f"set_partials<{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}>"
+    along = triples[0][2] == 1
+    blocks = images * units * -(-sets // (ALONG if along else ACROSS))
+    template = f"{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}, {boolean(along)}"
+    partials = f"set_partials<{template}>"
     numbers_after = (partial, real_type(operation.dtype)(coef))
     every = (*tensors, *of_y)
     launch(operation, every, lambda: plan(partials, blocks), numbers_after, call.stream)
@@ -275,6 +282,59 @@ def normalise_sets_backward(operation: NormaliseSetsBackward, call: Call) -> Non
     _normalise(operation, call, (scale, bias, mean, inverse), dy, sums, 1 / operation.count)
 
 
+def _sites_sums_bytes(operation: NormaliseSitesBackward) -> int:
+    """Sums of each site, and what finding them takes."""
+    return 16 * math.prod(operation.statistics_shape) + _workspace_bytes(operation.sums)
+
+
+def normalise_sites_backward(operation: NormaliseSitesBackward, call: Call) -> None:
+    """Run `NormaliseSitesBackward` on (x, dy, scale, mean, inverse deviation).
+
+    In one pass where channels lie side by side; else by the sums of each site.
+    """
+    x, dy, scale, mean, inverse = call.inputs
+    views = [
+        check(name, view, operation.shape, operation.dtype)
+        for name, view in (("x", x), ("dy", dy), ("dx", call.output))
+    ]
+    sizes = views[0].flat()[0]
+    (x, dy, dx), triples = views, [view.flat()[1] for view in views]
+    nbytes = _sites_sums_bytes(operation)
+    start = workspace_pointer(call.workspace, nbytes) if nbytes else 0
+    if any(channels != 1 for _, channels, _ in triples):
+        shape = operation.sums.output_shape
+        sums = DeviceView(start, "float64", shape, packed_strides(shape))
+        taken = sums.size * sums.item_bytes
+        rest = call._replace(workspace=(start + taken, nbytes - taken))
+        found = rest._replace(inputs=(x, dy, mean, inverse, scale, None), output=sums)
+        set_sums(operation.sums, found)
+        normalise_sets_backward(operation.by_sums, rest._replace(inputs=(*call.inputs, sums)))
+        return
+    vectors = ACCUMULATOR[operation.dtype]
+    check_packed("scale", scale, operation.shape[1:2], vectors)
+    for name, view in (("mean", mean), ("the inverse deviation", inverse)):
+        check_packed(name, view, operation.statistics_shape, vectors)
+
+    def plan() -> Launch | None:
+        images, members, sites = sizes
+        if images * members * sites == 0:
+            return None
+        strides = {
+            name: (n, each, c)
+            for name, (n, c, each) in zip(("x", "dy", "dx"), triples, strict=True)
+        }
+        struct = fill_struct(
+            SOURCE, "Sites", images=images, sites=sites, members=members, **strides
+        )
+        fits = ITEM_BYTES[operation.dtype] <= KEPT_BYTES
+        kept = next((each for each in KEPT if fits and 32 * each >= members), 0)
+        kernel = f"normalise_sites_backward<{CUDA_TYPES[operation.dtype]}, {kept}>"
+        return Launch(SOURCE, kernel, grid_of(images * sites, ALONG), struct)
+
+    share = np.float64(1 / operation.shape[1])
+    launch(operation, (dx, x, dy, scale, mean, inverse), plan, (share,), call.stream)
+
+
 def _sites_workspace(operation: NormaliseSites) -> int:
     """Moments, mean and inverse deviation of each site, and what finding them takes."""
     sites = math.prod(operation.statistics_shape)
@@ -317,10 +377,12 @@ RUNNERS: dict[type, Runner] = {
     GroupSums: group_sums,
     NormaliseSets: normalise_sets,
     NormaliseSetsBackward: normalise_sets_backward,
+    NormaliseSitesBackward: normalise_sites_backward,
     NormaliseSites: normalise_sites,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
     SetMoments: _workspace_bytes,
     SetSums: _workspace_bytes,
     NormaliseSites: _sites_workspace,
+    NormaliseSitesBackward: _sites_sums_bytes,
 }

@@ -7,7 +7,7 @@ Sites are cut, channels are not. Mean and inverse deviation have one element a s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ooc_cudnn.operations.normalization.channel_reduction import (
     sums_of_channels,
 )
 from ooc_cudnn.operations.normalization.set_reduction import (
-    NormaliseSetsBackward,
+    NormaliseSitesBackward,
     SetMoments,
     SetSums,
     statistics_shape,
@@ -122,12 +122,9 @@ class LayerNormalizationGradientCall(OfSites):
         self.sum_channels(build, of_channels, ("x", laid, *SAVED, ""))
         if not self.data:
             return
-        by_site = replace(of_channels, unit=shape[1], by_site=True)
-        state = build.scratch("sums of sites", by_site.output_shape, "float64")
-        build.launch(by_site, ("x", laid, *SAVED, "scale", ""), state)
         build.release(laid)
-        backward = NormaliseSetsBackward(shape, self.dtype, shape[1], by_site=True)
-        self.make(build, backward, ("x", "dy"), ("scale", *SAVED, state), order)
+        backward = NormaliseSitesBackward(shape, self.dtype)
+        self.make(build, backward, ("x", "dy"), ("scale", *SAVED), order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Over axis 1; and the sums over all sites of the image."""

@@ -267,3 +267,36 @@ class NormaliseSetsBackward(OneShape):
     def work(self) -> Work:
         """Two reads and a write."""
         return self.passes("/batch_normalization", 3, problem=self.name)
+
+
+@dataclass(frozen=True)
+class NormaliseSitesBackward(OneShape):
+    """dx of layer normalisation from (x, dy, scale, mean, inverse deviation).
+
+    `NormaliseSetsBackward` by site, with the sums that it takes.
+    """
+
+    shape: Shape
+    dtype: str
+
+    name = "normalise_sites_backward"
+
+    @property
+    def statistics_shape(self) -> Shape:
+        """Shape of mean and inverse deviation: one of each site."""
+        return statistics_shape(self.shape, by_site=True)
+
+    @property
+    def sums(self) -> SetSums:
+        """Launch that finds the sums of each site."""
+        kept, channels = self.statistics_shape, self.shape[1]
+        return SetSums(self.shape, self.dtype, channels, by_site=True, statistics_shape=kept)
+
+    @property
+    def by_sums(self) -> NormaliseSetsBackward:
+        """Launch that makes dx by the sums."""
+        return NormaliseSetsBackward(self.shape, self.dtype, self.shape[1], by_site=True)
+
+    def work(self) -> Work:
+        """Two reads and a write."""
+        return self.passes("/batch_normalization", 3, problem=self.name)

@@ -37,7 +37,7 @@ STRUCTS = {
     "pooling_indices.cu": ["Windows<int, 6>", "Windows<long long, 7>"],
     "relayout.cu": ["CopyGeometry", "TransposeGeometry"],
     "resampling.cu": ["Resampling"],
-    "set_statistics.cu": ["Sets", "ImageStates", "Elements"],
+    "set_statistics.cu": ["Sets", "ImageStates", "Elements", "Sites"],
     "softmax.cu": ["SoftmaxRows"],
     "softmax_columns.cu": ["SoftmaxColumns"],
     "welford_merge.cu": ["Extent"],
