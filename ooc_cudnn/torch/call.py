@@ -232,7 +232,9 @@ class ReadyModel:
     def _called(self, tensors: Sequence[Any], out: Any) -> list[Any]:
         known = self._known(tensors)
         check_targets(self._targets, known)
-        values = run_before(self.graph, self.lowered.before, known)
+        # DDP sends gradients while others are made: they come as they are final
+        together = self._pause_bytes is None
+        values = run_before(self.graph, self.lowered.before, known, together=together)
         outputs, changed, request = self._run(values, out)
         for value, held in self.lowered.handed.items():
             # what is made of it is made of what a user gets: hooks see the gradients of both

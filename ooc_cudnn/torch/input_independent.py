@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from ooc_cudnn.torch.casts import cast_together
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Graph, Operation, Value, Write, replace_values
 
 
 def run_before(
-    graph: Graph, more: Sequence[Operation], given: Mapping[Value, Any]
+    graph: Graph, more: Sequence[Operation], given: Mapping[Value, Any], *, together: bool = False
 ) -> dict[Value, Any]:
     """Run what comes before; return all values that are known then.
 
@@ -25,9 +26,12 @@ def run_before(
         What is run after what the graph says.
     given : mapping
         Inputs, parameters and buffers, as the model holds them.
+    together : bool
+        Whether parameters are cast all at once, and so their gradients.
     """
     found = {**given, **graph.constants}
-    for operation in (*graph.before, *more):
+    operations: Sequence[Operation] = (*graph.before, *more)
+    for operation in cast_together(operations, found) if together else operations:
         _run(operation, found)
     return found
 
