@@ -41,6 +41,9 @@ class Run(Protocol):
     ) -> Event | None:
         """Queue `action(stream handle)` behind `waits`; return its event if anyone will ask."""
 
+    def note_read(self, stream: str) -> None:
+        """Note that a stream now has the last step that reads what the caller has on the host."""
+
     def synchronize(self, event: Any) -> None:
         """Block the host until a step has ended, and what it copies out is written.
 
@@ -50,7 +53,8 @@ class Run(Protocol):
     def finish(self, *, wait: bool) -> None:
         """Join the streams: with `wait` the host blocks until all is done and written.
 
-        Without it only later device work is ordered behind this run.
+        Without it later device work is ordered behind this run, and the host waits no longer than
+        until the caller's memory was read (`note_read`).
         """
 
     def cancel(self) -> None:
@@ -69,6 +73,9 @@ class RecordedRun(Protocol):
 
     def wait(self) -> None:
         """Block until all is written that was launched."""
+
+    def wait_until_read(self) -> None:
+        """Block until the caller's host memory was read (`Run.note_read`)."""
 
 
 class Device(Source, Protocol):

@@ -99,6 +99,9 @@ class WorkerRun:
             ) from error
         self._threads.append(thread)
 
+    def note_read(self, stream: str) -> None:
+        """Do nothing: `finish` waits for all steps."""
+
     def submit(
         self, stream: str, waits: Sequence[WorkerEvent], action: Action, *, signals: bool
     ) -> WorkerEvent:

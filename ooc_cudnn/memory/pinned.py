@@ -38,8 +38,7 @@ def held_bytes(device: Source) -> int:
 def idle_bytes(device: Source) -> int:
     """Bytes of pinned host memory that no array uses: ready for new ones of the same sizes."""
     with interrupts.defer_signals(), _lock:
-        pool = _pools[device.name]
-        pool.collect()
+        pool = _collected(device)
         return pool.ready_bytes
 
 
@@ -73,8 +72,7 @@ def room(device: Source, limit_bytes: int | None) -> Room:
 def release(device: Source) -> None:
     """Give back the pinned memory that no array uses."""
     with interrupts.defer_signals(), _lock:
-        pool = _pools[device.name]
-        pool.collect()
+        pool = _collected(device)
         pool.drop_ready()
 
 
@@ -90,8 +88,7 @@ def allocate(
     """
     rounded = _in_pages(nbytes)
     with interrupts.defer_signals(), _lock:
-        pool = _pools[device.name]
-        pool.collect()
+        pool = _collected(device)
         memory = pool.take(rounded)
         if memory is None:
             beyond = limit_bytes is not None and pool.held_bytes + rounded > limit_bytes
@@ -121,6 +118,14 @@ def have_ready(device: Source, sizes: Collection[int], limit_bytes: int | None) 
             arrays.append(allocate(device, nbytes, limit_bytes))
     except HostOutOfMemoryError:
         return  # another took it meanwhile, or the machine has less than it said
+
+
+def _collected(device: Source) -> Leases[HostArray]:
+    """The pool of a device; what nobody uses is ready for others, and no run is still at it."""
+    device.drop_kept()
+    pool = _pools[device.name]
+    pool.collect()
+    return pool
 
 
 def _in_pages(nbytes: int) -> int:

@@ -20,5 +20,11 @@ class Source(Protocol):
     def free_bytes(self) -> int:
         """Device memory that is free, whoever uses the rest."""
 
+    def keep(self, memory: Any) -> None:
+        """Keep memory of the host that runs which nobody waits for still read or write."""
+
+    def drop_kept(self) -> None:
+        """Wait for those runs, and keep their memory no longer."""
+
     def allocate_pinned(self, nbytes: int) -> HostArray:
         """Page-locked host memory of exactly `nbytes`, as bytes; freed with the array."""

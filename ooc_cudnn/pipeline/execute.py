@@ -7,7 +7,7 @@ run one after the other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -73,6 +73,8 @@ class Executor:
             for index, item in enumerate(program.items)
             if isinstance(item, Task) and item.is_on_host
         }
+        #: The last step that reads memory of the host that is the caller's.
+        self._last_read = _last_read(program, self.schedule.steps)
         self._views: list[Views | None] = []
         self._views_base = -1
         self._bound_steps: BoundSteps | None = None
@@ -105,7 +107,8 @@ class Executor:
         staged : bool
             Whether a tensor is in memory that cannot be copied from as it is.
         wait : bool
-            Whether to block until all is written.
+            Whether to block until all is written; else until memory of the host that is the
+            caller's was read.
         timed : bool
             Whether to return a trace.
         on_piece : callable, optional
@@ -142,6 +145,8 @@ class Executor:
                     finally:
                         if wait:
                             recorded.wait()
+                        else:
+                            recorded.wait_until_read()
                     return None
             with open_run(device, **how) as run:
                 events = issue(run)
@@ -225,6 +230,8 @@ class Executor:
                 step.stream, waits, action, signals=step.signals or timed or ends_piece
             )
             events.append(event)
+            if index == self._last_read:
+                run.note_read(step.stream)
             if ends_piece and event is not None:
                 ends.append(event)
                 if len(ends) > self._ahead:
@@ -351,6 +358,21 @@ class Executor:
             [step for step, _ in ran],
             [event.interval for _, event in ran],
         )
+
+
+def _last_read(program: Program, steps: Sequence[Instruction]) -> int | None:
+    """The last step that copies in what the caller has on the host; None if there is none."""
+    last = None
+    for index, step in enumerate(steps):
+        if step.copies != COPY_IN:
+            continue
+        item, (place,) = program.items[step.item], step.places
+        assert isinstance(item, Task | Move)
+        name = item.ends[1] if isinstance(item, Move) else item.binds[place.operand]
+        spec, _, of, _, _ = program.bindings[name]
+        if spec.placement != "device" and (of or name) not in program.between:
+            last = index
+    return last
 
 
 def _copy(device: Device, way: str, slot: Source, outside: Source) -> Callable[[Any], None]:

@@ -44,7 +44,7 @@ def may_be_recorded(program: Program, pieces: int) -> bool:
     return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= pieces_ahead(program, pieces)
 
 
-def _results(program: Program) -> frozenset[str]:
+def results_of(program: Program) -> frozenset[str]:
     """Select the tensors that tasks write, and those that they are views of."""
     written = {task.binds[name] for task in program.tasks for name in task.request.chain.results}
     return frozenset(program.bindings[name].of or name for name in written)
@@ -59,7 +59,7 @@ class RepeatedRuns:
     """
 
     def __init__(self, program: Program) -> None:
-        written = _results(program)
+        written = results_of(program)
         self._given = {
             name: name in written or spec.placement != "device"
             for name, spec in program.given.items()

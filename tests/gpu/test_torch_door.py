@@ -3,9 +3,11 @@
 import copy
 import gc
 
+import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.arrays.making import empty_in
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.pipeline import graph_replay
@@ -140,6 +142,41 @@ def test_what_was_recorded_runs_after_other_engines_were_chosen(recorded):
             gc.collect()
         for one, other in zip(step(limited), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0.1, atol=0.05 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("limit", ["1GiB", "24MiB"])
+def test_the_host_goes_on_once_its_memory_was_read(recorded, limit):
+    """What is given may change as soon as a call returns, which is before the card is done."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(n, 16, 3, padding=1) for n in (3, *[16] * 6)]
+    eager = nn.Sequential(*(e for layer in layers for e in (layer, nn.ReLU()))).cuda().double()
+    limited = ooc.limit(copy.deepcopy(eager), limit)
+    x = torch.empty(2, 3, 128, 128, dtype=torch.float64).pin_memory()
+    given = [torch.randn(x.shape, dtype=torch.float64) for _ in range(2 * STEPS)]
+    expected = []
+    for each in given:
+        eager.zero_grad()
+        out = eager(each.cuda())
+        out.square().mean().backward()
+        expected.append((gradients(eager), out.detach().cpu()))
+    taken = "pinned", (2, 16, 128, 128), "float64", "channels_first"
+    for each, (of_parameters, out) in zip(given, expected, strict=True):
+        x.copy_(each)
+        limited.zero_grad()
+        limited(x).square().mean().backward()
+        x.fill_(float("nan"))
+        for other in [empty_in(get_device("cuda"), *taken) for _ in range(3)]:
+            other[...] = np.nan
+        close(gradients(limited), of_parameters)
+        with torch.no_grad():
+            x.copy_(each)
+            y = limited(x)
+            x.fill_(float("nan"))
+            close([y.cpu()], [out])
+            del y
+    assert recorded
+    assert None not in recorded
 
 
 def test_two_calls_at_once_have_outputs_of_their_own(pair):

@@ -16,7 +16,13 @@ class Locked:
     """A device that only locks pages, and says how many it could."""
 
     def __init__(self, name, total_bytes=10**9):
-        self.name, self.total_bytes, self.asked = name, total_bytes, []
+        self.name, self.total_bytes, self.asked, self.kept = name, total_bytes, [], []
+
+    def keep(self, memory):
+        self.kept.append(memory)
+
+    def drop_kept(self):
+        self.kept.clear()
 
     def allocate_pinned(self, nbytes):
         live = sum(r().nbytes for r in self.asked if r() is not None)
@@ -51,6 +57,20 @@ def test_used_again_by_arrays_of_the_same_pages(device):
     other = allocate(device, 8192, None)
     assert other.ctypes.data != pointer
     assert held_bytes(device) == 2 * 8192
+
+
+def test_what_a_run_still_reads_is_nobody_elses_before_it_has_ended(device):
+    """Who wants pinned memory waits for runs that nobody waited for: to pin more takes longer."""
+    array = allocate(device, 5000, None)
+    pointer, seen = array.ctypes.data, []
+    device.keep(array)
+    end = device.drop_kept
+    device.drop_kept = lambda: (seen.append(len(device.kept)), end())
+    del array
+    gc.collect()
+    again = allocate(device, 5000, None)
+    assert seen == [1]
+    assert again.ctypes.data == pointer
 
 
 def test_limit(device):

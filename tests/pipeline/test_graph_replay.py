@@ -15,23 +15,30 @@ from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.operations.external.calls import Cost, ExternalCall, ExternalInput
 from ooc_cudnn.pipeline import graph_replay
 from ooc_cudnn.pipeline.graph_replay import MOST_RECORDED
+from ooc_cudnn.pipeline.program import Move
 
 
 class Recorded:
     """What was submitted, done again in its order."""
 
     def __init__(self, issue):
-        self.actions = []
+        self.actions, self.read = [], []
         issue(self)
 
     def submit(self, stream, waits, action, *, signals):
         self.actions.append(action)
+
+    def note_read(self, stream):
+        self.read.append(len(self.actions))
 
     def launch(self):
         for action in self.actions:
             action(None)
 
     def wait(self):
+        pass
+
+    def wait_until_read(self):
         pass
 
 
@@ -208,3 +215,23 @@ class Theirs:
 
     def cost(self, images, wanted):
         return Cost(0, 0, 0)
+
+
+def test_the_end_of_reading_is_noted_behind_the_last_copy_of_what_is_given(recorder, step):
+    given = inputs()
+    for _ in range(12):
+        step(**given)
+    for each in recorder.made:
+        assert len(each.read) == 1
+    names = {*given, *step._network.parameters, "mean_squared_error_1.gradient"}
+    executor = step._last_ready[1].executor
+    steps, items = executor.schedule.steps, executor.program.items
+    copies = [
+        index for index, each in enumerate(steps)
+        if each.copies == "copy_in" and copied(items[each.item], each) in names
+    ]  # fmt: skip
+    assert recorder.made[0].read[0] == copies[-1] + 1
+
+
+def copied(item, step):
+    return item.ends[1] if isinstance(item, Move) else item.binds[step.places[0].operand]

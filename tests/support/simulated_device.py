@@ -265,6 +265,9 @@ class SimulatedRun:
         self.call.add(stream, after, cost)
         return SimulatedEvent(self, len(self.call.steps) - 1)
 
+    def note_read(self, stream: str) -> None:
+        pass
+
     def synchronize(self, event: Event) -> None:
         pass  # the host runs ahead without limit: no step depends on when it was issued
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ooc_cudnn.devices.cuda.card import Card
+from ooc_cudnn.devices.cuda.driver import record_external
 from ooc_cudnn.devices.cuda.run import (
+    UNTIMED,
     Action,
     CudaEvent,
     Streams,
@@ -58,6 +60,7 @@ class CudaGraph:
             try:
                 issue(run)
                 run.join_copies()
+                self._read = run.read
             finally:
                 run.events.give_back()
         except BaseException:
@@ -85,6 +88,11 @@ class CudaGraph:
         """Wait for the caller's stream."""
         self._runtime.streamSynchronize(self._stream().ptr)
 
+    def wait_until_read(self) -> None:
+        """Wait for the event that each launch records anew."""
+        if self._read is not None:
+            self._runtime.eventSynchronize(self._read.handle)
+
     @staticmethod
     def _stream() -> Any:
         import cupy
@@ -92,11 +100,20 @@ class CudaGraph:
         return cupy.cuda.get_current_stream()
 
 
+class _OwnEvent:
+    """An event that is not lent to runs."""
+
+    def __init__(self, runtime: Any) -> None:
+        self.handle: int = runtime.eventCreateWithFlags(UNTIMED)
+        weakref.finalize(self, runtime.eventDestroy, self.handle).atexit = False
+
+
 class _Recording(Streams):
     """A run whose steps are recorded: it is behind no other one, and nobody waits for it."""
 
     def __init__(self, device: Card, streams: Sequence[Any], *, overlap: bool) -> None:
         self._recorded_on = streams
+        self.read: _OwnEvent | None = None
         super().__init__(device, streams[0], overlap=overlap, timed=False)
 
     def _copy_streams(self) -> tuple[Any, ...]:
@@ -104,6 +121,13 @@ class _Recording(Streams):
 
     def _follow_last_run(self) -> None:
         pass
+
+    def note_read(self, stream: str) -> None:
+        """Let each launch record an event there, which the host can wait for."""
+        self.read = _OwnEvent(self.runtime)
+        status = record_external(self.read.handle, self.handles[stream].ptr)
+        if status:
+            raise self.runtime.CUDARuntimeError(status)
 
     def submit(
         self, stream: str, waits: Sequence[CudaEvent], action: Action, *, signals: bool

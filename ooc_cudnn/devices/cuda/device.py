@@ -106,6 +106,7 @@ class CudaDevice:
         #: Events for reuse: without timing, and with.
         self.events: tuple[list[int], list[int]] = ([], [])
         self.last_compute: tuple[Identity, int] | None = None  # (stream, event) of the last run
+        self._kept: dict[int, Any] = {}
 
     def use(self) -> None:
         """Make the GPU current on the calling thread."""
@@ -129,6 +130,19 @@ class CudaDevice:
     def layouts(self, dtype: str) -> tuple[str, ...]:
         """Both orders: channels-last is fastest on tensor cores, channels-first elsewhere."""
         return ("channels_first", "channels_last")
+
+    def keep(self, memory: Any) -> None:
+        """Keep memory of the host that runs which nobody waits for still read or write."""
+        self._kept[id(memory)] = memory
+
+    def drop_kept(self) -> None:
+        """Wait for the last run, and keep the memory of all no longer."""
+        if not self._kept:
+            return
+        kept, self._kept = self._kept, {}
+        if self.last_compute is not None:
+            self.runtime.eventSynchronize(self.last_compute[1])
+        kept.clear()
 
     def synchronize(self) -> None:
         """Wait for the GPU."""

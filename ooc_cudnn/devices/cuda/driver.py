@@ -19,6 +19,7 @@ _NO_DEVICE = 100
 
 
 _BUFFER_ID = 7  # cuPointerGetAttribute
+_RECORD_EXTERNAL = 1  # cuEventRecordWithFlags
 
 
 @cache
@@ -36,6 +37,15 @@ def buffer_id(pointer: int) -> int | None:
         ctypes.byref(found), _BUFFER_ID, ctypes.c_ulonglong(pointer)
     )
     return found.value if status == 0 else None
+
+
+def record_external(event: int, stream: int) -> int:
+    """Record an event that waits outside of what a stream is recording; return CUDA's status.
+
+    In a graph it is a step that each launch does anew.
+    """
+    handles = ctypes.c_void_p(event), ctypes.c_void_p(stream)
+    return int(_driver().cuEventRecordWithFlags(*handles, _RECORD_EXTERNAL))
 
 
 def driver_facts(load: Load) -> dict[str, Any]:

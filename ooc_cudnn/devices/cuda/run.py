@@ -20,7 +20,7 @@ from ooc_cudnn.devices.cuda.staging import FirstCopyStream
 from ooc_cudnn.devices.worker import Cancelled, WorkerEvent, WorkerRun
 
 Action = Callable[[Any], Any]
-_UNTIMED = 2  # cudaEventDisableTiming
+UNTIMED = 2  # cudaEventDisableTiming
 _PER_THREAD = 2  # cudaStreamPerThread: one number for a stream of each thread
 POLL_SECONDS = 2e-4
 
@@ -44,7 +44,7 @@ def mark_last_run(device: Card, stream: Any) -> None:
     """Say that what a stream was given last is the end of the last run on a device."""
     event = device.last_compute[1] if device.last_compute is not None else None
     if event is None:
-        event = device.runtime.eventCreateWithFlags(_UNTIMED)
+        event = device.runtime.eventCreateWithFlags(UNTIMED)
     device.runtime.eventRecord(event, stream.ptr)
     device.last_compute = (identity_of(stream), event)
 
@@ -57,7 +57,7 @@ class _Events:
 
         self.runtime = cupy.cuda.runtime
         self._free = device.events[1 if timed else 0]
-        self._flags = 0 if timed else _UNTIMED
+        self._flags = 0 if timed else UNTIMED
         self._lent: list[int] = []
 
     def record(self, stream: Any) -> int:
@@ -197,6 +197,7 @@ class CudaRun(Streams):
         self._made: list[CudaEvent] = []
         self._futures: list[Future[None]] = []
         self._leaving = _Leaving(self.runtime)
+        self._read: int | None = None
 
     @property
     def may_be_recorded(self) -> bool:
@@ -227,6 +228,10 @@ class CudaRun(Streams):
             self._made.append(event)
         return event
 
+    def note_read(self, stream: str) -> None:
+        """Record an event behind what a stream was given."""
+        self._read = self.events.record(self.handles[stream])
+
     def synchronize(self, event: CudaEvent) -> None:
         """Wait for a step."""
         self.runtime.eventSynchronize(event.stop)
@@ -235,6 +240,8 @@ class CudaRun(Streams):
     def finish(self, *, wait: bool) -> None:
         """Join the streams, and the threads that write what is staged."""
         self.join(wait=wait)
+        if self._read is not None and not wait:
+            self.runtime.eventSynchronize(self._read)
         for future in self._futures:
             future.result()
         for event in self._made:

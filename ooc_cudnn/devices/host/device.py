@@ -125,6 +125,12 @@ class HostDevice:
 
     # Host memory -------------------------------------------------------------------------------
 
+    def keep(self, memory: Any) -> None:
+        """Do nothing: every run has ended when it returns."""
+
+    def drop_kept(self) -> None:
+        """Do nothing: nothing is kept."""
+
     def allocate_pinned(self, nbytes: int) -> HostArray:
         """Plain memory: here, nothing needs page-locking to be copied."""
         array = np.empty(nbytes, np.uint8)

@@ -24,6 +24,8 @@ from ooc_cudnn.network.lowering.device_gradients import (
 )
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.pipeline.execute import Executor
+from ooc_cudnn.pipeline.graph_replay import results_of
+from ooc_cudnn.pipeline.program import Move
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 
@@ -105,12 +107,21 @@ class Executable:
         #: What running it takes of the device.
         self.device_bytes = planned.plan.device_bytes + new_array_bytes(step, specs)
         self.device_bytes += planned.plan.outside_bytes
-        #: Whether nothing of it is on the host, neither given nor made: the host need not wait.
-        self.is_all_there = all(
-            binding.offset is not None or binding.of or binding.spec.placement == "device"
-            for binding in self.program.bindings.values()
-        )
+        #: Whether it makes nothing on the host but for itself: then nobody need wait for it.
+        self.is_made_there = self._made_on_host() <= self.program.between.keys() - results
         self._views: dict[str, tuple[TensorSpec, DeviceView]] = {}
+
+    def _made_on_host(self) -> set[str]:
+        """What tasks and moves write in memory of the host."""
+        program = self.program
+        moved = {item.target for item in program.items if isinstance(item, Move)}
+        written = results_of(program) | {program.bindings[name].of or name for name in moved}
+        bindings = {name: program.bindings[name] for name in written}
+        return {
+            name
+            for name, binding in bindings.items()
+            if binding.offset is None and binding.spec.placement != "device"
+        }
 
     def _in_block(self) -> Iterator[tuple[str, Any]]:
         """The arrays that live on the host meanwhile, in one block of pinned memory."""
@@ -296,6 +307,8 @@ class ExecutableStep(Executable):
                 arrays |= self._block.views(memory.pointer)
             plan = self.planned.plan
             self._observed(plan.name, plan, self.executor, arrays, wait=wait, meanwhile=make_arrays)
+            if self._own and not wait:
+                self.device.keep(self._own)
         return results
 
 

@@ -42,14 +42,14 @@ class ForwardStep(LazyStep[ExecutableStep]):
         lasting : mapping, optional
             Parameters and running statistics to be taken in place of the network's.
         making : ResultAllocation, optional
-            With it, the host does not wait where all is on the device.
+            With it, the host does not wait for what is made on the device.
         """
         step, device = self._step, get_device(current().device)
         taken = arrays_given(self._network, step, inputs, device, lasting)
         taken |= results_given(step, taken, out, device)
         ready = self._prepared(device, taken, making.changing)
         self.plan = ready.planned.plan
-        wait = making is DEFAULT_ALLOCATION or not ready.is_all_there
+        wait = making is DEFAULT_ALLOCATION or not ready.is_made_there
         results = ready.run(taken, making, wait=wait)
         outputs = tuple(
             plain(out[name]) if name in out else ready.of(results, name) for name in step.outputs

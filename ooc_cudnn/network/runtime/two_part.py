@@ -98,7 +98,7 @@ class TwoPartStep(LazyStep["ExecutableParts"]):
         lasting : mapping, optional
             Parameters and running statistics to be taken in place of the network's.
         making : ResultAllocation, optional
-            With it, the host does not wait where all is on the device.
+            With it, the host does not wait for what is made on the device.
         """
         step, device = self._step, get_device(current().device)
         arrays = arrays_given(self._network, step, inputs, device, lasting)
@@ -258,7 +258,7 @@ class PausedStep:
         ready, part, self._next = self._ready, self._next, None
         assert part is not None
         arrays = ready._sources(self._own, self._given, self._made) | self._views
-        wait = self._making is DEFAULT_ALLOCATION or not ready.is_all_there
+        wait = self._making is DEFAULT_ALLOCATION or not ready.is_made_there
 
         def make_arrays() -> None:
             memory = self._memory.pop(part - 1, None)
@@ -271,6 +271,8 @@ class PausedStep:
             plan = ready.plans[part]
         executor = ready.executors[part]
         ready._observed(name, plan, executor, arrays, block, wait=wait, meanwhile=make_arrays)
+        if self._own and not wait:
+            ready.device.keep(self._own)
         self._next = part + 1
 
     def backward(self, seeds: Collection[Any]) -> dict[str, Any]:

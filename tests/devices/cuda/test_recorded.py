@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from ooc_cudnn.devices.cuda import cuda_graphs
 from ooc_cudnn.devices.cuda.cuda_graphs import CudaGraph
 from ooc_cudnn.devices.cuda.run import identity_of
 from ooc_cudnn.devices.view import DeviceView
@@ -82,6 +83,38 @@ def test_it_is_launched_behind_the_last_run_and_is_the_last(device):
     graph.launch()
     graph.wait()
     assert device.asked[-1] == ("synchronize", "user")
+
+
+def reading(run):
+    run.submit("copy_in", (), lambda stream: None, signals=False)
+    run.note_read("copy_in")
+    run.submit("compute", (), lambda stream: None, signals=False)
+
+
+def test_each_launch_tells_when_the_callers_memory_was_read(device, monkeypatch):
+    recorded = []
+
+    def record(event, stream):
+        recorded.append((event, stream))
+        return 0
+
+    monkeypatch.setattr(cuda_graphs, "record_external", record)
+    graph = CudaGraph(device, OWN, reading, overlap=True)
+    ((event, stream),) = recorded
+    assert stream == "in"
+    graph.launch()
+    graph.wait_until_read()
+    assert device.asked[-1] == ("wait for", event)
+    asked = [*device.asked]
+    CudaGraph(device, OWN, two_steps, overlap=True).wait_until_read()  # reads nothing of theirs
+    assert [each for each in device.asked if each[0] == "wait for"] == asked[-1:]
+
+
+def test_a_driver_that_cannot_tell_records_nothing(device, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "record_external", lambda event, stream: 801)
+    with pytest.raises(device.runtime.CUDARuntimeError):
+        CudaGraph(device, OWN, reading, overlap=True)
+    assert ("destroy", "graph") in device.asked
 
 
 def test_it_goes_with_the_last_who_holds_it(device):

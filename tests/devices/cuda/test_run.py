@@ -40,6 +40,19 @@ def test_a_copy_waits_for_nothing_that_the_run_computes_without_being_told(log):
     assert log == [("record", 2), "computed", "copied"]
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_who_does_not_wait_waits_until_the_callers_memory_was_read(log, wait):
+    run = opened()
+    run.submit("copy_in", (), lambda stream: None, signals=False)
+    run.note_read("copy_in")
+    assert log[-1] == ("record", 1)
+    read = run._read
+    run.submit("compute", (), lambda stream: None, signals=False)
+    run.finish(wait=wait)
+    assert (("wait for", read) in log) is not wait
+    assert (("synchronize", 2) in log) is wait
+
+
 def futures(count):
     return [Future() for _ in range(count)]
 
