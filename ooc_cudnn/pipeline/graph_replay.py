@@ -34,12 +34,12 @@ PLACEMENTS = ("device", "pinned")
 def may_be_recorded(program: Program, pieces: int) -> bool:
     """True if a device that records can go through a program of so many pieces alone.
 
-    Not where the host has a part in it: where it computes, stages, or must not run far ahead. And
-    not where another library computes, which takes memory of its own for each run.
+    Not where the host has a part in it: where it computes, stages, must not run far ahead, or
+    has another library look at data or draw random numbers.
     """
     tasks = list(program.tasks)
     takes_part = any(spec.placement not in PLACEMENTS for spec in program.given.values()) or any(
-        task.is_on_host or task.request.chain.is_external for task in tasks
+        task.is_on_host or not task.request.chain.may_be_recorded for task in tasks
     )
     return len(tasks) >= FEWEST_TASKS and not takes_part and pieces <= pieces_ahead(program, pieces)
 
@@ -68,6 +68,7 @@ class RepeatedRuns:
         #: Of each run: whether it may be recorded, and what was.
         self._seen: dict[Addresses, bool] = {}
         self._recorded: dict[Addresses, RecordedRun] = {}
+        self._is_refused = False
 
     def addresses(self, device: Device, arrays: Mapping[str, Source], base: int) -> Addresses:
         """Return the addresses of all that a run takes, and which memory is at them."""
@@ -89,9 +90,9 @@ class RepeatedRuns:
     ) -> RecordedRun | None:
         """Return the run recorded for some addresses; record it if a run comes to them again."""
         run = self._recorded.pop(addresses, None)
-        if run is None and self._seen.get(addresses):
+        if run is None and self._seen.get(addresses) and not self._is_refused:
             run = device.record(issue, overlap=self._overlap)
-            self._seen[addresses] = run is not None
+            self._is_refused = run is None
         if run is None:
             return None
         self._recorded[addresses] = run  # the last used is the last to go

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -23,6 +24,7 @@ from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from ooc_cudnn.devices.recording import needs_of_recording
 from ooc_cudnn.operations.external.calls import Cost, ExternalRun, RandomSource
 from ooc_cudnn.operations.external.tiles import PartOfComputation, Spans
 from ooc_cudnn.settings import current
@@ -62,6 +64,15 @@ class FallbackRunner(_Told):
         object.__setattr__(self, "why", why)
         object.__setattr__(self, "_part", part)
         object.__setattr__(self, "_found", {})
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """True if all are ATen's operations, which look at no data on the host.
+
+        A user's own may do anything in Python. FFT's plans, cuDNN's recurrences and solvers have
+        memory of their own, which may be gone when a graph is launched.
+        """
+        return all(_is_launched_alone(each.function) for each in self._part.operations)
 
     def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
         """Compute the result, and write it."""
@@ -249,6 +260,21 @@ class FallbackRunner(_Told):
         return Cost(counted.most, counted.moved, counted.flops), reached
 
 
+#: Tags of operations that the host has a part in, and beginnings of names of others.
+_NOT_RECORDED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,
+                 torch.Tag.nondeterministic_seeded}  # fmt: skip
+_WITH_STATE = ("_fft", "linalg", "_linalg", "_cudnn", "_thnn", "lstm", "gru", "rnn", "cholesky")
+
+
+def _is_launched_alone(function: Any) -> bool:
+    is_of_aten = isinstance(function, torch._ops.OpOverload) and function.namespace == "aten"
+    return (
+        is_of_aten
+        and _NOT_RECORDED.isdisjoint(function.tags)
+        and not function._opname.startswith(_WITH_STATE)
+    )
+
+
 def _said(part: FallbackSubgraph) -> str:
     """The names of what computes, in order, each once; of what moves if there is no other."""
     names = dict.fromkeys(each.name for each in part.operations if each.name not in MOVES)
@@ -381,4 +407,28 @@ def on_stream(device: torch.device, stream: Any) -> Iterator[None]:
     )
     precision = contextlib.nullcontext() if current().allow_tf32 else strict_float32()
     with torch.cuda.device(index), torch.cuda.stream(torch_stream), without_autocast(), precision:
+        needs = needs_of_recording()
+        with contextlib.nullcontext() if needs is None else _memory_of_recording(index, needs):
+            yield
+
+
+#: Of a card the memory that recorded runs take beside the library's: of one after the other.
+_pools: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def _memory_of_recording(index: int, needs: list[Any]) -> Iterator[None]:
+    """Let what is recorded on the current stream take memory that stays its own.
+
+    Recorded runs follow each other, and keep nothing there: all share it.
+    """
+    pool = _pools.get(index)
+    if pool is None:
+        pool = _pools[index] = torch.cuda.MemPool()
+    needs.append(pool)
+    torch._C._cuda_beginAllocateCurrentStreamToPool(index, pool.id)
+    try:
         yield
+    finally:
+        torch._C._cuda_endAllocateToPool(index, pool.id)
+        torch._C._cuda_releasePool(index, pool.id)

@@ -128,6 +128,7 @@ class GatheredState(_Told):
     """
 
     why = "statistics are those of all ranks"
+    may_be_recorded = False
     _group: Any
 
     def __init__(self, name: str, node: str, channels: int, group: Any, elements: int = 0) -> None:

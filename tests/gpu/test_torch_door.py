@@ -179,6 +179,72 @@ def test_the_host_goes_on_once_its_memory_was_read(recorded, limit):
     assert None not in recorded
 
 
+class WithOthers(torch.nn.Module):
+    """Convolutions, and between them what PyTorch computes."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Conv2d(n, 8, 3, padding=1) for n in (3, 8, 8, 8, 8)
+        )
+        self.function = function
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.function(torch.relu(layer(x)))
+        return x
+
+
+@torch.library.custom_op("ooc_tests::doubled_by_host", mutates_args=())
+def doubled_by_host(x: torch.Tensor) -> torch.Tensor:
+    return x * (2.0 if float(x.sum()) == float(x.sum()) else 0.0)
+
+
+doubled_by_host.register_fake(lambda x: torch.empty_like(x))
+doubled_by_host.register_autograd(lambda context, gradient: 2 * gradient)
+
+
+def products(x):
+    """cuBLAS has a workspace for each stream."""
+    scores = torch.einsum("nchw,nchv->nhwv", x, x).softmax(3)
+    return x + scores.sum((1, 3))[:, None, :, None]
+
+
+@pytest.mark.parametrize(
+    ("function", "is_recorded"),
+    [(lambda x: x.cumsum(3) / 16, True), (lambda x: doubled_by_host(x), False),
+     (products, True)],
+    ids=["cumsum", "of the host", "products"],
+)  # fmt: skip
+def test_what_pytorch_computes_is_recorded_with_memory_of_its_own(recorded, function, is_recorded):
+    """Each launch of a graph writes there again, whatever PyTorch has lent to whom meanwhile."""
+    eager = WithOthers(function).cuda().double()
+    limited = ooc.limit(copy.deepcopy(eager), "1GiB")
+    x = [drawn(at) for at in range(2 * STEPS)]
+    expected = []
+    for each in x:
+        eager.zero_grad()
+        y = eager(each)
+        y.square().mean().backward()
+        expected.append((y.detach().clone(), gradients(eager)))
+    given, others = torch.empty_like(x[0]), []
+    for each, (out, of_parameters) in zip(x, expected, strict=True):
+        given.copy_(each)
+        limited.zero_grad()
+        y = limited(given)
+        y.square().mean().backward()
+        found = y.detach().clone(), gradients(limited)
+        del y
+        if recorded:  # what was free when it was recorded is another's now, and stays its own
+            others += [torch.full((2**at,), at, device="cuda") for at in range(8, 20)]
+        close([found[0], *found[1]], [out, *of_parameters])
+    for at, other in enumerate(others):
+        assert bool((other == 8 + at % 12).all())
+    assert bool(recorded) is is_recorded
+    assert None not in recorded
+
+
 def test_two_calls_at_once_have_outputs_of_their_own(pair):
     found = []
     for each in pair:

@@ -26,6 +26,7 @@ class Doubled:
 
     name: str
     why = "in a test"
+    may_be_recorded = False
     factor: float
 
     def cost(self, images, wanted):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -203,7 +203,11 @@ def test_what_another_library_computes_is_not_recorded():
     theirs = ExternalCall(Theirs(), taken, (4, 3), "float32", 4, 4)
     parts = SubCall.of_images(ours, (0, 1)), SubCall.of_images(theirs, (0, 1))
     assert all(graph_replay.may_be_recorded(program(call), 20) for call in (ours, parts[0]))
-    assert not any(graph_replay.may_be_recorded(program(call), 20) for call in (theirs, parts[1]))
+    assert all(graph_replay.may_be_recorded(program(call), 20) for call in (theirs, parts[1]))
+    drawing = replace(theirs, draws=True)
+    looking = replace(theirs, computation=Theirs(may_be_recorded=False))
+    for call in (drawing, looking, SubCall.of_images(looking, (0, 1))):
+        assert not graph_replay.may_be_recorded(program(call), 20)
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,7 @@ class Theirs:
 
     name: str = "theirs"
     why: str = "it is a test"
+    may_be_recorded: bool = True
 
     def cost(self, images, wanted):
         return Cost(0, 0, 0)

@@ -34,6 +34,7 @@ from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.kernels.spin import spin
+from ooc_cudnn.devices.recording import recording
 from ooc_cudnn.devices.tuning_database import tables_of, try_to_save_tables
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import align
@@ -107,6 +108,7 @@ class CudaDevice:
         self.events: tuple[list[int], list[int]] = ([], [])
         self.last_compute: tuple[Identity, int] | None = None  # (stream, event) of the last run
         self._kept: dict[int, Any] = {}
+        self._recording_streams: list[list[Any]] = []
 
     def use(self) -> None:
         """Make the GPU current on the calling thread."""
@@ -367,13 +369,20 @@ class CudaDevice:
     def record(self, issue: Callable[[Run], Any], *, overlap: bool) -> CudaGraph | None:
         """Record a CUDA graph, on streams of its own."""
         self.use()
-        streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+        # the same each time: cuBLAS keeps a workspace for each stream that it has seen
+        idle = self._recording_streams
+        streams = idle.pop() if idle else self._new_streams()
         try:
-            with self.convolutions.collect_plans() as plans:
-                return CudaGraph(self, streams, issue, overlap=overlap, needs=plans)
-        except (self.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
+            with self.convolutions.collect_plans() as plans, recording() as needs:
+                return CudaGraph(self, streams, issue, overlap=overlap, needs=(plans, needs))
+        except (RuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:  # PyTorch's, too
             warn_once(f"a program is issued step by step, for it cannot be recorded: {error}")
             return None
+        finally:
+            idle.append(streams)
+
+    def _new_streams(self) -> list[Any]:
+        return [self._cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
 
 
 def _touch(array: HostArray) -> None:

@@ -133,6 +133,8 @@ class TiledCall(Scaled, ABC):
         Whether it is computed on the host, all of it at once, where its operands then are.
     is_external : bool
         Whether another library computes it: pieces of one kind need not launch the same.
+    may_be_recorded : bool
+        Whether a run of it does the same each time: what it launches on the device, and no more.
     keeps_channels : bool
         Whether each result channel is made of the same channel of what is streamed, and no other.
     may_be_in_place : bool
@@ -149,6 +151,7 @@ class TiledCall(Scaled, ABC):
     results: tuple[str, ...] = ("y",)
     on_host: bool = False
     is_external: bool = False
+    may_be_recorded: bool = True
     keeps_channels: bool = False
     may_be_in_place: bool = False
     compared: tuple[str, ...] = ()

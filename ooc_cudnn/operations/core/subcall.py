@@ -110,6 +110,10 @@ class SubCall(TiledCall):
         return self.call.is_external
 
     @property
+    def may_be_recorded(self) -> bool:  # type: ignore[override]
+        return self.call.may_be_recorded
+
+    @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.call.results
 

@@ -103,6 +103,10 @@ class Computation(Protocol):
     def why(self) -> str:
         """Reason why the library does not compute it, in a short line."""
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """True if it does on a device what the arrays' shapes say: no host, no drawing."""
+
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """Cost; with `wanted` of the gradients of these inputs."""
 
@@ -214,6 +218,11 @@ class AnyExternalCall(BuiltCall):
     is_external = True
     wanted = None
     lead = "y"
+
+    @property
+    def may_be_recorded(self) -> bool:  # type: ignore[override]
+        """True if the computation may be, and nothing is drawn."""
+        return self.computation.may_be_recorded and not self.draws
 
     @cached_property
     def _taken(self) -> dict[str, Operand]:

@@ -32,6 +32,7 @@ class Told:
 
     name: str
     why = "it is a test"
+    may_be_recorded = False
 
     def cost(self, images, wanted):
         return Cost(0, 0, 0)

@@ -29,6 +29,7 @@ class Scaling:
 
     name: str = "scaling"
     why: str = "no such operation"
+    may_be_recorded: bool = True
 
     def cost(self, images, wanted):
         return Cost(100 * images, 1000 * images, 0)
