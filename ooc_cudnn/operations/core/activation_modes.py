@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc_cudnn.operations.core.operation import Array
+from ooc_cudnn.tensor import ITEM_BYTES
 
 #: Of gelu_tanh: 2 sqrt(2 / pi), and the factor of the cube.
 _TWICE, _CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -164,3 +165,16 @@ def needs_x(mode: str, coef: float) -> bool:
     (False, True, True)
     """
     return MODES[mode].needs_x or (MODES[mode].folds_back and coef < 0)
+
+
+def exponentials(mode: str, dtype: str, *, of_slope: bool = False) -> int:
+    """Exponentials that a mode evaluates, or its slope.
+
+    Of half types a card has gelu by a polynomial, which takes no longer than memory does.
+
+    >>> [exponentials("gelu", dtype) for dtype in ("float32", "float16")]
+    [3, 0]
+    """
+    if mode == "gelu" and ITEM_BYTES[dtype] == 2:
+        return 0
+    return MODES[mode].of_slope if of_slope else MODES[mode].exponentials

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ooc_cudnn.operations.core.activation_modes import MODES
+from ooc_cudnn.operations.core.activation_modes import exponentials
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import DTYPES
@@ -57,7 +57,7 @@ class Pointwise:
             f"pointwise/{self.dtype}",
             device_bytes=elements * per_element,
             elements=elements,
-            exponentials=elements * MODES[self.mode].exponentials,
+            exponentials=elements * exponentials(self.mode, self.dtype),
             problem=self.mode,
         )
 

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from ooc_cudnn.operations.core.activation_modes import MODES, needs_x
+from ooc_cudnn.operations.core.activation_modes import MODES, exponentials, needs_x
 from ooc_cudnn.operations.core.call import Operand, Piece, Region, Tile
 from ooc_cudnn.operations.core.elementwise import OneShape
 from ooc_cudnn.operations.core.launch import Launchable
@@ -63,13 +63,9 @@ class ActivationBackward(OneShape):
     any_strides = True
 
     def work(self) -> Work:
-        """Two or three reads and a write."""
-        return self.passes(
-            "/activation_backward",
-            4 if needs_x(self.mode, self.coef) else 3,
-            exponentials=MODES[self.mode].of_slope,
-            problem=self.mode,
-        )
+        """Two reads and a write: where x tells the slope, y is not read."""
+        count = exponentials(self.mode, self.dtype, of_slope=True)
+        return self.passes("/activation_backward", 3, exponentials=count, problem=self.mode)
 
     def reference(self, *inputs: Array) -> Array:
         y, dy = (array.astype(np.float64) for array in inputs[:2])
