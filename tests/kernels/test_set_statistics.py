@@ -168,16 +168,21 @@ def test_gradients_of_sites(dtype, channels, layout):
     mean, inverse = vector(kept, dtype, 3, offset=1), vector(kept, dtype, 4)
     scale = vector(shape[1:2], dtype, 5)
     operation = NormaliseSitesBackward(shape, dtype)
-    sums = Operand(operation.sums.output_shape, "float64")
-    run(kernels, operation.sums, (x, dy, mean, inverse, scale, None), sums)
+    shape_of_sums = operation.sums.output_shape
+    sums = Operand(shape_of_sums, "float64")
+    found = run(kernels, operation.sums, (x, dy, mean, inverse, scale, None), sums)
+    sums = Operand(shape_of_sums, "float64", data=found)
     by_sums = Operand(shape, dtype, layout)
     run(kernels, operation.by_sums, (x, dy, scale, mean, inverse, sums), by_sums)
 
     i, hat = inverse.wide, (x.wide - mean.wide) * inverse.wide
     gradient = dy.wide * scale.wide.reshape(1, -1, 1, 1)
-    shares = [part.mean(axis=1, keepdims=True) for part in (gradient, gradient * hat)]
+    parts = gradient, gradient * hat
+    shares = [part.mean(axis=1, keepdims=True) for part in parts]
+    sizes = [np.abs(part).mean(axis=1, keepdims=True) for part in parts]
     expected = i * (gradient - shares[0] - hat * shares[1])
-    size = i * sum(map(np.abs, (gradient, shares[0], hat * shares[1], i * mean.wide * shares[1])))
+    reach = (np.abs(x.wide) + np.abs(mean.wide)) * i
+    size = i * (np.abs(gradient) + sizes[0] + reach * sizes[1])
     unit = EPSILON[ACCUMULATOR[dtype]]
     found = run(kernels, operation, (x, dy, scale, mean, inverse), dy)  # in place
     assert_close(found, expected, dtype, 12 * unit * size)
