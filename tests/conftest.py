@@ -77,7 +77,10 @@ def host_device(request, monkeypatch):
         monkeypatch.delenv(setting.environment_variable, raising=False)
     monkeypatch.setenv("OOC_CUDNN_PLAN_CACHE", "0")  # tests plan, and users' plans stay theirs
     settings_module._forget()
-    settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)
+    settings_module.settings(
+        device="host", machine=perfmodel.shipped("host"), progress=False,
+        planning_seconds=sampling.number(sampling.PLANNING_SECONDS, of=10.0),
+    )  # fmt: skip
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.functions.call.call_cache import forget_calls
     from ooc_cudnn.memory.limit import forget_limits

@@ -131,7 +131,8 @@ def test_seconds_are_those_of_the_search(capsys, monkeypatch):
         "plan_step",
         lambda *of, **options: (given.append(options["seconds"]), planned(*of, **options))[1],
     )
-    for more, seconds in (((), 10.0), (("--seconds", "0.5"), 0.5)):
+    unasked = plan_cache.current().planning_seconds
+    for more, seconds in (((), unasked), (("--seconds", "0.5"), 0.5)):
         status, _, err = run(capsys, *asked, *more)
         assert (status, err) == (0, "")
         assert given.pop() == seconds

@@ -14,6 +14,7 @@ import pytest
 
 import ooc_cudnn
 from tests.dask.test_networks import of_whole_numbers
+from tests.support.sampling import number
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
@@ -22,7 +23,7 @@ zarr = pytest.importorskip("zarr", reason="the extra dask is not installed")
 import ooc_cudnn.dask as ooc  # noqa: E402
 
 #: How often a worker is killed.
-KILLS = 10
+KILLS = number(3, of=10)
 
 
 def test_each_worker_says_what_it_is(client):

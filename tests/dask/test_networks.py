@@ -15,7 +15,7 @@ from tests.fuzz.stream import Stream  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def in_this_process(searches_are_shared):
+def in_this_process(few_plans):
     with dask.config.set(scheduler="synchronous"), ooc_cudnn.settings(deterministic=True):
         yield
 

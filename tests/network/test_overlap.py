@@ -76,7 +76,7 @@ def test_a_share_is_remade_and_of_the_rest_all_may_leave():
 def test_best_remakes_some_maps_and_lets_others_leave():
     """Where both together take less than either alone."""
     net, loss = ooc_cudnn.networks.unet_3d(1, 128, stages=3)
-    with ooc_cudnn.settings(allow_tf32=True):
+    with ooc_cudnn.settings(allow_tf32=True, planning_seconds=10):
         plans = {
             policy: net.plan(loss, memory_limit="1300MiB", machine="h200", policy=policy)
             for policy in ("best", "remake", "offload", "mixed")

@@ -4,7 +4,8 @@
 
 A mutant is one function of the code with one small edit: a comparison, an off by one, a dropped
 condition. It runs in a fork of a process that has collected the tests: first the cases of
-`make test`, then those that `make test-all` has beside them, until one fails. A line is printed
+`make test`, then those that `make test-all` has beside them, and the former again as they run
+there, until one fails. A line is printed
 for each mutant: its edit, and `sample`, `REST` (all cases find it, and the sample does not) or
 `survived`, with the test. Only functions that some of the tests call are edited.
 """
@@ -150,7 +151,7 @@ class Judging:
 
         function.__code__ = code
         began = time.process_time()
-        for whole, items in ((False, sample), (True, rest)):
+        for whole, items in ((False, sample), (True, [*rest, *sample])):
             sampling.EVERY = whole
             for item, following in zip(items, [*items[1:], None], strict=True):
                 if whole and time.process_time() - began > self.options.seconds:

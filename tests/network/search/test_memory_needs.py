@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn.network.ir.plan import COSTLY, NetworkPlan
 from tests.support.joined_maps import unet
+from tests.support.sampling import PLANNING_SECONDS, number
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +19,18 @@ def network():
 
 def planned(network, limit, **asked):
     net, loss = network
-    return net.plan(loss, memory_limit=limit, machine="h200", **asked)
+    with ooc_cudnn.settings(planning_seconds=number(PLANNING_SECONDS, of=10.0)):
+        return net.plan(loss, memory_limit=limit, machine="h200", **asked)
 
 
 @pytest.fixture(scope="module")
 def kept(network):
     return planned(network, "16GiB", policy="keep")
+
+
+@pytest.fixture(scope="module")
+def quarter(network, kept):
+    return planned(network, kept.device_bytes // 4)
 
 
 def test_where_all_fits_nothing_is_said(kept):
@@ -31,8 +39,8 @@ def test_where_all_fits_nothing_is_said(kept):
     assert "what the limit costs" not in kept.explain()
 
 
-def test_all_is_kept_no_earlier_than_it_says(network, kept):
-    plan = planned(network, kept.device_bytes // 4)
+def test_all_is_kept_no_earlier_than_it_says(network, kept, quarter):
+    plan = quarter
     need = next(each for each in plan.needs if each.what == "all kept")
     assert plan.memory_limit < need.nbytes <= kept.device_bytes
     below = planned(network, need.nbytes - 4096)
@@ -50,8 +58,8 @@ def test_nothing_is_streamed_no_earlier_than_it_says(network, kept):
     assert sum(nbytes for _, nbytes in need.tensors) <= need.nbytes
 
 
-def test_it_is_explained_and_stored(network, kept):
-    plan = planned(network, kept.device_bytes // 4)
+def test_it_is_explained_and_stored(quarter):
+    plan = quarter
     assert plan.seconds > COSTLY * plan.one_piece_seconds
     said = plan.explain()
     times = plan.seconds / plan.one_piece_seconds
