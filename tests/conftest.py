@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import math
 import os
 import signal
 import threading
@@ -134,13 +133,10 @@ def few_plans(monkeypatch, searches_are_shared):
 
 @pytest.fixture
 def fewest_plans(monkeypatch, few_plans):
-    """Of those one, in `make test`, whose copies come when they come: for values of models."""
-    from ooc_cudnn.network.search import plan_search
+    """Of those one, in `make test`: for values of models."""
+    from tests.support.few_plans import compare_fewest
 
-    if not sampling.EVERY:
-        monkeypatch.setattr(plan_search, "BEST_OF", ("remake",))
-        monkeypatch.setattr(plan_search, "refine_prefetch", lambda *_: None)
-        monkeypatch.setattr(plan_search, "WAITING_A_LITTLE", math.inf)
+    compare_fewest(monkeypatch)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from examples import ddp_resnet50
 from ooc_cudnn.network.runtime.two_part import PausedStep
 from ooc_cudnn.torch import ranks
 from tests.support import searches
-from tests.support.few_plans import compare_few
+from tests.support.few_plans import compare_few, compare_fewest
 from tests.support.sampling import number
 
 RANKS, STEPS, LIMIT = 2, 3, "48KiB"
@@ -102,6 +102,7 @@ def run(rank, folder):
         searches.shared(),
     ):
         compare_few(patch)
+        compare_fewest(patch)
         found = {name: both(name, rank) for name in NAMES}
         found["order"] = in_order(rank)
         found["global"] = over_all(rank)

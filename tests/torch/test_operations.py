@@ -40,7 +40,9 @@ def test_the_gradient_of_equal_maxima_goes_where_pytorchs_does(few_plans):
 
 
 @pytest.mark.parametrize("module", [nn.Dropout(0.4), nn.Dropout2d(0.4)], ids=str)
-def test_dropout_draws_anew_in_each_call_and_the_same_after_a_seed_under_any_limit(module):
+def test_dropout_draws_anew_in_each_call_and_the_same_after_a_seed_under_any_limit(
+    module, fewest_plans
+):
     torch.manual_seed(0)
     model = around(module).double()
     x = torch.randn(MAP, dtype=torch.float64)
