@@ -18,7 +18,7 @@ from tests.support.torch_models import classifier, residual
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
-FULL, LIMIT = (8, 3, 16, 16), "200KiB"
+FULL, LIMIT = (8, 3, 16, 16), "400KiB"
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_a_model_captured_anew_keeps_its_plan(pair, searched):
 
 def test_another_limit_has_plans_of_its_own(pair, searched):
     check_step(pair, FULL)
-    limited = ooc.limit(pair[0], "300KiB")
+    limited = ooc.limit(pair[0], "600KiB")
     check_step((limited, pair[1]), (5, *FULL[1:]))
     assert len(searched) == 2
 

@@ -20,7 +20,7 @@ from tests.support.torch_models import residual
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
-SHAPE, LIMIT, STEPS = (4, 3, 16, 16), "100KiB", 20
+SHAPE, LIMIT, STEPS = (4, 3, 16, 16), "200KiB", 20
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ def test_its_plans_compute_the_same(monkeypatch):
         step = canonicalize(net.training_phases(loss), "best")
         whole = net.training_step(loss)
         expected = float(whole(**inputs)), {n: np.array(g) for n, g in whole.gradients.items()}
-        constraints = constraints_for("640KiB", None, step, {})
+        constraints = constraints_for("1MiB", None, step, {})
         constraints = replace(constraints, order="channels_last")
         recorder = Recorder(constraints)
         candidates = OtherLayout().candidates(PlanRequest("s", step, constraints), recorder)

@@ -19,7 +19,7 @@ from tests.support.drawn_networks import drawn_network
 def step():
     net = ooc_cudnn.Network(seed=1)
     h = net.input("x", (16, 3, 32, 32))
-    for stage in range(4):
+    for stage in range(3):
         h = net.convolution(h, 16 << stage, window=3, padding=1)
         h = net.activation(net.batch_normalization(h), "relu")
     logits = net.linear(net.global_average(h), 10)
