@@ -39,7 +39,13 @@ ALIKE = {
         11, "average_exclude_padding backward: 2d"
     ),
     "fuzz/test_fuzz.py::test_drawn_modules": (10,),
+    "network/test_attention.py::test_packed_steps_under_falling_limits": (2,),
+    "network/test_attention.py::test_steps_under_falling_limits": (2,),
     "network/test_steps.py::test_with_exactly_the_least_memory": (3,),
+    "test_activity.py::test_long_things_are_silent_in_a_pipe_and_where_that_is_asked_for": (
+        3, "Terminal-False-a plan"
+    ),
+    "test_activity.py::test_long_things_are_told_of": (3, "notebook-a plan"),
     "torch/test_changes_between_calls.py::test_a_change_is_seen": (5,),
     "torch/test_changes_between_calls.py::test_what_vars_reach_is_changed": (5,),
     "torch/test_fallback_runner.py::test_a_weight_whose_rows_are_images_is_read_whole": (3,),
