@@ -15,6 +15,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Workers share the machine: what PyTorch and BLAS would do on more threads waits for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests plan, and users' plans stay theirs: also what is made before the first test.
+os.environ["OOC_CUDNN_PLAN_CACHE"] = "0"
 
 import numpy as np
 import pytest
@@ -74,12 +76,10 @@ def host_device(request, monkeypatch):
         return
     for setting in SETTINGS:
         monkeypatch.delenv(setting.environment_variable, raising=False)
-    monkeypatch.setenv("OOC_CUDNN_PLAN_CACHE", "0")  # tests plan, and users' plans stay theirs
+    monkeypatch.setenv("OOC_CUDNN_PLAN_CACHE", "0")
     settings_module._forget()
-    settings_module.settings(
-        device="host", machine=perfmodel.shipped("host"), progress=False,
-        planning_seconds=sampling.number(sampling.PLANNING_SECONDS, of=10.0),
-    )  # fmt: skip
+    settings_module.settings(device="host", machine=perfmodel.shipped("host"), progress=False)
+    sampling.short_search()
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.functions.call.call_cache import forget_calls
     from ooc_cudnn.memory.limit import forget_limits

@@ -69,12 +69,19 @@ ALIKE = {
     "torch/test_special_values.py::test_values_and_gradients_are_those_of_eager": (5,),
     "torch/test_unbatched.py::test_a_map_without_images_is_computed_as_eager_does": (7,),
 }  # fmt: skip
-#: A search for the plan of a step ends after this work, and where every case runs after that of
-#: users, 10: what a test says of a plan holds of the first one that is found. A test of what the
-#: search finds in the end says so.
-PLANNING_SECONDS = 0.2
 #: Whether every case runs: `make test-all`.
 EVERY = bool(os.environ.get("OOC_TESTS_EVERY_CASE"))
+
+
+def short_search():
+    """Let searches for the plan of a step end after little work, but where every case runs.
+
+    What a test says of a plan holds of the first one that is found. A test of what the search finds
+    in the end says so. Returns the settings, for a fixture that is made before those of a test.
+    """
+    import ooc_cudnn
+
+    return ooc_cudnn.settings(planning_seconds=number(0.2, of=10.0))
 
 
 def number(few, *, of):

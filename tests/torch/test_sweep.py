@@ -11,6 +11,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.tradeoff.curve import Trade
 from ooc_cudnn.torch import capture
+from tests.support.sampling import short_search
 
 SHAPE = (8, 3, 16, 16)
 LIMITS = (1.0, 0.5, "256KiB", "1KiB")
@@ -24,7 +25,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return ooc.sweep(model, SHAPE, limits=LIMITS, machine="h200", bound=True)
+    with short_search():
+        return ooc.sweep(model, SHAPE, limits=LIMITS, machine="h200", bound=True)
 
 
 def test_each_point_is_the_plan_of_its_limit(model, found):

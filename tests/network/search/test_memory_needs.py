@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-import ooc_cudnn
 from ooc_cudnn.network.ir.plan import COSTLY, NetworkPlan
 from tests.support.joined_maps import unet
-from tests.support.sampling import PLANNING_SECONDS, number
+from tests.support.sampling import short_search
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +18,7 @@ def network():
 
 def planned(network, limit, **asked):
     net, loss = network
-    with ooc_cudnn.settings(planning_seconds=number(PLANNING_SECONDS, of=10.0)):
+    with short_search():
         return net.plan(loss, memory_limit=limit, machine="h200", **asked)
 
 

@@ -9,7 +9,7 @@ import ooc_cudnn
 from ooc_cudnn.network.search.plan_step import NAMES
 from ooc_cudnn.network.tradeoff.curve import PLENTY, QUICK, SHARES, Trade, trade_off
 from ooc_cudnn.network.tradeoff.plot import draw_trade, figure_of
-from tests.support.sampling import PLANNING_SECONDS, number
+from tests.support.sampling import short_search
 
 POLICIES = ("best", "keep", "offload")
 LIMITS = (1.0, 0.5, "tiny")
@@ -32,7 +32,7 @@ def trade(network):
     net, loss = network
     told = []
     limits = [TINY if each == "tiny" else each for each in LIMITS]
-    with ooc_cudnn.settings(planning_seconds=number(PLANNING_SECONDS, of=10.0)):
+    with short_search():
         made = trade_off(
             net, loss, name="small", limits=limits, policies=POLICIES, machine="h200",
             tell=told.append,
