@@ -326,7 +326,8 @@ class Captures:
             capture.read(ready, tensors, call)
             raise _Captured
 
-        # it derives from classes of TorchDynamo, which is imported at the first capture
+        # they derive from classes of TorchDynamo, which is imported at the first capture
+        from ooc_cudnn.torch.checkpoints import checkpoints_followed
         from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
 
         check_model(call.model)
@@ -338,6 +339,7 @@ class Captures:
             kept_as_they_are(),
             lstm_results_as_computed(),
             jit_isinstance_followed(),
+            checkpoints_followed(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
             _quiet(),

@@ -137,6 +137,11 @@ def checkpointed(reentrant):
     return lambda s, x: s.d(checkpoint(s.c, x, use_reentrant=reentrant))
 
 
+def checkpointed_without_gradient(s, x):
+    y = s.c(x)
+    return y + checkpoint(s.d, y.detach(), use_reentrant=True)
+
+
 def penalized(self, x):
     y = self.c(x)
     return F.mse_loss(y, torch.zeros_like(y)) + 0.1 * sum(
@@ -218,6 +223,12 @@ CASES = [
     ),
     Idiom("checkpoint, not reentrant", model(checkpointed(False), c=blocks, d=conv(size=1)), train),
     Idiom("checkpoint, reentrant", model(checkpointed(True), c=blocks, d=conv(size=1)), train),
+    Idiom(
+        "checkpoint, reentrant, of what has no gradient",
+        model(checkpointed_without_gradient, c=conv(), d=conv(size=1)),
+        train,
+        REFUSED,  # by TorchDynamo it has one
+    ),
     Idiom(
         "checkpoint_sequential",
         model(lambda s, x: checkpoint_sequential(s.c, 2, x, use_reentrant=False), c=blocks),

@@ -1,0 +1,97 @@
+"""`torch.utils.checkpoint` in forward: what it calls, with the history that it gives to results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo import trace_rules
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.variables import (
+    SkipFunctionVariable,
+    UserFunctionVariable,
+    builder,
+)
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint_sequential
+
+
+def _checkpoint(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """Call a function as `torch.utils.checkpoint.checkpoint` does. TorchDynamo traces this.
+
+    The reentrant one is an `autograd.Function`: it has a history where one of its arguments has,
+    whatever else the function reads. Of what it returns tensors have one, and none in a container.
+    """
+    is_reentrant = how.get("use_reentrant")
+    if not (is_reentrant or is_reentrant is None) or not torch.is_grad_enabled():
+        return tag_activation_checkpoint(function, *args, **how)
+    if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+        with torch.no_grad():
+            return tag_activation_checkpoint(function, *args, **how)
+    made = tag_activation_checkpoint(function, *args, **how)
+    if isinstance(made, tuple):
+        return tuple(each if isinstance(each, torch.Tensor) else _detached(each) for each in made)
+    return made if isinstance(made, torch.Tensor) else _detached(made)
+
+
+def _detached(tree: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tree)
+
+
+def _traced(function: Any) -> UserFunctionVariable:
+    return UserFunctionVariable(function)
+
+
+def _followed(source: Any = None) -> UserFunctionVariable:
+    """What Dynamo traces in the place of PyTorch's function, as long as that stands there."""
+    if source is not None:
+        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+    return _traced(_checkpoint)
+
+
+def _checkpoint_sequential(
+    functions: Any, segments: int, given: Any, use_reentrant: bool | None = None, **how: Any
+) -> Any:
+    """Call a row of functions as `checkpoint_sequential` does: each segment but the last is one."""
+    row = list(functions.children()) if isinstance(functions, torch.nn.Sequential) else functions
+    size = len(row) // segments
+    last = size * (segments - 1)
+    for start in range(0, last, size):
+        part = _in_a_row(row[start : start + size])
+        given = _checkpoint(part, given, use_reentrant=use_reentrant, **how)
+    return _in_a_row(row[last:])(given)
+
+
+def _in_a_row(functions: Any) -> Callable[[Any], Any]:
+    def call(given: Any) -> Any:
+        for function in functions:
+            given = function(given)
+        return given
+
+    return call
+
+
+class _Sequential(SkipFunctionVariable):
+    """`checkpoint_sequential`, which Dynamo skips."""
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Trace ours."""
+        return _traced(_checkpoint_sequential).call_function(tx, args, kwargs)
+
+
+@contextmanager
+def checkpoints_followed() -> Iterator[None]:
+    """Let Dynamo follow checkpoints. By itself it takes none for reentrant, and skips rows."""
+    module: Any = builder
+    build = module.build_checkpoint_variable
+    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+    module.build_checkpoint_variable = _followed
+    rules[checkpoint_sequential] = _Sequential
+    try:
+        yield
+    finally:
+        module.build_checkpoint_variable = build
+        del rules[checkpoint_sequential]  # it has none of PyTorch's
