@@ -43,6 +43,8 @@ def explain_refusal(error: Exception, model: torch.nn.Module, forward: Any, call
     if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):  # ours
         inner: Exception = error.inner_exception
         return inner.with_traceback(error.__traceback__)
+    if isinstance(error.__context__, OocError):  # ours, raised as TorchDynamo traced
+        return error.__context__
     cause = _own_error(model, forward, call) if _RAISED.search(str(error)) else None
     if cause is not None:
         return _not_taken(model, cause, (call.args, call.kwargs))

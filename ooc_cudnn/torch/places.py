@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 #: Whose lines are not the user's.
 NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
@@ -34,6 +35,16 @@ def source_line(node: Any) -> str:
     frames = [at for at, line in enumerate(lines) if line.strip().startswith('File "')]
     own = [at for at in frames if not any(each in lines[at] for each in NOT_THE_USERS)]
     return ": ".join(line.strip() for line in lines[own[-1] : own[-1] + 2]) if own else ""
+
+
+def traced_line() -> str:
+    """The last line of the user's own code on the way to what TorchDynamo traces now."""
+    stack = reversed(TracingContext.extract_stack())
+    own = (each for each in stack if not each.filename.startswith(NOT_THE_USERS))
+    found = next(own, None)
+    if found is None:
+        return ""
+    return f'File "{found.filename}", line {found.lineno}, in {found.name}: {found.line}'
 
 
 def module_of(node: Any, names: Mapping[str, str]) -> str:

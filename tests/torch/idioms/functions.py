@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tests.torch.idioms.judge import Idiom
+from tests.torch.idioms.judge import REFUSED, Idiom
 from tests.torch.idioms.models import (
     conv,
     drawn,
     held,
     image,
+    infer,
     loss_of,
     model,
     of_conv,
     train,
 )
+
+Pair = collections.namedtuple("Pair", "one two")
 
 
 class Reverse(torch.autograd.Function):
@@ -112,6 +117,36 @@ class Largest(torch.autograd.Function):
     def backward(ctx, gradient, _):
         (places,) = ctx.saved_tensors
         return F.one_hot(places, ctx.extent).movedim(-1, 1) * gradient.unsqueeze(1) * 2
+
+
+class InAList(torch.autograd.Function):
+    """Two maps in a list, in which autograd follows none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return [x * 2, x * 3]
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients[0] * 2
+
+
+class BesideATuple(InAList):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, (x * 3,), x.shape, None
+
+
+class InAPair(torch.autograd.Function):
+    """Two maps in a named tuple."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return Pair(x * 2, x * 3)
+
+    @staticmethod
+    def backward(ctx, one, two):
+        return one * 2 + two
 
 
 class Once(torch.autograd.Function):
@@ -286,6 +321,14 @@ CASES = [
         model(lambda s, x: Largest.apply(s.c(x)), c=conv()),
         train,
     ),
+    of_conv("Function: returns a list", lambda y, x: InAList.apply(y)[0] + y, REFUSED),
+    of_conv(
+        "Function: returns a list, without gradients", lambda y, x: InAList.apply(y), steps=infer
+    ),
+    of_conv(
+        "Function: returns a tuple in a tuple", lambda y, x: (BesideATuple.apply(y)[:2], y), REFUSED
+    ),
+    of_conv("Function: returns a named tuple", lambda y, x: sum(InAPair.apply(y))),
     Idiom("Function: once_differentiable", model(lambda s, x: Once.apply(s.c(x)), c=conv()), train),
     Idiom(
         "Function: None for a gradient",
