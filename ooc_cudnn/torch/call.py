@@ -363,7 +363,10 @@ class ReadyModel:
         """
         to, net = self.lowered, self.lowered.network
         arrays = self._arrays(known, to.given)
-        seeds = {name: int(torch.randint(2**53, (), dtype=torch.int64)) for name in to.drawn}
+        seeds = {
+            name: int(torch.randint(2**53, (), dtype=torch.int64, device="cpu"))
+            for name in to.drawn
+        }
         step = self.pausing or self.forward
         running = {
             n: known[to.running[n].value] for n in (step.changed if step else ()) if n in to.running

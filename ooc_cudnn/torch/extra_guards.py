@@ -13,7 +13,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import compress
 from typing import Any
 
@@ -69,7 +69,8 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
         if not name:  # of the process
             continue
         if name not in values:
-            values[name] = _value_of(name, scope)
+            with _modes_as_called():
+                values[name] = _value_of(name, scope)
         if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
             constants.append(values[name])
         are_told = are_told and _is_told(values[name], guard.create_fn_name(), parts)
@@ -224,6 +225,13 @@ def _functions_of_guards() -> dict[str, Any]:
 
 class _Nothing:
     """The value of a name that is missing: guards also compare that something is."""
+
+
+def _modes_as_called() -> AbstractContextManager[None]:
+    """Modes of torch functions, such as a default device, as they were before the trace began."""
+    modes = torch._dynamo.variables.torch_function.torch_function_mode_stack_state_mgr
+    restored: AbstractContextManager[None] = modes.temp_restore_stack()
+    return restored
 
 
 def _value_of(name: str, scope: dict[str, Any]) -> Any:

@@ -392,7 +392,7 @@ def state_of(seed: int, device: torch.device) -> Any:
     """The state of a dropout, where the other tensors are."""
     if device.type != "cuda":
         return np.array([seed, 0])
-    return torch.tensor([seed, 0]).to(device, non_blocking=True)
+    return torch.tensor([seed, 0], device="cpu").to(device, non_blocking=True)
 
 
 @contextmanager

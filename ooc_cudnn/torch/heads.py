@@ -47,6 +47,6 @@ def _shape(part: FallbackSubgraph) -> tuple[int, ...]:
 def _moved_numbers(part: FallbackSubgraph, source: Tensor) -> np.ndarray[Any, Any]:
     """Numbers of one image's elements, moved as these are. Whole numbers are exact in float64."""
     shape = (1, *source.shape[1:])
-    numbers = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    numbers = torch.arange(math.prod(shape), dtype=torch.float64, device="cpu").reshape(shape)
     with torch.no_grad():
         return part.run([numbers], 1).numpy().astype(np.int64)

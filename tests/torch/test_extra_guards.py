@@ -7,6 +7,7 @@ dictionary at all. The judge is PyTorch, after each change and after it is taken
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import enum
 import functools
@@ -16,6 +17,7 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
@@ -316,3 +318,40 @@ def test_a_number_that_dynamo_follows_as_a_constant_alone_may_change(use):
             for model in (eager, limited):
                 model.places = range(count)
             close(limited(x), eager(x), f"{count}", tolerance=1e-6)
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what torch.arange makes."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        return made * 2 if function is torch.arange else made
+
+
+class Making(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.drop = nn.Conv2d(3, 3, 1), nn.Dropout(0.0)
+
+    def forward(self, x):
+        return self.drop(self.conv(x)) * torch.arange(3.0, dtype=x.dtype).reshape(3, 1, 1)
+
+
+def test_a_mode_of_functions_is_seen():
+    torch.manual_seed(0)
+    eager, x = Making().double(), torch.ones(2, 3, 4, 4, dtype=torch.float64)
+    with ooc_cudnn.settings(device="host", machine="host", progress=False):
+        limited = ooc.limit(copy.deepcopy(eager), "4MiB")
+        for mode in (contextlib.nullcontext(), Doubling(), torch.device("cpu"), Doubling()):
+            with mode:
+                ours, pytorchs = limited(x), eager(x)
+            close(ours, pytorchs, "output")
+
+
+def test_a_default_device_is_for_what_forward_makes():
+    limited, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Dropout(0.5)), torch.ones(2, 3, 4, 4)
+    with ooc_cudnn.settings(device="host", machine="host", progress=False):
+        ooc.limit(limited, "4MiB")
+        with torch.device("meta"):  # a seed that is drawn there has no number
+            limited(x).sum().backward()
+    assert limited[0].weight.grad.isfinite().all()

@@ -252,6 +252,19 @@ def pruned(run):
     train(run)
 
 
+def by_default_there(run):
+    train(run)
+    with torch.device("cpu"):
+        train(run)
+        infer(run)
+    torch.set_default_device("cpu")
+    try:
+        train(run)
+    finally:
+        torch.set_default_device(None)
+    train(run)
+
+
 def of_two(name, steps, expected=EQUAL):
     return Idiom(name, model(lambda s, x: s.d(s.c(x)), c=conv(), d=conv()), steps, expected)
 
@@ -315,6 +328,11 @@ CASES = [
     ),
     of_two("a forward is replaced", changed(lambda q: setattr(q.c, "forward", torch.tanh))),
     of_two("the bias is removed", changed(lambda q: setattr(q.c, "bias", None))),
+    Idiom(
+        "a default device around calls, and in force",
+        model(lambda s, x: s.c(x) * torch.arange(4.0).reshape(4, 1, 1), c=conv()),
+        by_default_there,
+    ),
     Idiom("a weight that two calls share", model(tied, c=conv(), d=conv()), train),
     Idiom("tied weights", tied_at_once, train),
     of_two("weights are tied between calls", changed(tie)),
