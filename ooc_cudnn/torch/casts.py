@@ -55,6 +55,7 @@ class CastTogether(torch.autograd.Function):
         return tuple(_cast(tensors, [dtype]))
 
     @staticmethod
+    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Cast the gradients that are there; of the others there is none."""
         there = [each for each in gradients if each is not None]

@@ -283,6 +283,7 @@ class NoSecond(torch.autograd.Function):
         return tuple(each.view_as(each) for each in tensors[:count])
 
     @staticmethod
+    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         """Refuse.
 
@@ -322,6 +323,7 @@ class Call(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Run the first part of backward."""
         run = ctx.run
@@ -345,6 +347,7 @@ class Later(torch.autograd.Function):
         return torch.empty(0, device=run.request.device)
 
     @staticmethod
+    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
     def backward(ctx: Any, _: torch.Tensor) -> tuple[Any, ...]:
         """Run the next part of backward."""
         with torch.no_grad():
