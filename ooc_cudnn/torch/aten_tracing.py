@@ -249,11 +249,15 @@ class GraphRecording(ProxyTorchDispatchMode):
         value = operator.attrgetter(name)(module)
         if not isinstance(value, torch.Tensor):
             return value
+        for given, seen in self.inputs.items():
+            if self.constants.get(given) is value:
+                return seen.tensor
         with self.paused():
             fake = torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=value.device
             )
-        self.memories.own(fake, self.constant(value))
+        constant = self.constant(value)
+        self.inputs[constant] = self.memories.own(fake, constant)  # an optimizer's step changes it
         return fake
 
     def constant(self, tensor: torch.Tensor) -> Value:

@@ -138,6 +138,59 @@ def test_a_function_is_compiled_too():
             close(function(x, scale)[0], layer(x).relu() * scale, "output")
 
 
+def whole_step(model, optimizer):
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def gradient_of(model, _):
+    def step(x):
+        loss = model(x).square().mean()
+        return loss.detach(), torch.autograd.grad(loss, model.weight)[0]
+
+    return step
+
+
+DOORS = {
+    "the backend": (lambda model: model, {"backend": "ooc_cudnn", "options": LIMIT}),
+    "a limit": (lambda model: ooc.limit(model, "1MiB"), {"backend": "eager"}),
+    "both": (
+        lambda model: ooc.limit(model, "1MiB"),
+        {"backend": "ooc_cudnn", "options": LIMIT},
+    ),
+}
+OPTIMIZERS = {
+    "SGD": lambda of: torch.optim.SGD(of, 0.1, momentum=0.9),
+    "SGD, one by one": lambda of: torch.optim.SGD(of, 0.1, foreach=False),
+    "Adam": lambda of: torch.optim.Adam(of, 0.01),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [whole_step, gradient_of], ids=lambda each: each.__name__)
+def test_a_step_that_is_compiled_whole(make, optimizer, door):
+    limited, how = DOORS[door]
+    found = []
+    for enter, compiles in ((lambda model: model, lambda step: step), (limited, None)):
+        torch.manual_seed(0)
+        model = enter(nn.Conv2d(3, 4, 3).double())
+        step = make(model, OPTIMIZERS[optimizer](model.parameters()))
+        step = torch.compile(step, **how) if compiles is None else step
+        found.append([[*map(step, [drawn()] * 3)], *model.parameters()])
+    ours, pytorchs = map(torch.utils._pytree.tree_leaves, found)
+    for at, (one, other) in enumerate(zip(ours, pytorchs, strict=True)):
+        close(one, other, str(at), tolerance=1e-5)  # torch.compile counts steps in float32
+
+
 def test_what_forward_changes_is_changed():
     class Counting(nn.Conv2d):
         calls = 0
