@@ -125,6 +125,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         self._is_paused = False
         self._higher_order = HigherOrder(self)
         self._entered: list[Any] = []
+        self._refusal: UnsupportedModelError | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -228,6 +229,8 @@ class GraphRecording(ProxyTorchDispatchMode):
             result = target(*args, **kwargs)
         except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
             raise UnsupportedModelError(_BY_DATA + self.where) from None
+        except TypeError as error:  # an operator of Python's makes another one of a refusal
+            raise self._refusal or error from None
         if result is None:
             self._switches.note(self.where)
         if name.startswith("_enter_") and hasattr(result, "__exit__"):
@@ -272,7 +275,15 @@ class GraphRecording(ProxyTorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operation on fake tensors, and note it."""
-        kwargs = kwargs or {}
+        try:
+            return self._dispatched(func, types, args, kwargs or {})
+        except UnsupportedModelError as error:
+            self._refusal = error
+            raise
+
+    def _dispatched(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._is_paused:
             return func(*args, **kwargs)
         made_anew = _of_lists(func)
