@@ -51,9 +51,18 @@ def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[An
     makers = {y: each for each in (*recorder.before, *recorder.operations) for y in each.results}
     written = {id(seen.memory): seen.tensor for _, seen, _ in _changed(recorder)}
     roots: dict[int, set[Value]] = {}
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors += [seen.tensor for seen in recorder.inputs.values()]
     for leaf, value in zip(leaves, results, strict=True):
         if not isinstance(leaf, torch.Tensor):
             continue
+        line = memories.shared_line(leaf, tensors)
+        if line is not None:
+            raise UnsupportedModelError(
+                f"an output of shape {tuple(leaf.shape)} shares memory with another one, or with "
+                "what the model was given, by a view that a vmap or an autograd.Function made: "
+                f"return a clone of it\n  {line}"
+            )
         memory, root = id(memories.seen(leaf).memory), value
         while root in memories.views:
             root = makers[root].reads[0]

@@ -44,6 +44,8 @@ class Memory:
     where: str = ""
     #: Others that are the same memory, by views that nothing is known of.
     others: list[Memory] = field(default_factory=list)
+    #: The line that made the last of these.
+    where_shared: str = ""
     #: Whether such another one was written to.
     is_stale: bool = False
     #: What reads it in backward as it is then: a hook, or a backward of the user's.
@@ -159,6 +161,13 @@ class Memories:
         one, two = self.seen(tensor).memory, self.seen(other).memory
         one.others.append(two)
         two.others.append(one)
+        one.where_shared = two.where_shared = self._recorder.where
+
+    def shared_line(self, tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> str | None:
+        """The line since which a tensor shares memory with one of others so, if it does."""
+        memory = self.seen(tensor).memory
+        memories = [self.seen(each).memory for each in others]
+        return memory.where_shared if any(e in memories for e in _sharing(memory)) else None
 
     def _now(self, seen: SeenTensor) -> Value:
         if seen.memory.is_stale:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.torch.idioms.judge import EQUAL_SINCE_2_13, REFUSED, Idiom
-from tests.torch.idioms.models import conv, infer, model, of_conv, train
+from tests.torch.idioms.models import conv, image, infer, model, of_conv, train
 
 
 def buffer(*shape):
@@ -276,6 +276,33 @@ def written_beside_a_view(y, x):
     return other
 
 
+def written_and_multiplied(y, x):
+    one, other = torch.vmap(alike)(y)
+    other.mul_(0)
+    return one * 1  # an operator of Python's, which takes a TypeError for "not by me"
+
+
+def zeroed(run):
+    """Write to the last output, behind the call."""
+    run.model.eval()
+    with torch.no_grad():
+        *others, last = run(image())
+        last.zero_()
+        run.note([*others, last])
+
+
+class Shown(torch.autograd.Function):
+    """A view, with a gradient of one's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
 def hooked(s, x):
     y = s.c(x)
 
@@ -386,6 +413,44 @@ CASES = [
     of_conv(
         "vmap: a result that shows another one, which is written to",
         written_beside_a_view,
+        REFUSED,
+        though=VIEW,
+    ),
+    of_conv(
+        "vmap: a result that shows another one, which is written to, and multiplied",
+        written_and_multiplied,
+        REFUSED,
+        though=VIEW,
+    ),
+    of_conv(
+        "vmap: outputs that show one another",
+        lambda y, x: torch.vmap(alike)(y),
+        REFUSED,
+        zeroed,
+        though=VIEW,
+    ),
+    of_conv(
+        "vmap: an output that shows another one",
+        lambda y, x: (y, torch.vmap(lambda image: image[1:])(y)),
+        REFUSED,
+        zeroed,
+        though=VIEW,
+    ),
+    of_conv(
+        "vmap: an output that shows what is no output",
+        lambda y, x: (y * 1, torch.vmap(lambda image: image[1:])(y)),
+        steps=zeroed,
+    ),
+    of_conv(
+        "vmap: an output that shows an argument",
+        lambda y, x: (y, torch.vmap(lambda image: image[1:])(x)),
+        REFUSED,
+        zeroed,
+        though=VIEW,
+    ),
+    of_conv(
+        "Function: an output that shows another one",
+        lambda y, x: (y, Shown.apply(y)),
         REFUSED,
         though=VIEW,
     ),
