@@ -202,7 +202,7 @@ class GraphRecording(ProxyTorchDispatchMode):
                 values[node] = self._number(node)
             elif node.op == "call_method":
                 first, *others = told[0]
-                values[node] = getattr(first, node.target)(*others, **told[1])
+                values[node] = self._made_by(getattr(first, node.target), others, told[1])
             elif node.op == "call_function":
                 values[node] = self._called(node, *told)
             else:
@@ -225,12 +225,7 @@ class GraphRecording(ProxyTorchDispatchMode):
             return self.memories.assign(args[0], args[1])
         if name == "_lower_version_count_by_1":
             return args[0]
-        try:
-            result = target(*args, **kwargs)
-        except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
-            raise UnsupportedModelError(_BY_DATA + self.where) from None
-        except TypeError as error:  # an operator of Python's makes another one of a refusal
-            raise self._refusal or error from None
+        result = self._made_by(target, args, kwargs)
         if result is None:
             self._switches.note(self.where)
         if name.startswith("_enter_") and hasattr(result, "__exit__"):
@@ -238,6 +233,17 @@ class GraphRecording(ProxyTorchDispatchMode):
         elif name.startswith("_exit_") and args and args[0] in self._entered:
             self._entered.remove(args[0])
         return result
+
+    def _made_by(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a function of PyTorch's."""
+        try:
+            return function(*args, **kwargs)
+        except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
+            raise UnsupportedModelError(_BY_DATA + self.where) from None
+        except TypeError as error:  # an operator of Python's makes another one of a refusal
+            raise self._refusal or error from None
 
     @staticmethod
     def _number(node: Any) -> Any:
@@ -351,7 +357,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         function, cast = casts.function, casts.inputs
         if cast:  # before histories are left out: casts are known by what is read with them
             values, named = replace_values((values, dict(named)), lambda v: self._cast(v, cast))
-        values, named = self._stopped(values, named, tensors)
+        values, named = self._stopped(values, named, tensors, draws=_draws(func))
         results = tuple(self._result(each) for each in tensors)
         if name in ALIKE and results[0] is not None and not _has_gradient_of_zeros(name, results):
             # it reads no more than a shape
@@ -445,9 +451,14 @@ class GraphRecording(ProxyTorchDispatchMode):
                 first = self.one(aten.sub.Tensor, "sub", (first, nothing), first.shape, dtype)
         return [first, *others]
 
-    def _stopped(self, values: Any, named: Any, made: Sequence[Any]) -> Any:
-        """The values that are read, without their history where autograd is off."""
-        if torch.is_grad_enabled() or not any(isinstance(e, torch.Tensor) for e in made):
+    def _stopped(self, values: Any, named: Any, made: Sequence[Any], *, draws: bool = False) -> Any:
+        """The values that are read, without their history where autograd is off.
+
+        So are those of what is drawn like a tensor, of which only a shape is read.
+        """
+        tensors = [each for each in made if isinstance(each, torch.Tensor)]
+        follows = not draws or any(each.requires_grad for each in tensors)
+        if not tensors or (torch.is_grad_enabled() and follows):
             return values, named
         return replace_values((values, dict(named)), self.detached)
 
@@ -570,6 +581,11 @@ class GraphRecording(ProxyTorchDispatchMode):
 def _has_gradient_of_zeros(name: str, results: Sequence[Value | None]) -> bool:
     """True if what an operation fills with a number has a history: `fill`, and no `full_like`."""
     return name in ("fill", "zero") and any(v is not None and v.requires_grad for v in results)
+
+
+def _draws(func: Any) -> bool:
+    """True if an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _is_unknown(number: Any) -> bool:

@@ -361,6 +361,7 @@ CASES = [
     of_conv("an unused result", lambda y, x: (y.mean(), y * 2)[1]),
     of_conv("random.random()", by_random, REFUSED),
     of_conv("numpy.random.rand()", by_numpy, REFUSED),
+    of_conv("torch.randint_like of a map", lambda y, x: y * torch.randint_like(y, 3, 4)),
     Idiom("torch.rand in forward", model(noisy, c=conv()), loosely),
     Idiom(
         "torch.rand: its mean", model(lambda s, x: torch.rand_like(s.c(x)), c=conv()), mean_of_noise
