@@ -207,6 +207,8 @@ class FallbackRunner(_Told):
                     return self._counted(part, kind, images, wanted)
             with FakeTensorMode():
                 return self._counted(part, "cpu" if kind == "meta" else kind, images, wanted)
+        except UnsupportedOperationError:
+            raise
         except RuntimeError as error:  # NotImplementedError among them, on tensors without memory
             text = str(error).partition(chr(10))[0]
             lacks = re.fullmatch(r"derivative for aten::(\w+) is not implemented", text)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ooc_cudnn.torch.bitcast import as_it_was
+from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import RESHAPES, ImageAxes
 
@@ -113,8 +115,17 @@ class FallbackSubgraph:
             assert first is not None
             values[first] = made
             return
-        with _quiet() if name in RECURRENT else contextlib.nullcontext():
-            result = operation.function(*args, **kwargs)
+        try:
+            with _quiet() if name in RECURRENT else contextlib.nullcontext():
+                result = operation.function(*args, **kwargs)
+        except DataDependentOutputException as error:
+            raise UnsupportedOperationError(
+                operation.said,
+                operation.where,
+                f"it looks at numbers of a tensor as it is called ({error.func}), and none are "
+                "known when the model is planned: compute it outside of forward, or limit the "
+                "parts before and behind it",
+            ) from None
         parts = result if isinstance(result, tuple | list) else (result,)
         for value, part in zip(operation.results, parts, strict=False):
             if value is not None:

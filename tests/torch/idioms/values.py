@@ -126,7 +126,14 @@ def in_(dtype):
     return steps
 
 
+def from_a_spectrum(y, x):
+    """What istft makes is refused by PyTorch where its windows do not add up: it looks."""
+    spectrum = torch.stft(y.flatten(1), 8, 2, window=torch.ones(8), return_complex=True)
+    return torch.istft(spectrum, 8, 2, window=torch.ones(8))
+
+
 CASES = [
+    of_conv("istft", from_a_spectrum, REFUSED, infer, though="it looks at numbers of a tensor"),
     of_conv("the last ten of five", lambda y, x: y[:, :, -10:]),
     of_conv("the last ten of an input", lambda y, x: (y, x[..., -10:])),
     of_conv("a slice beyond the end", lambda y, x: y[:, :, 2:100]),
