@@ -328,8 +328,8 @@ class Captures:
 
         # they derive from classes of TorchDynamo, which is imported at the first capture
         from ooc_cudnn.torch.checkpoints import checkpoints_followed
-        from ooc_cudnn.torch.function_results import results_of_functions_checked
         from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
+        from ooc_cudnn.torch.traced_functions import functions_followed
 
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
@@ -341,7 +341,7 @@ class Captures:
             lstm_results_as_computed(),
             jit_isinstance_followed(),
             checkpoints_followed(),
-            results_of_functions_checked(),
+            functions_followed(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
             _quiet(),

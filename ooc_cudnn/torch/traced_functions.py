@@ -1,4 +1,4 @@
-"""What the forward of a user's `autograd.Function` returns: autograd looks into no container."""
+"""A user's `autograd.Function`, as TorchDynamo traces it: what forward returns, and marks dirty."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.variables import AutogradFunctionContextVariable, ConstantVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 
@@ -41,17 +42,26 @@ def _kind(made: Any) -> type:
 
 
 @contextmanager
-def results_of_functions_checked() -> Iterator[None]:
-    """Refuse a user's function that returns tensors in a container where autograd follows it."""
-    kind: Any = AutogradFunctionApplyVariable
-    before = kind.prepare_fn_vt
+def functions_followed() -> Iterator[None]:
+    """Have Dynamo follow a user's function as autograd does.
+
+    Autograd looks into no container that forward returns, and where it is off nothing is marked.
+    """
+    applied: Any = AutogradFunctionApplyVariable
+    context: Any = AutogradFunctionContextVariable
+    prepare, call = applied.prepare_fn_vt, context.call_method
 
     def prepared(self: Any, tx: Any, ctx: Any, name: str, args: Any) -> Any:
-        function, given = before(self, tx, ctx, name, args)
+        function, given = prepare(self, tx, ctx, name, args)
         return (_Forward(function) if name == "forward" else function), given
 
-    kind.prepare_fn_vt = prepared
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "mark_dirty" and getattr(self, "proxy", None) is None:  # it is not applied
+            return ConstantVariable.create(None)
+        return call(self, tx, name, args, kwargs)
+
+    applied.prepare_fn_vt, context.call_method = prepared, called
     try:
         yield
     finally:
-        kind.prepare_fn_vt = before
+        applied.prepare_fn_vt, context.call_method = prepare, call
