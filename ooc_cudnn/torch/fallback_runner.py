@@ -35,6 +35,9 @@ from ooc_cudnn.torch.fallback_subgraph import FallbackSubgraph
 from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.precision import strict_float32
 
+#: In what PyTorch says of tensors on two devices.
+_ELSEWHERE = re.compile(r"is not on the expected device|on the same device|found two different dev")
+
 
 @dataclass(frozen=True)
 class _Told:
@@ -213,7 +216,9 @@ class FallbackRunner(_Told):
             text = str(error).partition(chr(10))[0]
             lacks = re.fullmatch(r"derivative for aten::(\w+) is not implemented", text)
             by_data = isinstance(error, DynamicOutputShapeException)
-            if lacks is None and not by_data and not isinstance(error, NotImplementedError):
+            elsewhere = _ELSEWHERE.search(text) is not None
+            known = lacks is not None or by_data or elsewhere
+            if not known and not isinstance(error, NotImplementedError):
                 raise
             named = [each for each in part.operations if lacks and each.name == lacks[1]]
             last = (named or part.operations)[-1]
@@ -221,6 +226,9 @@ class FallbackRunner(_Told):
             if by_data:
                 why = "the shape of its gradient depends on data: take torch.where for a mask that "
                 why += "is an index, or give it what has no gradient, v.detach()"
+            if elsewhere:
+                why = "forward or backward of an operator makes a tensor on the default device, "
+                why += "and reads others elsewhere: write torch.full(..., device=gradient.device)"
             if lacks:
                 why = "PyTorch has no derivative of it: give it y.detach()"
             raise UnsupportedOperationError(last.said, last.where, why) from None

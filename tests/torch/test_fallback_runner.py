@@ -478,6 +478,26 @@ def test_what_has_no_derivative_says_where():
         model(torch.randn(2, 3, 5, 5))
 
 
+@torch.library.custom_op("fallback_runner::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """Operator of a user's own, whose backward makes a tensor."""
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_a_backward_that_makes_a_tensor_by_default_is_refused_with_what_to_write():
+    twice.register_autograd(lambda ctx, g: g * torch.full(g.shape, 2.0))
+    model = ooc.limit(nn.Sequential(nn.Conv2d(3, 4, 1), Of(twice)), "1MiB")
+    with pytest.raises(ooc.UnsupportedOperationError, match=r"write torch\.full\(\.\.\., device="):
+        model(torch.ones(2, 3, 4, 4))
+    twice.register_autograd(lambda ctx, g: g * torch.full(g.shape, 2.0, device=g.device))
+    model(torch.ones(2, 3, 4, 4)).sum().backward()
+
+
 def test_what_shows_an_input_is_read_and_handed_out():
     """Without gradients an input that asks for them is read detached, within and behind."""
 
