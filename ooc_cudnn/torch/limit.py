@@ -23,7 +23,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import overlapping_pairs
 from ooc_cudnn.torch.ranks import STATISTICS, unwrap_ddp
-from ooc_cudnn.torch.refusals import check_arguments, check_model
+from ooc_cudnn.torch.refusals import check_arguments, check_model, check_modes
 from ooc_cudnn.torch.stand_ins import StandIns, containers_in, is_array, torch_dtype
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.units import parse_limit
@@ -229,6 +229,7 @@ def record_call(
         if not leaves:
             remedy = "limit a module whose forward takes as an argument what this one begins with"
         raise UnsupportedModelError(f"{type(model).__name__} was called without a tensor: {remedy}")
+    check_modes()
     check_arguments(model, [leaves[at] for at in sorted(places)])
     standing = StandIns(model, options.scale)
     filled = [standing(leaf) if at in places else leaf for at, leaf in enumerate(leaves)]

@@ -11,6 +11,8 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import name_of, source_name, users_frame
@@ -166,6 +168,25 @@ def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
                 'give array.astype(array.dtype.newbyteorder("="))'
             )
     _check_transforms(model, arguments)
+
+
+def check_modes() -> None:
+    """Refuse a call within a mode of torch functions, but a default device, before PyTorch 2.13.
+
+    Raises
+    ------
+    UnsupportedModelError
+        TorchDynamo traces none of what the mode does there; with what to do.
+    """
+    if torch._C._len_torch_function_stack() == 0 or torch.__version__ >= "2.13":
+        return
+    for mode in _get_current_function_mode_stack():
+        if not isinstance(mode, DeviceContext):
+            raise UnsupportedModelError(
+                f"the call is within a {type(mode).__name__} (a TorchFunctionMode), which "
+                "TorchDynamo does not follow before PyTorch 2.13: call the model outside of it, or "
+                f"release(model){users_frame()}"
+            )
 
 
 def _check_transforms(model: torch.nn.Module, tensors: Sequence[Any]) -> None:
