@@ -53,11 +53,15 @@ def _followed(source: Any = None) -> UserFunctionVariable:
 
 
 def _checkpoint_sequential(
-    functions: Any, segments: int, given: Any, use_reentrant: bool | None = None, **how: Any
+    functions: Any,
+    segments: int,
+    input: Any,  # noqa: A002  # PyTorch's name for it
+    use_reentrant: bool | None = None,
+    **how: Any,
 ) -> Any:
     """Call a row of functions as `checkpoint_sequential` does: each segment but the last is one."""
     row = list(functions.children()) if isinstance(functions, torch.nn.Sequential) else functions
-    size = len(row) // segments
+    given, size = input, len(row) // segments
     last = size * (segments - 1)
     for start in range(0, last, size):
         part = _in_a_row(row[start : start + size])

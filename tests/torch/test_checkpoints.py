@@ -84,7 +84,7 @@ OTHERS = {
     "that returns a list": lambda m, y: checkpoint(
         lambda z, *, k: [m.second(z) * k], y, k=2, use_reentrant=False
     )[0],
-    "a row of modules": lambda m, y: checkpoint_sequential(m.row, 2, y, use_reentrant=False),
+    "a row of modules": lambda m, y: checkpoint_sequential(m.row, 2, input=y, use_reentrant=False),
 }
 
 
