@@ -11,8 +11,8 @@ _needs: ContextVar[list[Any] | None] = ContextVar("needs", default=None)
 
 
 @contextmanager
-def recording() -> Iterator[list[Any]]:
-    """While a run is recorded, list what it needs."""
+def collect_needs() -> Iterator[list[Any]]:
+    """List what a run needs, while it is recorded."""
     needs: list[Any] = []
     token = _needs.set(needs)
     try:

@@ -28,7 +28,11 @@ def cast_together(operations: Sequence[Operation], found: dict[Value, Any]) -> S
         by_dtype.setdefault((each.kwargs["dtype"], follows), []).append(each)
     for (dtype, follows), some in by_dtype.items():
         tensors = [found[each.args[0]] for each in some]
-        made = CastTogether.apply(dtype, *tensors) if follows else _cast(tensors, [dtype])
+        made = (
+            CastTogether.apply(dtype, *tensors)
+            if follows
+            else _cast(tensors, [dtype] * len(tensors))
+        )
         for each, result in zip(some, made, strict=True):
             found[each.results[0]] = result  # type: ignore[index]  # `_is_cast` has looked
     done = set(map(id, casts))
@@ -52,7 +56,7 @@ class CastTogether(torch.autograd.Function):
         """Copy each; the order of memory stays."""
         ctx.set_materialize_grads(False)
         ctx.dtypes = [each.dtype for each in tensors]
-        return tuple(_cast(tensors, [dtype]))
+        return tuple(_cast(tensors, [dtype] * len(tensors)))
 
     @staticmethod
     @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
@@ -65,9 +69,8 @@ class CastTogether(torch.autograd.Function):
 
 
 def _cast(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Copies in dtypes, or all in one."""
-    of_each = dtypes if len(dtypes) == len(tensors) else [*dtypes] * len(tensors)
-    made = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, of_each, strict=True)]
+    """Copy each in a dtype of its own."""
+    made = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
     for at in _alike(tensors, made):
         torch._foreach_copy_([made[i] for i in at], [tensors[i] for i in at])
     return made

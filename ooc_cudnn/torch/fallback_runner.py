@@ -59,6 +59,10 @@ class FallbackRunner(_Told):
     """A part of a model as what the library has computed outside of it."""
 
     why: str
+    #: Whether all are ATen's operations, which look at no data on the host. A user's own may do
+    #: anything in Python. FFT's plans, cuDNN's recurrences and solvers have memory of their own,
+    #: which may be gone when a graph is launched.
+    may_be_recorded: bool
     _part: FallbackSubgraph
     _found: dict[tuple[int, tuple[int, ...] | None], tuple[Cost, frozenset[int]]]
 
@@ -67,15 +71,8 @@ class FallbackRunner(_Told):
         object.__setattr__(self, "why", why)
         object.__setattr__(self, "_part", part)
         object.__setattr__(self, "_found", {})
-
-    @property
-    def may_be_recorded(self) -> bool:
-        """True if all are ATen's operations, which look at no data on the host.
-
-        A user's own may do anything in Python. FFT's plans, cuDNN's recurrences and solvers have
-        memory of their own, which may be gone when a graph is launched.
-        """
-        return all(_is_launched_alone(each.function) for each in self._part.operations)
+        recorded = all(_is_launched_alone(each.function) for each in part.operations)
+        object.__setattr__(self, "may_be_recorded", recorded)
 
     def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
         """Compute the result, and write it."""

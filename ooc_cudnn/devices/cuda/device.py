@@ -34,7 +34,7 @@ from ooc_cudnn.devices.helpers import helpers
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.kernels.spin import spin
-from ooc_cudnn.devices.recording import recording
+from ooc_cudnn.devices.recording import collect_needs
 from ooc_cudnn.devices.tuning_database import tables_of, try_to_save_tables
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import align
@@ -373,7 +373,7 @@ class CudaDevice:
         idle = self._recording_streams
         streams = idle.pop() if idle else self._new_streams()
         try:
-            with self.convolutions.collect_plans() as plans, recording() as needs:
+            with self.convolutions.collect_plans() as plans, collect_needs() as needs:
                 return CudaGraph(self, streams, issue, overlap=overlap, needs=(plans, needs))
         except (RuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:  # PyTorch's, too
             warn_once(f"a program is issued step by step, for it cannot be recorded: {error}")

@@ -88,32 +88,34 @@ def _sum(
     x, dy, *vectors = tensors
     units, images, sets = _units(operation), operation.shape[0], operation.sets
 
-    triples = [view.flat()[1] if view else (0, 0, 0) for view in (x, dy)]
-    triples += map(broadcast_strides, vectors)
-    if operation.by_site:
-        triples = [(n, sites, c) for n, c, sites in triples]
+    kind = boolean(isinstance(operation, SetSums))
 
-    def plan(kernel: str, work: int, of_a_block: int = 1) -> Launch | None:
-        if work == 0:
+    def plan(*, of_units: bool) -> Launch | None:
+        if images * sets * (units if of_units else 1) == 0:
             return None
+        triples = [view.flat()[1] if view else (0, 0, 0) for view in (x, dy)]
+        triples += map(broadcast_strides, vectors)
+        if operation.by_site:
+            triples = [(n, sites, c) for n, c, sites in triples]
+        along = triples[0][2] == 1
         sizes = {"images": images, "sets": sets, "members": operation.members}
         units_each = {"unit": operation.unit, "units": units}
         strides = zip(("x", "dy", "mean", "inverse", "scale"), triples, strict=True)
         struct = fill_struct(SOURCE, "Sets", **sizes, **units_each, **dict(strides))
-        return Launch(SOURCE, kernel, grid_of(work, of_a_block), struct)
+        if not of_units:
+            grid = grid_of(images * sets, BLOCK_THREADS)
+            return Launch(SOURCE, f"set_totals<{kind}>", grid, struct)
+        blocks = images * units * -(-sets // (ALONG if along else ACROSS))
+        template = f"{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}, {boolean(along)}"
+        return Launch(SOURCE, f"set_partials<{template}>", grid_of(blocks), struct)
 
-    kind = boolean(isinstance(operation, SetSums))
-    along = triples[0][2] == 1
-    blocks = images * units * -(-sets // (ALONG if along else ACROSS))
-    template = f"{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}, {boolean(along)}"
-    partials = f"set_partials<{template}>"
     numbers_after = (partial, real_type(operation.dtype)(coef))
     every = (*tensors, *of_y)
-    launch(operation, every, lambda: plan(partials, blocks), numbers_after, call.stream)
+    launch(operation, every, lambda: plan(of_units=True), numbers_after, call.stream)
     launch(
         (operation, "totals"),
         (call.output, state),
-        lambda: plan(f"set_totals<{kind}>", images * sets, BLOCK_THREADS),
+        lambda: plan(of_units=False),
         (partial,),
         call.stream,
     )
@@ -297,11 +299,10 @@ def normalise_sites_backward(operation: NormaliseSitesBackward, call: Call) -> N
         check(name, view, operation.shape, operation.dtype)
         for name, view in (("x", x), ("dy", dy), ("dx", call.output))
     ]
-    sizes = views[0].flat()[0]
-    (x, dy, dx), triples = views, [view.flat()[1] for view in views]
+    x, dy, dx = views
     nbytes = _sites_sums_bytes(operation)
     start = workspace_pointer(call.workspace, nbytes) if nbytes else 0
-    if any(channels != 1 for _, channels, _ in triples):
+    if any(view.strides[1] != 1 for view in views):
         shape = operation.sums.output_shape
         sums = DeviceView(start, "float64", shape, packed_strides(shape))
         taken = sums.size * sums.item_bytes
@@ -316,16 +317,16 @@ def normalise_sites_backward(operation: NormaliseSitesBackward, call: Call) -> N
         check_packed(name, view, operation.statistics_shape, vectors)
 
     def plan() -> Launch | None:
-        images, members, sites = sizes
+        images, members, sites = x.flat()[0]
         if images * members * sites == 0:
             return None
+        triples = (view.flat()[1] for view in views)
         strides = {
             name: (n, each, c)
             for name, (n, c, each) in zip(("x", "dy", "dx"), triples, strict=True)
         }
-        struct = fill_struct(
-            SOURCE, "Sites", images=images, sites=sites, members=members, **strides
-        )
+        sizes = {"images": images, "sites": sites, "members": members}
+        struct = fill_struct(SOURCE, "Sites", **sizes, **strides)
         fits = ITEM_BYTES[operation.dtype] <= KEPT_BYTES
         kept = next((each for each in KEPT if fits and 32 * each >= members), 0)
         kernel = f"normalise_sites_backward<{CUDA_TYPES[operation.dtype]}, {kept}>"
