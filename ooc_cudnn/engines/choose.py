@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import assign_workspace, distinct_launches
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED, Option
 from ooc_cudnn.engines.target import Target
-from ooc_cudnn.operations.convolution.gradients import AnyConvolution, forward_of, in_memory_order
+from ooc_cudnn.operations.convolution.gradients import (
+    AnyConvolution,
+    forward_of,
+    in_memory_order,
+    replace_forward,
+)
 from ooc_cudnn.tensor import ORDERS
 
 
@@ -59,14 +65,22 @@ def _seconds_of(
     layout = forward_of(operation).layout
     orders = (layout, *(order for order in ORDERS if order != layout))
     # A convolution by itself tells more of one with an epilogue than another memory order does.
+    # And one with other padding more of a piece at a border, for which no engine may be checked.
     plain = (in_memory_order(operation, order) for order in orders)
-    for candidate in (operation, *plain):
+    for candidate in (operation, *plain, _evened(in_memory_order(operation, layout))):
         options = known(candidate)
         if options:
             has = _named if asked and candidate == operation else _fitting
             seconds = float(target.machine.compute.seconds(candidate.work()))
             return seconds * has(options, plan).seconds / options[0].seconds
     return 0.0
+
+
+def _evened(operation: AnyConvolution) -> AnyConvolution:
+    """The same with as much padding on both sides of each axis."""
+    forward = forward_of(operation)
+    padding = tuple((max(pair), max(pair)) for pair in forward.padding)
+    return replace_forward(operation, replace(forward, padding=padding))
 
 
 def _fitting(options: Sequence[Option], plan: Plan) -> Option:

@@ -41,7 +41,7 @@ def measured(layout, *options):
 
 
 def planned(device, *tables, limit=2**20, call=None):
-    """The plan of a filter gradient on maps that lie channels last, and how slow it is."""
+    """The plan of a call, or a filter gradient, on maps channels last, and how slow it is."""
     device.layouts = lambda dtype: ("channels_first", "channels_last")
     for each in tables:
         tables_of(device).add(each)
@@ -102,6 +102,45 @@ def test_without_room_a_plan_takes_as_long_as_its_engine(make):
     plan, slowness = planned(device, measured("channels_last", FASTEST, SPARING), limit=200 * KIB)
     assert plan.algorithms == ("eng101 (measured)",)
     assert slowness == pytest.approx(9.0, rel=0.01)
+
+
+@pytest.mark.parametrize("images", [1, 8])
+@pytest.mark.parametrize("launch_seconds", [0.0, 2e-3])
+def test_without_room_for_the_whole_it_is_cut(make, images, launch_seconds):
+    """On an H200, a data gradient of one volume took 420 ms in one piece, and 7.5 in 32 of rows.
+
+    Pieces are taken that cost more to launch, too, where the engine for the whole costs far more.
+    """
+    device = make(
+        FakeEngine(101, 1e-8), FakeEngine(102, 1e-8, workspace_of_row=8 * KIB),
+        launch_seconds=launch_seconds,
+    )  # fmt: skip
+    whole = replace(FORWARD, x_shape=(images, 8, 64, 64), layout="channels_last")
+    options = (
+        Option(0.033 * images, 512 * KIB * images, Engine(102), "eng102"),
+        Option(1.6 * images, 0, Engine(101), "eng101"),
+    )
+    plan, slowness = planned(
+        device, Measurement(whole.work(), options, whole), limit=300 * KIB,
+        call=Chain((replace(whole, layout="channels_first"),), "float32"),
+    )  # fmt: skip
+    assert plan.algorithms == ("eng102 (measured)",)
+    assert plan.pieces > images
+    assert slowness == 1.0
+
+
+def test_a_part_that_was_measured_to_be_faster_is_taken_along_rows(make):
+    """What the heuristics choose for the whole may be 50 times as slow as what they do for less."""
+    device = make(FakeEngine(101, 1e-8))
+    whole = replace(FORWARD, layout="channels_last")
+    part = replace(whole, x_shape=(1, 8, 8, 64))
+    tables = (
+        Measurement(each.work(), (Option(seconds, 0, Engine(101), "eng101"),), each)
+        for each, seconds in ((whole, 1.6), (part, 0.004))
+    )
+    plan, _ = planned(device, *tables, call=Chain((FORWARD,), "float32"))
+    assert plan.pieces > 1
+    assert plan.compute_seconds < 0.1
 
 
 def test_a_fused_launch_is_priced_by_its_convolution_alone_not_by_another_order(make):

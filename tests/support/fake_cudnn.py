@@ -42,6 +42,7 @@ class FakeEngine:
     seconds: float
     workspace: int = 0
     workspace_of_image: int = 0
+    workspace_of_row: int = 0
     error: float = 1e-8
     uneven_error: float = 0.0  # where padding is more on one side
     is_ranked: bool = True
@@ -176,11 +177,16 @@ class Graph:
         return self.workspace(self.plans[index])
 
     @property
+    def extents(self):
+        return self.inputs[1 if self.kind is ConvolutionBackwardData else 0].dim
+
+    @property
     def images(self):
-        return self.inputs[1 if self.kind is ConvolutionBackwardData else 0].dim[0]
+        return self.extents[0]
 
     def workspace(self, engine):
-        return engine.workspace + self.images * engine.workspace_of_image
+        of_image = engine.workspace_of_image + self.extents[2] * engine.workspace_of_row
+        return engine.workspace + self.images * of_image
 
     def deselect_numeric_notes(self, notes):
         assert self.plans, "the backend marks the plans that there are"

@@ -49,7 +49,8 @@ def numbers(measured):
 def engines_maker(monkeypatch, tmp_path):
     """Return what makes the device with given engines, and takes it for the host.
 
-    Its machine model says 1 us a result for all of them; next to nothing for a `free` kind.
+    Its machine model says 1 us a result for all of them, and `launch_seconds` a launch; next to
+    nothing for a `free` kind.
     """
     Clock(monkeypatch, look_seconds=1e-12)
     monkeypatch.setattr(trials, "SHORTEST_SECONDS", 0.0)
@@ -57,13 +58,13 @@ def engines_maker(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget_warnings()
 
-    def made(*engines, free=None, version=91900):
+    def made(*engines, free=None, version=91900, launch_seconds=0.0):
         device = EnginesDevice(list(engines), monkeypatch, version=version)
         monkeypatch.setitem(devices._resolved, "host", device)
         known, identity = shipped("host"), device.identity()
         a_result = 2 * 4 * 9 * 8  # flops, of 32 channels
         lines = {
-            key: Line(1e-6 / a_result, 0.0) if key.startswith("convolution") else line
+            key: Line(1e-6 / a_result, launch_seconds) if key.startswith("convolution") else line
             for key, line in known.compute.lines.items()
         }
         if free is not None:

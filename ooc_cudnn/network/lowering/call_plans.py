@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from ooc_cudnn import fork_safety
 from ooc_cudnn.call_planner.plan import Plan
@@ -18,10 +20,15 @@ from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.pipeline.loops import pieces
 from ooc_cudnn.tensor import ORDERS
+from perfmodel import Split
 
 #: Another cut is worth it where seconds differ by more than this: so much an engine must save that
 #: needs more workspace (`engines.WORTH_WORKSPACE`).
 WORTH_PIECES = 1.02
+#: Into so many pieces a call that copies nothing is cut along an axis.
+PARTS = (2, 4, 8, 16, 32, 64)
+#: One that takes less is not cut along rows: there is little to be gained.
+LONG_SECONDS = 1e-3
 #: Kinds of calls whose plans are remembered.
 REMEMBERED = 4096
 #: What tells the pieces of a plan apart: by it, what is launched on them.
@@ -147,45 +154,68 @@ def _on_host(request: Request) -> Plan:
 
 
 def _in_core(request: Request, target: Target) -> Plan | None:
-    """The plan of a call that copies nothing: as few pieces as can be, along its images.
+    """The plan of a call that copies nothing: in one piece, or in pieces that are worth it.
 
-    More of them where engines were measured, and only so there is room for the fastest, or where
-    smaller ones were measured to be faster. Where no number of pieces leaves room for the fastest
-    engine, the fastest by the engines that there is room for, in whichever memory order.
-    None if it copies something, or takes more memory so than there is; then a plan is searched.
+    It is cut where engines were measured, and only so there is room for the fastest, or where
+    smaller pieces were measured to be faster: along images, then, if it takes long, along rows.
+    Where no cut leaves room for the fastest engine, the fastest by the engines that there is room
+    for, in whichever memory order. None if it copies something, or takes more memory so than there
+    is; then a plan is searched.
     """
     if len(request.computed_on_in_place) < len(request.specs):
         return None
-    whole_rows, images = replace(request, row_axes=()), request.chain.extents.n
-    ask_workspace, plans = target.ask_workspace, list[Plan]()
-    roomy: Plan | None = None
-    for parts in (1, 2, 4, 8, 16, 32, 64):
-        if parts > images or (not request.chain.may_cut("n") and parts > 1):
-            break
-        split = replace(request.chain.extents, n=-(-images // parts))
-        plan = Planner(whole_rows, ask_workspace).plan(split)
-        if plan is None:
-            continue
-        plans.append(plan)
-        if plan.seconds > WORTH_PIECES * (roomy or plans[0]).seconds:
-            break
-        if _has_its_engines(whole_rows, plan, ask_workspace):
-            if roomy is None or WORTH_PIECES * plan.seconds < roomy.seconds:
-                roomy = plan
-            if not _has_several_sizes(whole_rows, plan):
-                break
-    if roomy is not None:
-        return roomy
-    if target.options is not None:
-        for layout in request.layouts:
-            planner = Planner(replace(whole_rows, layouts=(layout,)), ask_workspace)
-            plans += filter(None, [planner.plan(request.chain.extents)])
+    whole_rows, whole = replace(request, row_axes=()), request.chain.extents
+    ask_workspace = target.ask_workspace
 
-    def seconds_of(plan: Plan) -> float:
+    def seconds_of(plan: Plan | None) -> float:
+        if plan is None:
+            return math.inf
         longer = slowness_of(whole_rows, plan, target) - 1.0
         return plan.seconds + longer * plan.compute_seconds
 
-    return min(plans, key=seconds_of, default=None)
+    def has_its_engines(plan: Plan | None) -> bool:
+        return plan is not None and _has_its_engines(whole_rows, plan, ask_workspace)
+
+    planner = Planner(whole_rows, ask_workspace)
+    best = planner.plan(whole)
+    if best and has_its_engines(best) and not _has_several_sizes(whole_rows, best):
+        return best
+    of_images, of_rows = _cuts(request.chain)
+    for cuts in (of_images, of_rows):
+        for expected, cut in _priced(whole_rows, cuts):
+            if WORTH_PIECES * expected >= seconds_of(best):
+                break  # what follows takes longer, even by the fastest engines
+            plan = planner.plan(cut)
+            if WORTH_PIECES * seconds_of(plan) < seconds_of(best):
+                best = plan
+        if seconds_of(best) < LONG_SECONDS or (of_images and has_its_engines(best)):
+            break
+    if target.options is not None and not has_its_engines(best):
+        for layout in request.layouts:
+            plan = Planner(replace(whole_rows, layouts=(layout,)), ask_workspace).plan(whole)
+            best = min(best, plan, key=seconds_of)
+    return best
+
+
+def _cuts(call: TiledCall) -> tuple[list[Split], list[Split]]:
+    """Cuts of a call along its images; and along rows, of as few images as that."""
+
+    def along(axis: str, of: Split) -> list[Split]:
+        extent = getattr(of, axis)
+        numbers = (parts for parts in PARTS if parts <= extent)
+        cuts = (replace(of, **{axis: -(-extent // parts)}) for parts in numbers)
+        return [cut for cut in cuts if call.is_legal(cut)]
+
+    of_images = along("n", call.extents)
+    return of_images, along("h_y", of_images[-1] if of_images else call.extents)
+
+
+def _priced(request: Request, cuts: Iterable[Split]) -> list[tuple[float, Split]]:
+    """What cuts take by the fastest engines, whatever the room for workspace; the fastest first."""
+    planner = Planner(request, None)
+    plans = ((planner.plan(cut), cut) for cut in cuts)
+    priced = ((plan.seconds, cut) for plan, cut in plans if plan is not None)
+    return sorted(priced, key=itemgetter(0))
 
 
 def _has_several_sizes(request: Request, plan: Plan) -> bool:
