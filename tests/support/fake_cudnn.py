@@ -54,6 +54,7 @@ class FakeEngine:
     knobs: dict = field(default_factory=dict)
     seconds_by_default: float | None = None  # where a knob without a name is not set
     launched: int = 0
+    built: int = 0
     plan_name: str = ""  # of one that is not cuDNN's
 
     @property
@@ -202,6 +203,7 @@ class Graph:
             raise RuntimeError("deselected")
         if self.images < engine.least_images:
             raise RuntimeError("not supported")
+        engine.built += 1
         time.sleep(engine.build_seconds)
 
     def operation(self):

@@ -13,6 +13,7 @@ or none fits, the heuristics' choice does.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -72,8 +73,8 @@ class Convolutions:
         self._checked, self._store_verdicts = CheckedEngines(verdicts), store_verdicts
         self._handle: Any = None
         self._lock = threading.RLock()
-        # Most capable first: without a budget, then those that fit smaller and smaller ones.
-        self._ranked: dict[tuple[AnyConvolution, int | None], Executable | None] = {}
+        #: What the heuristics choose, by the workspace that they may choose from.
+        self._ranked: dict[AnyConvolution, dict[float, Executable | None]] = {}
         self._of_engines: dict[tuple[AnyConvolution, Engine], Executable | None] = {}
         #: What runs in so much workspace, by what the tables of that version say.
         self._chosen: dict[tuple[AnyConvolution, int], Executable | None] = {}
@@ -112,10 +113,7 @@ class Convolutions:
                 plan = self._of_engine(operation, option.engine)
                 if plan and (budget_bytes is None or plan.workspace_bytes <= budget_bytes):
                     return plan
-            key = (operation, budget_bytes)
-            if key not in self._ranked:
-                self._ranked[key] = self._rank_first(operation, budget_bytes)
-            return self._ranked[key]
+            return self._ranked_for(operation, budget_bytes, keep=True)
 
     def chosen(self, operation: AnyConvolution, budget_bytes: int | None = None) -> Engine | None:
         """Return the heuristics' choice: `EngineProvider`."""
@@ -202,11 +200,25 @@ class Convolutions:
     ) -> Executable | None:
         """The heuristics' choice, which is not kept: what is measured may be launched nowhere."""
         try:
-            return self._ranked.get((operation, budget_bytes)) or self._rank_first(
-                operation, budget_bytes
-            )
+            return self._ranked_for(operation, budget_bytes, keep=False)
         except CudnnError:  # a convolution that no plan launches may be too large for cuDNN
             return None
+
+    def _ranked_for(
+        self, operation: AnyConvolution, budget_bytes: int | None, *, keep: bool
+    ) -> Executable | None:
+        """The heuristics' choice within a budget: that within a larger one, where it fits."""
+        known = self._ranked.setdefault(operation, {})
+        budget = math.inf if budget_bytes is None else budget_bytes
+        wider = min((each for each in known if each >= budget), default=None)
+        if wider is not None:
+            found = known[wider]
+            if found is None or found.workspace_bytes <= budget:
+                return found
+        found = self._rank_first(operation, budget_bytes)
+        if keep:
+            known[budget] = found
+        return found
 
     def _rank_first(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
         if not _is_for_cudnn(operation):

@@ -1,6 +1,8 @@
 """Which engine is chosen: for a budget, for another size, for a plan."""
 
 import itertools
+import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -267,3 +269,19 @@ def test_batches_are_cut_where_other_sizes_are_faster(factors):
         )
     ]
     assert made.plan.seconds <= 1.01 * min(cuts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_heuristics_are_asked_once_for_budgets_with_one_answer(make, seed):
+    """A search asks for the same convolution within what each of its plans leaves."""
+    engines = [FakeEngine(100 + at, 1e-6, (3 - at) * 4 * KIB) for at in range(4)]
+    device = make(*engines)
+    launched = tune.launch_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    budgets = [None, *range(0, 16 * KIB, 256)]
+    random.Random(seed).shuffle(budgets)
+    for budget in budgets:
+        room = math.inf if budget is None else budget
+        nbytes, names = device.workspace([launched], budget)
+        first = next(each for each in engines if each.workspace <= room)
+        assert (nbytes, names) == (first.workspace, (first.name,))
+    assert sum(each.built for each in engines) < len(budgets) / 2
