@@ -55,6 +55,11 @@ def slowness_of(request: Request, plan: Plan, target: Target) -> float:
     return taken / fastest if fastest else 1.0
 
 
+def seconds_by_engines(request: Request, plan: Plan, target: Target) -> float:
+    """Seconds of a plan by the engines that it has; by the fastest ones it has `seconds`."""
+    return plan.seconds + (slowness_of(request, plan, target) - 1.0) * plan.compute_seconds
+
+
 def _seconds_of(
     operation: object, plan: Plan, target: Target, known: Callable[..., Sequence[Option]]
 ) -> float:

@@ -13,7 +13,7 @@ from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import AskWorkspace, Planner, distinct_launches, make_plan
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED
-from ooc_cudnn.engines.choose import slowness_of
+from ooc_cudnn.engines.choose import seconds_by_engines
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.core.call import TiledCall
@@ -168,10 +168,7 @@ def _in_core(request: Request, target: Target) -> Plan | None:
     ask_workspace = target.ask_workspace
 
     def seconds_of(plan: Plan | None) -> float:
-        if plan is None:
-            return math.inf
-        longer = slowness_of(whole_rows, plan, target) - 1.0
-        return plan.seconds + longer * plan.compute_seconds
+        return math.inf if plan is None else seconds_by_engines(whole_rows, plan, target)
 
     def has_its_engines(plan: Plan | None) -> bool:
         return plan is not None and _has_its_engines(whole_rows, plan, ask_workspace)

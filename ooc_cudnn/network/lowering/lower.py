@@ -19,7 +19,7 @@ import numpy as np
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.machines import computing_machine
-from ooc_cudnn.engines.choose import choose_engines, slowness_of
+from ooc_cudnn.engines.choose import choose_engines, seconds_by_engines, slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, align
@@ -45,8 +45,10 @@ from ooc_cudnn.pipeline.program import (
 )
 
 #: A phase has too little memory where it is cut into more pieces than this, and takes more than so
-#: many times as long as with all memory to itself. Then a tensor beside it goes to the host.
-MANY_PIECES, MUCH_SLOWER = 64, 4.0
+#: many times as long as with all memory to itself. Then a tensor beside it goes to the host. So it
+#: does where the engine that there is room for takes so many times the seconds of the fastest, and
+#: these seconds more.
+MANY_PIECES, MUCH_SLOWER, MATTERS = 64, 4.0, 1e-3
 #: A call that is cut takes as long to plan as so many more that are not.
 CUT = 2
 #: And what spills in a step, as so many times its phases.
@@ -387,16 +389,19 @@ class _Lowering:
             request, plan = self.plan_of(phase, index, most)
         except PlanInfeasibleError as error:
             raise _TooLittleError(index, planned=index) from error
-        if self._is_starved(plan, phase, index):
+        target = self.constraints.target
+        plan = choose_engines(request, plan, target, most)
+        slowness = slowness_of(request, plan, target)
+        lost = (slowness - 1.0) * plan.compute_seconds
+        is_slow = slowness > MUCH_SLOWER and lost > MATTERS
+        if (is_slow or plan.pieces > MANY_PIECES) and self._is_starved(request, plan, phase, index):
             raise _TooLittleError(index, planned=index)
-        plan = choose_engines(request, plan, self.constraints.target, most)
         plan = plan.with_deeper_rings(most // 2)
         offset = self._offset(plan, index, gaps)
         self._worked.append((offset, offset + align(plan.device_bytes), index))
         binds = {
             operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
         }
-        slowness = slowness_of(request, plan, self.constraints.target)
         return Task(phase.name, request, plan, binds, offset, slowness)
 
     def _on_host(self, phase: Phase, index: int) -> list[Item]:
@@ -437,12 +442,18 @@ class _Lowering:
         latest = np.where(met, used[:, 2], -1).max(axis=1, initial=-1)
         return int(candidates[latest.argmin()])
 
-    def _is_starved(self, plan: Plan, phase: Phase, index: int) -> bool:
-        """True if tensors that could be elsewhere leave a phase so little that it crawls."""
-        if plan.pieces <= MANY_PIECES or _largest(self.step, self.live_ranges, index) is None:
+    def _is_starved(self, request: Request, plan: Plan, phase: Phase, index: int) -> bool:
+        """True if tensors that could be elsewhere leave a phase so little that it crawls.
+
+        It goes in many pieces, or by an engine that is slow because it takes next to no workspace.
+        """
+        if _largest(self.step, self.live_ranges, index) is None:
             return False
-        with_all = self.plan_of(phase, index, self.room)[1]
-        return plan.seconds > MUCH_SLOWER * with_all.seconds
+        target = self.constraints.target
+        seconds = seconds_by_engines(request, plan, target)
+        request, plan = self.plan_of(phase, index, self.room)
+        plan = choose_engines(request, plan, target, self.room)
+        return seconds > MUCH_SLOWER * seconds_by_engines(request, plan, target)
 
     def _gaps(self, index: int) -> list[tuple[int, int]]:
         """The ranges of the block, in bytes, that nothing holds in a phase; at least one."""
