@@ -17,6 +17,7 @@ from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
+from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
 from ooc_cudnn.pipeline.program import COPY_IN, COPY_OUT, Binding, Move, Program
 from ooc_cudnn.pipeline.segments import split_at_pauses
 from ooc_cudnn.tensor import TensorSpec
@@ -79,19 +80,22 @@ def test_results_are_the_same_under_every_limit(limit, outputs):
         assert_close(updated[name], statistics, name)
 
 
-def test_a_step_that_pauses_may_go_in_slabs():
+@pytest.mark.parametrize(
+    ("strategy", "limit"), [(RematerializeSlices(), 1_000_000), (SpillSlices(), 500_000)]
+)
+def test_a_step_that_pauses_may_go_in_slabs(strategy, limit):
     """The first layers by some images each; what of them is made again is so after the pause."""
     net, (y, _) = network()
     x, (seed,) = arrays(net, [y])
     _, (expected,), gradients, _ = run(LARGE)
-    limit = 1_000_000
     with ooc_cudnn.settings(machine="h200"):
         step = canonicalize(net.pausing_phases(y), "best")
         constraints = constraints_for(limit, None, step, {})
-        made = plans_by(RematerializeSlices(), step, constraints)[0]
+        made = plans_by(strategy, step, constraints)[0]
         plan = replace(made.plan, policy="best")
         assert plan.batch_slices > 1
         assert plan.again
+        assert plan.apart == isinstance(strategy, SpillSlices)
         paused = TwoPartStep(net, partial(net.pausing_phases, y), limit, {}, plan).forward(x=x)
         found = paused.backward([seed])
     assert_close(paused.outputs[0], expected, "output")

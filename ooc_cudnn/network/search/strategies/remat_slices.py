@@ -22,7 +22,8 @@ class RematerializeSlices(Strategy):
     """The rematerialization search, where single phases fill memory.
 
     It keeps within memory of the device. There are as few slices as make phases small
-    (`SMALL_PHASE`); one more where no plan comes of that.
+    (`SMALL_PHASE`); one more where no plan comes of that, then twice as many: smaller maps leave
+    fewer gaps between them.
     """
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
@@ -35,9 +36,10 @@ class RematerializeSlices(Strategy):
         step = apply_passes(request.step, frozenset(), 1, 1)
         small_bytes = max(int(SMALL_PHASE * constraints.target.room_bytes), 1)
         fewest = -(-max_touched_bytes(step, constraints) // small_bytes)
-        if not 1 < fewest <= min(MOST_SLICES, images_of(step)):
+        most = min(MOST_SLICES, images_of(step))
+        if not 1 < fewest <= most:
             return
-        for slices in (fewest, fewest + 1):
+        for slices in dict.fromkeys(min(each, most) for each in (fewest, fewest + 1, 2 * fewest)):
             try:
                 sliced = slice_batch(step, slices)
             except WholeBatchError:

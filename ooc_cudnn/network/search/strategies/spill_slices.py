@@ -39,10 +39,7 @@ class SpillSlices(Strategy):
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
         """Return True if the incumbent mostly waits, and slices would be smaller than the batch."""
         return (
-            request.is_whole_batch
-            and not request.step.pauses
-            and incumbent.waits(WAITING_MOSTLY)
-            and _slices_of(request) > 1
+            request.is_whole_batch and incumbent.waits(WAITING_MOSTLY) and _slices_of(request) > 1
         )
 
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
