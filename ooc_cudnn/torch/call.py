@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,7 @@ from ooc_cudnn.torch.scalar_inputs import Number
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.tensor_refs import TensorRefs
 from ooc_cudnn.torch.unhooked_alias import unhooked_alias
+from perfmodel.cached import cached_property
 
 
 class ReadyModel:
@@ -150,6 +152,20 @@ class ReadyModel:
         step.counts_given = True
         step.larger = self._larger
         step.beside_bytes = copies * bytes_of(self.lowered.outputs, self.device)
+        if self.device.type == "cuda":
+            step.beside_bytes += self.cast_bytes
+
+    @cached_property
+    def cast_bytes(self) -> int:
+        """Bytes of parameters and buffers that the network has copies of alone, with gradients.
+
+        Autocast makes the copies before a call; what they are of stays, and its gradients are made
+        of the network's.
+        """
+        taken = {each.value for each in self.lowered.given.values()}
+        held = (v for v in self.graph.given if v.kind in ("parameter", "buffer"))
+        sets = ((v, 2 if v in self.differentiable else 1) for v in held if v not in taken)
+        return sum(n * math.prod(v.shape) * v.dtype.itemsize for v, n in sets)
 
     def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:
         """By its place each output that forward reads further: what the network makes of it."""

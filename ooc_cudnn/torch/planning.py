@@ -85,7 +85,10 @@ def plan(
     ready = capture_for(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
     )
-    specs = specs_of(ready, placement, device_to_plan_for(machine))
+    held = device_to_plan_for(machine)
+    if held == "device" and ready.device.type != "cuda":
+        ready.step.beside_bytes = ready.cast_bytes
+    specs = specs_of(ready, placement, held)
     return ready.noted(ready.step.planned_for(specs, machine))
 
 

@@ -50,7 +50,7 @@ def constraints_for(
         model = named_machine(machine)
         limit = limit_of(model, _asked(memory_limit))
         held = sum(each.spec.nbytes for each in given.values() if each.spec.placement == "device")
-        room = limit - held - new_array_bytes(step, specs)
+        room = limit - held - new_array_bytes(step, specs) + kept_bytes
         most = settings.host_memory_limit
         return PlanConstraints(
             Target(model, limit, room, ORDERS, None, settings.overlap),

@@ -126,7 +126,7 @@ class LazyStep(ABC, Generic[R]):
     ) -> PlanConstraints:
         """Return under what it is planned with a limit; the others are those of `planned_for`."""
         wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
-        return constraints_for(memory_limit, machine, self._step, wrapped)
+        return constraints_for(memory_limit, machine, self._step, wrapped, -self.beside_bytes)
 
     def tune_for(
         self,
