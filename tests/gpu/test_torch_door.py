@@ -211,11 +211,16 @@ def products(x):
     return x + scores.sum((1, 3))[:, None, :, None]
 
 
+def masked(x):
+    """How many elements a mask selects, PyTorch waits for the card to know."""
+    return x.index_put((x > 0.5,), x.new_tensor(0.25), accumulate=True)
+
+
 @pytest.mark.parametrize(
     ("function", "is_recorded"),
     [(lambda x: x.cumsum(3) / 16, True), (lambda x: doubled_by_host(x), False),
-     (products, True)],
-    ids=["cumsum", "of the host", "products"],
+     (products, True), (lambda x: masked(x), False)],
+    ids=["cumsum", "of the host", "products", "waits"],
 )  # fmt: skip
 def test_what_pytorch_computes_is_recorded_with_memory_of_its_own(recorded, function, is_recorded):
     """Each launch of a graph writes there again, whatever PyTorch has lent to whom meanwhile."""
@@ -384,3 +389,28 @@ def test_a_recurrence_in_evaluation_has_gradients_and_is_strict_where_that_is_as
     for one, other in zip(gradients(limited), gradients(eager), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
     assert torch.backends.cudnn.rnn.fp32_precision == before
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_step_under_autocast_stays_within_its_limit(share):
+    """Weights, their copies and gradients of both count, and are half of it here."""
+    layers = (torch.nn.Conv2d(n, 512, 3, padding=1) for n in (3, 512, 512, 512))
+    ends = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = torch.nn.Sequential(*layers, *ends).cuda()
+    x = torch.randn(8, 3, 64, 64, pin_memory=True)
+
+    def peak(model):
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(STEPS):
+            with torch.autocast("cuda", torch.bfloat16):
+                y = model(x.cuda())
+            y.float().square().mean().backward()
+            model.zero_grad()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    limit = int(share * peak(model)) + 2**25
+    assert peak(ooc.limit(model, limit)) <= limit + 2**20
