@@ -329,6 +329,7 @@ class Captures:
         # they derive from classes of TorchDynamo, which is imported at the first capture
         from ooc_cudnn.torch.checkpoints import checkpoints_followed
         from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
+        from ooc_cudnn.torch.late_reads import late_reads_refused
         from ooc_cudnn.torch.traced_functions import functions_followed
 
         check_model(call.model)
@@ -342,6 +343,7 @@ class Captures:
             jit_isinstance_followed(),
             checkpoints_followed(),
             functions_followed(),
+            late_reads_refused(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
             _quiet(),

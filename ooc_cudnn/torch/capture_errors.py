@@ -27,6 +27,8 @@ _RAISED = re.compile(
 )
 _OF_BACKWARD = re.compile(r"(?i)module.level backwards? hooks")
 _OF_NUMPYS_RANDOM = re.compile(r"numpy_random_stream")
+#: With what TorchDynamo goes on, behind what an error says.
+_STACK = "\n\nfrom user code:"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
@@ -44,11 +46,17 @@ def explain_refusal(error: Exception, model: torch.nn.Module, forward: Any, call
         inner: Exception = error.inner_exception
         return inner.with_traceback(error.__traceback__)
     if isinstance(error.__context__, OocError):  # ours, raised as TorchDynamo traced
-        return error.__context__
+        return _as_raised(error.__context__)
     cause = _own_error(model, forward, call) if _RAISED.search(str(error)) else None
     if cause is not None:
         return _not_taken(model, cause, (call.args, call.kwargs))
-    return error if isinstance(error, OocError) else _refused(model, error)
+    return _as_raised(error) if isinstance(error, OocError) else _refused(model, error)
+
+
+def _as_raised(error: Exception) -> Exception:
+    """An error of ours, without the stack that TorchDynamo has put behind what it says."""
+    error.args = (str(error).partition(_STACK)[0].rstrip(), *error.args[1:])
+    return error
 
 
 def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:

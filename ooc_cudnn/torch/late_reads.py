@@ -1,0 +1,326 @@
+"""What backward would read later than the capture does: traced again, once forward has ended.
+
+Hooks of tensors, the backward of an `autograd.Function` and checkpoints run when forward is over,
+and read attributes, cells and entries as they are then. TorchDynamo traces them where forward comes
+by. So they are traced a second time at the end: where that reads something else, forward has
+replaced it meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import CellVariable, base, higher_order_ops
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.higher_order_ops import (
+    AutogradFunctionApplyVariable,
+    CheckpointHigherOrderVariable,
+)
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.places import name_of, source_name, traced_line
+
+_HOOK = (
+    "a hook of a tensor",
+    "give it to the hook as a default (lambda gradient, b=self.b: gradient * b)",
+)
+_BACKWARD = ("backward of an autograd.Function", "give it to apply, and keep it on ctx")
+_CHECKPOINT = ("a checkpoint", "give it as an argument of the checkpoint")
+#: The name by which TorchDynamo traces hooks of tensors.
+_OF_HOOKS = "register_hook"
+#: As many names are told.
+_TOLD = 3
+#: What has no name.
+_CONTAINER = "a container"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the trace of a body has read: its graph, and the nodes outside that it is given."""
+
+    graph: tuple[Any, ...]
+    given: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A body that was traced.
+
+    Attributes
+    ----------
+    kind : (str, str)
+        What it is, and what to do where it reads too early.
+    first : _Reading
+    again : function
+        Traces it, given the translator.
+    line : str
+    writes : int
+        How many writes of forward came before.
+    """
+
+    kind: tuple[str, str]
+    first: _Reading
+    again: Callable[[Any], _Reading]
+    line: str
+    writes: int
+
+
+class _Watched:
+    """The bodies of one graph, by the tracer that they were traced in, and forward's writes."""
+
+    def __init__(self, output: OutputGraph | None = None) -> None:
+        self.output = output
+        self.bodies: dict[Any, list[_Body]] = {}
+        self.writes: list[str] = []
+
+    def add(self, tx: Any, kind: tuple[str, str], first: _Reading, again: Any) -> None:
+        """Note a body that was traced."""
+        body = _Body(kind, first, again, traced_line(), len(self.writes))
+        self.bodies.setdefault(tx.output.current_tracer, []).append(body)
+
+    def check(self, tx: Any) -> None:
+        """Trace the bodies of the current tracer again, as its end is reached.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If one reads something else than before.
+        """
+        for body in self.bodies.pop(tx.output.current_tracer, ()):
+            names = self.writes[body.writes :]
+            if not names:
+                continue
+            second = _traced_again(tx, body)
+            if second == body.first:
+                continue
+            what, remedy = body.kind
+            told = _replaced(body.first, second) or _told(names)
+            raise UnsupportedModelError(
+                f"{what} reads what forward replaces behind it ({', '.join(told[:_TOLD])}), and "
+                f"in backward would find the new value: {remedy}; or replace it earlier\n"
+                f"  {body.line}"
+            )
+
+
+def _traced_again(tx: Any, body: _Body) -> _Reading | None:
+    """What a body reads now; None if it cannot be traced, or adds to the graph around it."""
+    output = tx.output
+    effects, parts = output.side_effects, set(output.nn_modules)
+    graphs = [each.graph for each in output.tracers]
+    nodes = [len(each.nodes) for each in graphs]
+    output.side_effects = effects.clone()
+    try:
+        reading = body.again(tx)
+    except torch._dynamo.exc.TorchDynamoException:
+        return None
+    finally:
+        output.side_effects = effects
+        for name in [each for each in output.nn_modules if each not in parts]:
+            del output.nn_modules[name]
+        for graph in graphs:
+            _drop_last(graph, parts)
+    return reading if nodes == [len(each.nodes) for each in graphs] else None
+
+
+def _drop_last(graph: torch.fx.Graph, parts: set[str]) -> None:
+    """Erase the last nodes of a graph that get a part of it which is gone."""
+    while (last := next(iter(reversed(graph.nodes)), None)) is not None:
+        if last.op != "get_attr" or last.target in parts or last.users:
+            return
+        graph.erase_node(last)
+
+
+def _reading(graph: torch.fx.Graph, given: Sequence[Any]) -> _Reading:
+    return _Reading(_as_numbered(graph), tuple(_below_hooks(each.node) for each in given))
+
+
+def _as_numbered(graph: torch.fx.Graph) -> tuple[Any, ...]:
+    """A graph as plain data, its nodes by number: names are others in each trace."""
+    numbers = {node: f"%{at}" for at, node in enumerate(graph.nodes)}
+
+    def noted(node: torch.fx.Node) -> tuple[Any, ...]:
+        target: Any = None if node.op == "placeholder" else node.target
+        if node.op == "get_attr":
+            part = _part(graph, str(target))
+            target = _as_numbered(part.graph) if isinstance(part, torch.fx.GraphModule) else target
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)
+        return node.op, target, arguments
+
+    return tuple(map(noted, graph.nodes))
+
+
+def _part(graph: torch.fx.Graph, name: str) -> Any:
+    """A part of the graph that is traced now."""
+    translator = torch._dynamo.symbolic_convert.InstructionTranslator
+    return translator.current_tx().output.nn_modules.get(name)
+
+
+def _below_hooks(node: torch.fx.Node) -> torch.fx.Node:
+    """The node of a tensor before it had hooks: each puts another one in its place."""
+    while _OF_HOOKS in str(node.target) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _replaced(first: _Reading, second: _Reading | None) -> list[str]:
+    """The names of the tensors that a body has read, and now does not."""
+    now = () if second is None else second.given
+    gone = (each for each in first.given if each not in now)
+    sources = (getattr(each.meta.get("grapharg"), "source", None) for each in gone)
+    return [name_of(source_name(each)) for each in sources if each is not None]
+
+
+def _name_of_write(item: Any, name: str | None, tx: Any) -> str:
+    """What forward writes: an attribute, a variable of a function, or into a container."""
+    if isinstance(item, CellVariable):
+        return str(tx.current_instruction.argval)
+    source = getattr(item, "source", None)
+    return name or (name_of(source_name(source)) if source is not None else _CONTAINER)
+
+
+def _told(names: Sequence[str]) -> list[str]:
+    """The names of writes to tell, once each: not those by which TorchDynamo traces others."""
+    found = list(dict.fromkeys(each for each in names if not each.startswith("__")))
+    return [each for each in found if each != _CONTAINER] or found
+
+
+def _of_wrapped(made: tuple[Any, ...]) -> _Reading:
+    """What a checkpoint has read, of what TorchDynamo notes of it."""
+    (_, *given), *others = made
+    module = next(each for each in others if isinstance(each, torch.fx.GraphModule))
+    return _reading(module.graph, given)
+
+
+def _copied(results: Any) -> Any:
+    """What a forward has returned, as it is now."""
+    if results.is_tensor():
+        return results.clone()
+    return results.clone(items=[each.clone() for each in results.items])
+
+
+class _Ended(VariableTracker):
+    """A function that a checkpoint calls: as it ends, the bodies within are traced again."""
+
+    def __init__(self, function: Any, watched: _Watched) -> None:
+        super().__init__()
+        self._function, self._watched = function, watched
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Trace it."""
+        made = self._function.call_function(tx, args, kwargs)
+        self._watched.check(tx)
+        return made
+
+
+def _keep_tracked(before: SideEffects, now: SideEffects) -> None:
+    """Let TorchDynamo know what it met in a body: else it forgets what forward writes there."""
+    kinds = base.ValueMutationExisting | base.AttributeMutationExisting
+    for item in before.keepalive:
+        variable: Any = before.id_to_variable.get(id(item))
+        is_met = variable is not None and isinstance(variable.mutation_type, kinds)
+        if is_met and id(item) not in now.id_to_variable:
+            now.id_to_variable[id(item)] = variable
+            now.keepalive.append(item)
+
+
+@contextmanager
+def late_reads_refused() -> Iterator[None]:
+    """Have Dynamo refuse what reads in backward what forward replaces after it was traced."""
+    thread = threading.get_ident()
+    watched = _Watched()
+
+    def of(tx: Any) -> _Watched:
+        nonlocal watched
+        if watched.output is not tx.output:  # Dynamo may begin anew
+            watched = _Watched(tx.output)
+        return watched
+
+    def speculated(was: Any, tx: Any, f: Any, *args: Any, **how: Any) -> Any:
+        if _OF_HOOKS not in args[2:3]:
+            return was(tx, f, *args, **how)
+        before = tx.output.side_effects
+        made = was(tx, f, *args, **how)
+        _keep_tracked(before, tx.output.side_effects)
+
+        def again(tx: Any) -> _Reading:
+            _, graph, given = was(tx, f, *args, **how)
+            return _reading(graph, list(given))
+
+        _, graph, given = made
+        of(tx).add(tx, _HOOK, _reading(graph, list(given)), again)
+        return made
+
+    def traced_backward(
+        was: Any, self: Any, tx: Any, ctx: Any, tracer: Any, results: Any, forward: Any
+    ) -> Any:
+        kept = _copied(results)  # what it is then given has other proxies later
+        made = was(self, tx, ctx, tracer, results, forward)
+
+        def again(tx: Any) -> _Reading:
+            _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
+            return _reading(graph, list(given))
+
+        _, _, graph, given, _ = made
+        of(tx).add(tx, _BACKWARD, _reading(graph, list(given)), again)
+        return made
+
+    def wrapped(was: Any, self: Any, tx: Any, function: Any, *args: Any, **how: Any) -> Any:
+        made = was(self, tx, _Ended(function, of(tx)), *args, **how)
+        if not torch.is_grad_enabled():
+            return made
+
+        def again(tx: Any) -> _Reading:
+            return _of_wrapped(was(self, tx, function, *args, **how))
+
+        of(tx).add(tx, _CHECKPOINT, _of_wrapped(made), again)
+        return made
+
+    def compiled(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
+        of(tx).check(tx)
+        return was(self, tx, *args, **how)
+
+    def stored(was: Any, self: Any, item: Any, name: str, *args: Any, **how: Any) -> Any:
+        written(self, item, name)
+        return was(self, item, name, *args, **how)
+
+    def mutated(was: Any, self: Any, item: Any) -> Any:
+        written(self, item, None)
+        return was(self, item)
+
+    def written(effects: Any, item: Any, name: str | None) -> None:
+        output = watched.output
+        if output is not None and effects.output_graph_weakref() is output:
+            watched.writes.append(_name_of_write(item, name, output.current_tx))
+
+    places: tuple[tuple[Any, str, Any], ...] = (
+        (higher_order_ops, "speculate_subgraph", speculated),
+        (AutogradFunctionApplyVariable, "trace_backward_graph", traced_backward),
+        (CheckpointHigherOrderVariable, "create_wrapped_node", wrapped),
+        (OutputGraph, "compile_subgraph", compiled),
+        (SideEffects, "store_attr", stored),
+        (SideEffects, "mutation", mutated),
+    )
+
+    def replaced(was: Any, ours: Any) -> Any:
+        @functools.wraps(was)
+        def call(*args: Any, **how: Any) -> Any:
+            if threading.get_ident() != thread:
+                return was(*args, **how)
+            return ours(was, *args, **how)
+
+        return call
+
+    with ExitStack() as stack:
+        for place, name, ours in places:
+            was = getattr(place, name)
+            stack.callback(setattr, place, name, was)
+            setattr(place, name, replaced(was, ours))
+        yield

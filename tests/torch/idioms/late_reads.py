@@ -1,0 +1,347 @@
+"""Idioms of what reads in backward what forward replaces: hooks, functions, checkpoints."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.torch.idioms.judge import EQUAL, EQUAL_SINCE_2_13, REFUSED, Idiom
+from tests.torch.idioms.models import conv, model, train
+
+FACTOR = 1.0
+
+
+def by_a_hook(y, read):
+    """Scale the gradient of y in a hook, by what it reads then."""
+    z = y * 1
+    z.register_hook(lambda gradient: gradient * read())
+    return z * 1
+
+
+class Box:
+    """Holds a tensor."""
+
+    def __init__(self):
+        self.t = torch.ones(1)
+
+
+class Late(torch.autograd.Function):
+    """Reads in backward."""
+
+    @staticmethod
+    def forward(ctx, y, read):
+        ctx.read = read
+        return y * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.read(), None
+
+
+class Early(torch.autograd.Function):
+    """Reads in forward, what it keeps."""
+
+    @staticmethod
+    def forward(ctx, y, factor):
+        ctx.factor = factor
+        return y * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+def by_a_checkpoint(y, read):
+    """The square of what it reads, which is computed again in backward."""
+    return checkpoint(lambda z: (z * read()).sin(), y, use_reentrant=False)
+
+
+def by_a_reentrant_checkpoint(y, read):
+    return checkpoint(lambda z: (z * read()).sin(), y, use_reentrant=True)
+
+
+WAYS = {
+    "a hook": by_a_hook,
+    "Function": lambda y, read: Late.apply(y, read),
+    "a checkpoint": by_a_checkpoint,
+    "a reentrant checkpoint": by_a_reentrant_checkpoint,
+}
+
+
+def doubled_buffer(s):
+    s.n = s.n * 2
+
+
+def doubled_number(s):
+    s.k = s.k * 2
+
+
+def doubled_attribute(s):
+    s.box.t = s.box.t * 2
+
+
+def doubled_entry(s):
+    s.d["a"] = s.d["a"] * 2
+
+
+def another_dictionary(s):
+    s.d = {"a": s.d["a"] * 2}
+
+
+def another_last(s):
+    s.few.append(s.few[-1] * 2)
+
+
+def doubled_global(s):
+    global FACTOR
+    FACTOR = FACTOR * 2
+
+
+def another_part(s):
+    s.part, s.other = s.other, s.part
+
+
+#: What is read in backward, and replaced by forward.
+REPLACED = {
+    "a buffer": (lambda s: s.n, doubled_buffer),
+    "a number": (lambda s: s.k, doubled_number),
+    "an attribute of an object": (lambda s: s.box.t, doubled_attribute),
+    "an entry of a dictionary": (lambda s: s.d["a"], doubled_entry),
+    "a dictionary": (lambda s: s.d["a"], another_dictionary),
+    "the last of a list": (lambda s: s.few[-1], another_last),
+    "a global": (lambda s: FACTOR, doubled_global),
+    "a part": (lambda s: s.part.weight.detach().mean(), another_part),
+}
+
+
+def all_but_a_buffer(s):
+    doubled_number(s)
+    doubled_attribute(s)
+    doubled_entry(s)
+    another_last(s)
+    s.seen = s.n + 1
+
+
+def holding(f):
+    """A function that makes a model with something of each kind."""
+    return model(
+        f,
+        c=conv(),
+        n=lambda: nn.Buffer(torch.ones(1)),
+        seen=lambda: nn.Buffer(torch.ones(1)),
+        k=lambda: 1.5,
+        box=Box,
+        d=lambda: {"a": torch.ones(1)},
+        few=lambda: [torch.ones(1)],
+        part=conv(size=1),
+        other=conv(size=1),
+    )
+
+
+def trained(run):
+    """Train; leave the global as it was."""
+    global FACTOR
+    try:
+        train(run)
+        run.note(FACTOR)
+    finally:
+        FACTOR = 1.0
+
+
+def replaced_behind(way, read, replace):
+    def forward(s, x):
+        made = WAYS[way](s.c(x), lambda: read(s))
+        replace(s)
+        return made
+
+    return Idiom(
+        f"{way} reads what forward replaces behind it: {name_of(read)}",
+        holding(forward),
+        trained,
+        REFUSED,
+    )
+
+
+def replaced_before(way, read, replace):
+    def forward(s, x):
+        y = s.c(x)
+        replace(s)
+        return WAYS[way](y, lambda: read(s))
+
+    return Idiom(
+        f"{way} reads what forward has replaced before it: {name_of(read)}",
+        holding(forward),
+        trained,
+    )
+
+
+def name_of(read):
+    return next(name for name, (each, _) in REPLACED.items() if each is read)
+
+
+def variables_of_loops(s, x):
+    y, made = s.c(x), 0
+    for i in range(3):
+        z = y * 1
+        z.register_hook(lambda gradient: gradient * i)  # noqa: B023
+        made = made + z
+    return made
+
+
+def bound_variables_of_loops(s, x):
+    y, made = s.c(x), 0
+    for i in range(3):
+        z = y * 1
+        z.register_hook(lambda gradient, i=i: gradient * i)
+        made = made + z
+    return made
+
+
+def a_variable(s, x):
+    factor = 1.0
+    z = s.c(x) * 1
+    z.register_hook(lambda gradient: gradient * factor)
+    factor = 5.0
+    return z * factor
+
+
+def a_nonlocal_variable(s, x):
+    factor = 1.0
+
+    def set_factor():
+        nonlocal factor
+        factor = 5.0
+
+    made = by_a_hook(s.c(x), lambda: factor)
+    set_factor()
+    return made
+
+
+def scaled(s, gradient):
+    return gradient * s.n
+
+
+def in_a_partial(s, x):
+    y = s.c(x) * 1
+    y.register_hook(functools.partial(scaled, s))
+    doubled_buffer(s)
+    return y * 1
+
+
+def within_a_checkpoint(s, x):
+    def body(y):
+        made = by_a_hook(y, lambda: s.n)
+        return made.sin()
+
+    made = checkpoint(body, s.c(x), use_reentrant=False)
+    doubled_buffer(s)
+    return made
+
+
+def a_variable_of_a_checkpoint(s, x):
+    def body(y):
+        factor = 1.0
+        made = by_a_hook(y, lambda: factor)
+        factor = 3.0
+        return made.sin() * factor
+
+    return checkpoint(body, s.c(x), use_reentrant=False)
+
+
+def of_the_input(s, x):
+    x.register_hook(lambda gradient: gradient * s.n)
+    doubled_buffer(s)
+    return s.c(x)
+
+
+def others_behind_a_hook(s, x):
+    made = by_a_hook(s.c(x), lambda: s.n)
+    all_but_a_buffer(s)
+    return made
+
+
+def others_behind_a_function(s, x):
+    made = Late.apply(s.c(x), lambda: s.n)
+    all_but_a_buffer(s)
+    return made
+
+
+def others_behind_a_checkpoint(s, x):
+    made = by_a_checkpoint(s.c(x), lambda: s.n)
+    all_but_a_buffer(s)
+    return made
+
+
+def the_same_again(s, x):
+    made = by_a_hook(s.c(x), lambda: s.n * s.k)
+    s.n, s.k = s.n, s.k * 1
+    return made
+
+
+def a_tensor_hooked_later(s, x):
+    y = s.c(x) * 1
+    z = y * 2
+    z.register_hook(lambda gradient: gradient * y)
+    y.register_hook(lambda gradient: gradient * 3)
+    s.seen = s.seen + 1
+    return z * 1
+
+
+def in_a_local(s, x):
+    n = s.n
+    made = by_a_hook(s.c(x), lambda: n)
+    doubled_buffer(s)
+    return made
+
+
+def kept_in_forward(s, x):
+    made = Early.apply(s.c(x), s.n)
+    doubled_buffer(s)
+    return made
+
+
+def an_argument_of_a_checkpoint(s, x):
+    made = checkpoint(lambda y, n: (y * n).sin(), s.c(x), s.n, use_reentrant=False)
+    doubled_buffer(s)
+    return made
+
+
+CASES = [
+    *(replaced_behind(way, *pair) for way in WAYS for pair in REPLACED.values()),
+    *(replaced_before(way, *pair) for way in WAYS for pair in REPLACED.values()),
+    *(
+        Idiom(name, holding(f), trained, REFUSED)
+        for name, f in {
+            "a hook reads the variable of a loop": variables_of_loops,
+            "a hook reads a variable that is set behind it": a_variable,
+            "a hook reads a variable that another function sets": a_nonlocal_variable,
+            "a hook in a partial reads a buffer that is replaced": in_a_partial,
+            "a hook within a checkpoint reads a buffer that is replaced": within_a_checkpoint,
+            "a hook within a checkpoint reads a variable of it": a_variable_of_a_checkpoint,
+            "a hook reads a buffer, and forward replaces all else": others_behind_a_hook,
+        }.items()
+    ),
+    *(
+        Idiom(name, holding(f), trained, expected)
+        for name, (f, expected) in {
+            "a hook of the input reads a buffer that is replaced": (of_the_input, EQUAL),
+            "a hook has the variable of a loop as a default": (bound_variables_of_loops, EQUAL),
+            "a Function reads a buffer, and forward replaces all else": (
+                others_behind_a_function,
+                EQUAL,
+            ),
+            "a checkpoint reads a buffer, and forward replaces all else": (
+                others_behind_a_checkpoint,
+                EQUAL,
+            ),
+            "a hook reads what forward sets to what it was": (the_same_again, EQUAL),
+            "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL_SINCE_2_13),
+            "a hook reads a local, whose buffer forward replaces": (in_a_local, EQUAL),
+            "a Function keeps a buffer, which forward replaces": (kept_in_forward, EQUAL),
+            "a checkpoint has a buffer as its argument": (an_argument_of_a_checkpoint, EQUAL),
+        }.items()
+    ),
+]

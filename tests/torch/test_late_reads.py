@@ -1,0 +1,109 @@
+"""What backward reads and forward replaces: refused by name; what else forward leaves stays."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch.errors import UnsupportedModelError
+
+pytestmark = pytest.mark.usefixtures("fewest_plans")
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+class Model(nn.Module):
+    """A convolution with buffers, and what a function does with its map."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.function = nn.Conv2d(3, 4, 3), function
+        self.read, self.written = nn.Buffer(torch.ones(1)), nn.Buffer(torch.ones(1))
+        self.lists = [torch.ones(1)]
+        self.calls = 0
+
+    def forward(self, x):
+        return self.function(self, self.conv(x))
+
+
+def write_others(m):
+    m.written = m.written + 1
+    m.lists.append(m.lists[-1] + m.read)
+    m.calls += 1
+
+
+def hooked(m, y):
+    y.register_hook(lambda gradient: gradient * (m.read + m.written + m.lists[0]))
+    return y * 1
+
+
+def write_behind_a_hook(m, y):
+    y.register_hook(lambda gradient: gradient * (m.read + m.lists[0]))
+    write_others(m)
+    return y * 1
+
+
+def replace_behind_a_hook(m, y):
+    z = hooked(m, y)
+    write_others(m)
+    return z
+
+
+def replace_behind_a_checkpoint(m, y):
+    z = checkpoint(lambda z: (z * m.written).sin(), y, use_reentrant=False)
+    write_others(m)
+    return z
+
+
+def seen(model):
+    """What two calls and their backward leave."""
+    x = torch.ones(2, 3, 6, 7).requires_grad_()
+    for _ in range(2):
+        model(x).square().sum().backward()
+    numbers = [x.grad, model.conv.weight.grad, model.read, model.written, *model.lists]
+    return torch.cat([each.flatten() for each in numbers]), model.calls
+
+
+def test_what_forward_leaves_behind_a_hook_is_there():
+    ours, calls = seen(ooc.limit(Model(write_behind_a_hook), "1MiB"))
+    expected, expected_calls = seen(Model(write_behind_a_hook))
+    torch.testing.assert_close(ours, expected)
+    assert calls == expected_calls == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "what", "remedy"),
+    [
+        pytest.param(
+            replace_behind_a_hook,
+            "a hook of a tensor",
+            "as a default",
+            marks=pytest.mark.skipif(torch.__version__ < "2.13", reason="a hook is a Function"),
+        ),
+        (replace_behind_a_checkpoint, "a checkpoint", "as an argument"),
+    ],
+)
+def test_what_is_replaced_is_refused_by_name_and_nothing_has_changed(function, what, remedy):
+    model = ooc.limit(Model(function), "1MiB")
+    with pytest.raises(UnsupportedModelError) as error:
+        model(torch.ones(2, 3, 6, 7))
+    said, *line = str(error.value).splitlines()
+    assert f"{what} reads what forward replaces behind it (written)" in said
+    assert remedy in said
+    assert len(line) == 1
+    assert "test_late_reads.py" in line[0]
+    assert (model.calls, model.written.item(), len(model.lists)) == (0, 1, 1)
+
+
+def test_without_gradients_a_checkpoint_is_not_computed_again():
+    model = ooc.limit(Model(replace_behind_a_checkpoint), "1MiB")
+    with torch.no_grad():
+        model(torch.ones(2, 3, 6, 7))
+    assert model.written.item() == 2
