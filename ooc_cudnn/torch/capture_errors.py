@@ -29,6 +29,8 @@ _OF_BACKWARD = re.compile(r"(?i)module.level backwards? hooks")
 _OF_NUMPYS_RANDOM = re.compile(r"numpy_random_stream")
 #: With what TorchDynamo goes on, behind what an error says.
 _STACK = "\n\nfrom user code:"
+#: Of a write to what a checkpoint finds outside.
+_OF_CHECKPOINTS = re.compile(r"HOP: [\w-]+ side effect\s+Higher Order Operator: \S*checkpoint")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 
 
@@ -70,7 +72,14 @@ def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
         said += "register a hook of the tensor"
     elif _OF_DATA.search(text):
         said += ". The result of a branch, of a loop or of a size depends on data"
-    said += ": take it out of forward, or limit the parts before and after it"
+    remedy = "take it out of forward, or limit the parts before and after it"
+    if _OF_CHECKPOINTS.search(text):
+        said = f"{type(model).__name__} cannot be captured: a checkpoint calls what sets an "
+        said += "attribute or a buffer, or changes a list (so do counters and spectral norm), and "
+        said += "PyTorch does so again in backward"
+        remedy = "leave the checkpoint out, for the library computes again by itself what it does "
+        remedy += "not keep; or set it behind the checkpoint"
+    said += f": {remedy}"
     line = _line_in(text) or users_line(error, NOT_THE_USERS) or _line_of(model)
     return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,10 @@ from torch._dynamo.variables import (
 )
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint_sequential
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+#: Arguments of a checkpoint itself.
+_OWN = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
 
 
 def _checkpoint(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
@@ -24,13 +28,17 @@ def _checkpoint(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
 
     The reentrant one is an `autograd.Function`: it has a history where one of its arguments has,
     whatever else the function reads. Of what it returns tensors have one, and none in a container.
+    Without gradients nothing is computed again, and a checkpoint is a call.
     """
     is_reentrant = how.get("use_reentrant")
-    if not (is_reentrant or is_reentrant is None) or not torch.is_grad_enabled():
+    others = {name: each for name, each in how.items() if name not in _OWN}
+    if not torch.is_grad_enabled():
+        return function(*args, **others)
+    if not (is_reentrant or is_reentrant is None):
         return tag_activation_checkpoint(function, *args, **how)
     if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
         with torch.no_grad():
-            return tag_activation_checkpoint(function, *args, **how)
+            return function(*args, **others)
     made = tag_activation_checkpoint(function, *args, **how)
     if isinstance(made, tuple):
         return tuple(each if isinstance(each, torch.Tensor) else _detached(each) for each in made)

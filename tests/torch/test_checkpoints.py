@@ -7,11 +7,13 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils import checkpoint as of_torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
 
 pytestmark = [
@@ -137,3 +139,49 @@ def test_another_function_in_its_place_is_seen(monkeypatch):
         (ours, _), (pytorchs, _) = under(x), eager(x)
         close(ours, pytorchs, "output")
         assert ours.requires_grad == pytorchs.requires_grad
+
+
+def counted(m, y):
+    def body(z):
+        m.calls += 1
+        return m.second(z)
+
+    return checkpoint(body, y, use_reentrant=False)
+
+
+def appended(m, y):
+    return again(lambda z: (m.seen.append(z.detach().mean()), m.second(z))[1], y)
+
+
+def of_spectral_norm(m, y):
+    return checkpoint(m.normed, y, use_reentrant=False)
+
+
+def writing(function):
+    model = Around(function)
+    model.calls, model.seen, model.normed = 0, [], spectral_norm(nn.Conv2d(4, 4, 1))
+    return model.double()
+
+
+@pytest.mark.parametrize("function", [counted, appended, of_spectral_norm])
+def test_a_checkpoint_of_what_writes_outside_is_to_be_left_out(function):
+    model = ooc.limit(writing(function), "1MiB")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UnsupportedModelError, match=r"leave the checkpoint out(.|\n)*py\", line"):
+        model(torch.ones(2, 3, 6, 7, dtype=torch.float64))
+    assert (model.calls, model.seen) == (0, [])
+    for name, each in model.state_dict().items():
+        close(each, before[name], name)
+
+
+def test_without_gradients_a_checkpoint_may_write_outside():
+    for function in (counted, appended):
+        pair = writing(function), ooc.limit(writing(function), "1MiB")
+        with torch.no_grad():
+            (pytorchs, _), (ours, _) = (
+                model(torch.ones(2, 3, 6, 7, dtype=torch.float64)) for model in pair
+            )
+        close(ours, pytorchs, "output")
+        assert pair[0].calls == pair[1].calls
+        for one, other in zip(pair[1].seen, pair[0].seen, strict=True):
+            close(one, other, "seen")

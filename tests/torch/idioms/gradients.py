@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.torch.idioms.judge import REFUSED, Idiom
@@ -13,6 +14,7 @@ from tests.torch.idioms.models import (
     drawn,
     held,
     image,
+    infer,
     leaf,
     model,
     train,
@@ -137,6 +139,14 @@ def checkpointed(reentrant):
     return lambda s, x: s.d(checkpoint(s.c, x, use_reentrant=reentrant))
 
 
+def counted_in_a_checkpoint(s, x):
+    def body(y):
+        s.n += 1
+        return s.c(y).sin()
+
+    return checkpoint(body, x, use_reentrant=False)
+
+
 def checkpointed_without_gradient(s, x):
     y = s.c(x)
     return y + checkpoint(s.d, y.detach(), use_reentrant=True)
@@ -223,6 +233,24 @@ CASES = [
     ),
     Idiom("checkpoint, not reentrant", model(checkpointed(False), c=blocks, d=conv(size=1)), train),
     Idiom("checkpoint, reentrant", model(checkpointed(True), c=blocks, d=conv(size=1)), train),
+    Idiom(
+        "checkpoint of spectral norm",
+        model(checkpointed(False), c=lambda: spectral_norm(conv()()), d=conv(size=1)),
+        train,
+        REFUSED,
+    ),
+    Idiom(
+        "checkpoint that counts",
+        model(counted_in_a_checkpoint, c=conv(), n=held(0)),
+        train,
+        REFUSED,
+    ),
+    Idiom(
+        "checkpoint that counts, without gradients",
+        model(counted_in_a_checkpoint, c=conv(), n=held(0)),
+        infer,
+        REFUSED,
+    ),
     Idiom(
         "checkpoint, reentrant, of what has no gradient",
         model(checkpointed_without_gradient, c=conv(), d=conv(size=1)),
