@@ -331,6 +331,7 @@ class Captures:
         from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
         from ooc_cudnn.torch.late_reads import late_reads_refused
         from ooc_cudnn.torch.traced_functions import functions_followed
+        from ooc_cudnn.torch.traced_tensors import tensors_followed
 
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
@@ -343,6 +344,7 @@ class Captures:
             jit_isinstance_followed(),
             checkpoints_followed(),
             functions_followed(),
+            tensors_followed(),
             late_reads_refused(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,

@@ -25,6 +25,8 @@ from ooc_cudnn.torch.recorder_protocol import Recorder
 
 #: They call their first argument, and change nothing of what it computes.
 _CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
+#: In the `meta` of a node that registers a hook of a tensor: forward has removed it.
+REMOVED = "ooc_cudnn_removed"
 #: From this version on hooks of a tensor come in the order in which they were registered.
 _ORDERED = "2.13"
 _SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
@@ -76,7 +78,7 @@ class HigherOrder:
             body, *operands = args
             return self._recorder.run(body, operands)
         if name == "register_hook":
-            return self._hooked(*args)
+            return args[0] if REMOVED in node.meta else self._hooked(*args)
         examples = node.meta.get("example_value")
         if name != _FUNCTION:  # nothing says what they take
             raise UnsupportedModelError(

@@ -139,6 +139,15 @@ def checkpointed(reentrant):
     return lambda s, x: s.d(checkpoint(s.c, x, use_reentrant=reentrant))
 
 
+def hook_removed(s, x):
+    y = s.c(x)
+    y.register_hook(lambda gradient: gradient * 2)
+    handle = y.register_hook(lambda gradient: gradient * 3)
+    z = y * 4
+    handle.remove()
+    return z + y
+
+
 def counted_in_a_checkpoint(s, x):
     def body(y):
         s.n += 1
@@ -233,6 +242,7 @@ CASES = [
     ),
     Idiom("checkpoint, not reentrant", model(checkpointed(False), c=blocks, d=conv(size=1)), train),
     Idiom("checkpoint, reentrant", model(checkpointed(True), c=blocks, d=conv(size=1)), train),
+    Idiom("hook that is removed", model(hook_removed, c=conv()), train, REFUSED),
     Idiom(
         "checkpoint of spectral norm",
         model(checkpointed(False), c=lambda: spectral_norm(conv()()), d=conv(size=1)),
