@@ -328,6 +328,7 @@ class Captures:
 
         # they derive from classes of TorchDynamo, which is imported at the first capture
         from ooc_cudnn.torch.checkpoints import checkpoints_followed
+        from ooc_cudnn.torch.covariances import covariances_followed
         from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
         from ooc_cudnn.torch.late_reads import late_reads_refused
         from ooc_cudnn.torch.traced_functions import functions_followed
@@ -345,6 +346,7 @@ class Captures:
             checkpoints_followed(),
             functions_followed(),
             tensors_followed(),
+            covariances_followed(),
             late_reads_refused(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
