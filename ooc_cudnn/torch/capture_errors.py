@@ -26,12 +26,39 @@ _RAISED = re.compile(
     r"(?i)observed exception|failed to bind|fake tensors? call|with fake tensors|assert"
 )
 _OF_BACKWARD = re.compile(r"(?i)module.level backwards? hooks")
-_OF_NUMPYS_RANDOM = re.compile(r"numpy_random_stream")
 #: With what TorchDynamo goes on, behind what an error says.
 _STACK = "\n\nfrom user code:"
-#: Of a write to what a checkpoint finds outside.
-_OF_CHECKPOINTS = re.compile(r"HOP: [\w-]+ side effect\s+Higher Order Operator: \S*checkpoint")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
+#: What to do about all that has no remedy of its own.
+_REMEDY = "take it out of forward, or limit the parts before and after it"
+#: What is known by Dynamo's words: what forward does, and what to do.
+_KNOWN = (
+    (
+        re.compile(r"numpy_random_stream"),
+        "forward draws of numpy.random, whose stream TorchDynamo does not follow (torch.rand will "
+        "do)",
+        _REMEDY,
+    ),
+    (
+        re.compile(r"HOP: [\w-]+ side effect\s+Higher Order Operator: \S*checkpoint"),
+        "a checkpoint calls what sets an attribute or a buffer, or changes a list (so do counters "
+        "and spectral norm), and PyTorch does so again in backward",
+        "leave the checkpoint out, for the library computes again by itself what it does not keep; "
+        "or set it behind the checkpoint",
+    ),
+    (
+        re.compile(r"using `torch\.autograd\.grad`|`backward` in file \S*autograd"),
+        "forward takes a derivative",
+        "take it outside of forward, or write it out; the backward of an autograd.Function may "
+        "call torch.autograd.grad",
+    ),
+    (
+        re.compile(r"functional\.py.* in gaussian_nll_loss\b"),
+        "gaussian_nll_loss looks whether a variance is negative",
+        "write it out, 0.5 * (var.log() + (input - target) ** 2 / var).mean(), with a var that is "
+        "positive",
+    ),
+)
 
 
 def explain_refusal(error: Exception, model: torch.nn.Module, forward: Any, call: Any) -> Exception:
@@ -63,25 +90,22 @@ def _as_raised(error: Exception) -> Exception:
 
 def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
     text = str(error)
-    said = f"{type(model).__name__} cannot be captured: TorchDynamo says {_reason(text)}"
-    if _OF_NUMPYS_RANDOM.search(text):
-        said = f"{type(model).__name__} cannot be captured: forward draws of numpy.random, whose "
-        said += "stream TorchDynamo does not follow (torch.rand will do)"
-    elif _OF_BACKWARD.search(text):
+    known = (each for pattern, *each in _KNOWN if pattern.search(text))
+    why, remedy = next(known, (_why(model, text), _REMEDY))
+    said = f"{type(model).__name__} cannot be captured: {why}: {remedy}"
+    line = _line_in(text) or users_line(error, NOT_THE_USERS) or _line_of(model)
+    return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
+
+
+def _why(model: torch.nn.Module, text: str) -> str:
+    """Dynamo's reason, with what it does not say."""
+    said = f"TorchDynamo says {_reason(text)}"
+    if _OF_BACKWARD.search(text):
         said += f": those of backward of {', '.join(_with_hooks_of_backward(model))}. Let forward "
         said += "register a hook of the tensor"
     elif _OF_DATA.search(text):
         said += ". The result of a branch, of a loop or of a size depends on data"
-    remedy = "take it out of forward, or limit the parts before and after it"
-    if _OF_CHECKPOINTS.search(text):
-        said = f"{type(model).__name__} cannot be captured: a checkpoint calls what sets an "
-        said += "attribute or a buffer, or changes a list (so do counters and spectral norm), and "
-        said += "PyTorch does so again in backward"
-        remedy = "leave the checkpoint out, for the library computes again by itself what it does "
-        remedy += "not keep; or set it behind the checkpoint"
-    said += f": {remedy}"
-    line = _line_in(text) or users_line(error, NOT_THE_USERS) or _line_of(model)
-    return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
+    return said
 
 
 def _line_of(model: torch.nn.Module) -> str:

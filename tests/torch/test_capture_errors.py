@@ -209,3 +209,11 @@ def test_an_error_of_a_model_that_cannot_be_copied_is_dynamos():
     with pytest.raises(ooc.UnsupportedModelError, match=r"(?s)Alone cannot be.*in forward: .*ones"):
         model(torch.ones(2, 3, 8, 8))
     assert modes() == in_force
+
+
+def test_a_loss_that_looks_at_a_variance_is_to_be_written_out():
+    model = Of(lambda x: nn.functional.gaussian_nll_loss(x, x.detach(), x.square() + 1))
+    with pytest.raises(
+        ooc.UnsupportedModelError, match=r"(?s)write it out, 0\.5 \* .*, in <lambda"
+    ):
+        ooc.limit(model, LIMIT)(torch.ones(2, 3, 8, 8))
