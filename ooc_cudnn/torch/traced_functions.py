@@ -1,4 +1,7 @@
-"""A user's `autograd.Function`, as TorchDynamo traces it: what forward returns, and marks dirty."""
+"""A user's `autograd.Function`, as TorchDynamo traces it.
+
+What forward returns, and marks dirty; derivatives that backward takes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.variables import AutogradFunctionContextVariable, ConstantVariable
+from torch._dynamo.variables import (
+    AutogradFunctionContextVariable,
+    ConstantVariable,
+    TensorVariable,
+)
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 
@@ -46,10 +53,13 @@ def functions_followed() -> Iterator[None]:
     """Have Dynamo follow a user's function as autograd does.
 
     Autograd looks into no container that forward returns, and where it is off nothing is marked.
+    PyTorch runs what backward computes, `torch.autograd.grad` too.
     """
     applied: Any = AutogradFunctionApplyVariable
     context: Any = AutogradFunctionContextVariable
+    tensor: Any = TensorVariable
     prepare, call = applied.prepare_fn_vt, context.call_method
+    trace, accumulate = applied.trace_backward_graph, tensor.method_backward
 
     def prepared(self: Any, tx: Any, ctx: Any, name: str, args: Any) -> Any:
         function, given = prepare(self, tx, ctx, name, args)
@@ -60,8 +70,22 @@ def functions_followed() -> Iterator[None]:
             return ConstantVariable.create(None)
         return call(self, tx, name, args, kwargs)
 
+    def traced(*args: Any, **how: Any) -> Any:
+        with torch._dynamo.config.patch(trace_autograd_ops=True):
+            return trace(*args, **how)
+
+    def accumulated(*args: Any, **how: Any) -> Any:
+        raise UnsupportedModelError(
+            "forward, or the backward of an autograd.Function, calls backward() of a tensor: in a "
+            "Function return the gradients that torch.autograd.grad gives; a Function that "
+            "computes again in backward may be left out, for the library does so by itself\n"
+            f"  {traced_line()}"
+        )
+
     applied.prepare_fn_vt, context.call_method = prepared, called
+    applied.trace_backward_graph, tensor.method_backward = traced, accumulated
     try:
         yield
     finally:
         applied.prepare_fn_vt, context.call_method = prepare, call
+        applied.trace_backward_graph, tensor.method_backward = trace, accumulate

@@ -44,11 +44,39 @@ class InContainers(torch.autograd.Function):
         return gradients[0] * 2, None
 
 
+class Again(torch.autograd.Function):
+    """Computes a part of the model again in backward, and differentiates it."""
+
+    @staticmethod
+    def forward(ctx, part, x, *parameters):
+        ctx.part = part
+        ctx.save_for_backward(x)
+        return part(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.part(x)
+        return None, *torch.autograd.grad(y, [x, *ctx.part.parameters()], gradient)
+
+
+class Accumulating(Again):
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.part(x)
+        y.backward(gradient)
+        return None, x.grad, None, None
+
+
 class Model(nn.Module):
     def __init__(self, function):
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.function = nn.Conv2d(3, 4, 3), function
+        self.part = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Tanh())
 
     def forward(self, x):
         return self.function(self.conv(x))
@@ -56,6 +84,45 @@ class Model(nn.Module):
 
 def made(function):
     return Model(function).double(), ooc.limit(Model(function).double(), "1MiB")
+
+
+class Differentiating(Model):
+    """A part of it is differentiated by a function of the user's."""
+
+    def forward(self, x):
+        return self.function.apply(self.part, self.conv(x), *self.part.parameters())
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="requires_grad_ is not followed there")
+def test_backward_may_take_a_derivative():
+    gradients = []
+    for limit in (None, "1MiB"):
+        model = Differentiating(Again).double()
+        if limit:
+            ooc.limit(model, limit)
+        for _ in range(2):
+            model(torch.ones(2, 3, 6, 7, dtype=torch.float64)).square().sum().backward()
+        gradients.append([each.grad for each in model.parameters()])
+    for ours, pytorchs in zip(gradients[1], gradients[0], strict=True):
+        close(ours, pytorchs, "gradient")
+
+
+def derived(y):
+    return torch.autograd.grad(y.square().sum(), y, create_graph=True)[0]
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="requires_grad_ is not followed there")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Differentiating(Accumulating), r"calls backward\(\) of a tensor"),
+        (lambda: Model(derived), "forward takes a derivative"),
+    ],
+)
+def test_other_derivatives_are_refused(make, said):
+    model = ooc.limit(make(), "1MiB")
+    with pytest.raises(UnsupportedModelError, match=rf"(?s){said}.*torch\.autograd\.grad.*line"):
+        model(torch.ones(2, 3, 6, 7))
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -282,6 +282,22 @@ def scheduled(run):
     train(run)
 
 
+class ByAutograd(torch.autograd.Function):
+    """Computes again in backward, and differentiates it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return (x * weight).sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = (each.detach().requires_grad_() for each in ctx.saved_tensors)
+        with torch.enable_grad():
+            y = (x * weight).sin()
+        return torch.autograd.grad(y, (x, weight), gradient)
+
+
 CASES = [
     Idiom("Function: reversed", model(lambda s, x: Reverse.apply(s.c(x)), c=conv()), train),
     Idiom("Function: reversed by a number", model(twice_applied, c=conv(), d=conv()), train),
@@ -390,6 +406,17 @@ CASES = [
         ),
         under(torch.bfloat16),
         computed_in=torch.bfloat16,
+    ),
+    Idiom(
+        "Function: backward takes a derivative",
+        model(
+            lambda s, x: s.d(ByAutograd.apply(s.c(x), s.w)),
+            c=conv(),
+            d=conv(size=1),
+            w=lambda: nn.Parameter(drawn(4, 1, 1)),
+        ),
+        train,
+        REFUSED,
     ),
     Idiom(
         "Function: on a parameter alone",
