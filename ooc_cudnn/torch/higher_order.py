@@ -344,8 +344,19 @@ def _put_behind_maker(
     operations.pop()
     makers = [at for at, each in enumerate(operations) if before in each.results]
     first = makers[0] + 1 if makers else 0
-    late = any(others.intersection(each.results) for each in operations[first:])
-    if late and any(before in each.reads for each in operations[first:]):
+    # what was there before is detached for the hook behind it: its own tensor, say
+    behind = operations[first:]
+    made = {value for each in behind for value in each.results}
+    early = [
+        each
+        for each in behind
+        if others.intersection(each.results)
+        and each.name == "detach"
+        and not made.intersection(each.reads)
+    ]
+    rest = [each for each in behind if each not in early]
+    late = any(others.intersection(each.results) for each in rest)
+    if late and any(before in each.reads for each in rest):
         raise UnsupportedModelError(
             "a hook of a tensor uses what forward computes after others have read the tensor: "
             f"register it before\n  {hook.where}"
@@ -358,6 +369,7 @@ def _put_behind_maker(
         return hooked if value == before else value
 
     operations[first:] = [
+        *early,
         hook,
         *(
             replace(
@@ -368,7 +380,7 @@ def _put_behind_maker(
             )
             if before in each.reads
             else each
-            for each in operations[first:]
+            for each in rest
         ),
     ]
 

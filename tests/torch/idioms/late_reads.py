@@ -290,6 +290,14 @@ def a_tensor_hooked_later(s, x):
     return z * 1
 
 
+def its_own_tensor(s, x):
+    y = s.c(x)
+    z = y * 2
+    y.register_hook(lambda gradient: gradient * y + (y > 0))
+    s.seen = s.seen + 1
+    return z + y
+
+
 def in_a_local(s, x):
     n = s.n
     made = by_a_hook(s.c(x), lambda: n)
@@ -339,6 +347,7 @@ CASES = [
             ),
             "a hook reads what forward sets to what it was": (the_same_again, EQUAL),
             "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL_SINCE_2_13),
+            "a hook reads its own tensor": (its_own_tensor, EQUAL_SINCE_2_13),
             "a hook reads a local, whose buffer forward replaces": (in_a_local, EQUAL),
             "a Function keeps a buffer, which forward replaces": (kept_in_forward, EQUAL),
             "a checkpoint has a buffer as its argument": (an_argument_of_a_checkpoint, EQUAL),
