@@ -75,8 +75,7 @@ class HigherOrder:
         name = node.target.name() if callable(node.target.name) else node.target.name
         name = name.rpartition("::")[2]
         if name in _CALLS:
-            body, *operands = args
-            return self._recorder.run(body, operands)
+            return self._called(*args)
         if name == "register_hook":
             return args[0] if REMOVED in node.meta else self._hooked(*args)
         examples = node.meta.get("example_value")
@@ -92,6 +91,18 @@ class HigherOrder:
         self._check_materialized(examples)
         self._check_dirty(args[0])
         return self._opaque(name, args, kwargs, examples, node.target)
+
+    def _called(self, body: Any, *operands: Any) -> Any:
+        """What a checkpoint computes. In backward PyTorch reads again what has no gradient."""
+        memories = self._recorder.memories
+        tensors = [each for each in operands if _is_tensor(each) and not each.requires_grad]
+        values = list(map(memories.read, tensors))
+        made = self._recorder.run(body, operands)
+        for tensor, value in zip(tensors, values, strict=True):
+            # what it changes itself, as statistics, PyTorch changes twice
+            if torch.is_grad_enabled() and memories.read(tensor) is value:
+                memories.seen(tensor).memory.kept_by = "a checkpoint"
+        return made
 
     def _check_materialized(self, examples: Any) -> None:
         """Refuse a user's own backward that may be given None: TorchDynamo traces it with tensors.

@@ -75,6 +75,10 @@ def doubled_buffer(s):
     s.n = s.n * 2
 
 
+def doubled_in_place(s):
+    s.n.mul_(2)
+
+
 def doubled_number(s):
     s.k = s.k * 2
 
@@ -290,6 +294,24 @@ def a_tensor_hooked_later(s, x):
     return z * 1
 
 
+def in_place_behind_a_checkpoint(s, x):
+    made = by_a_checkpoint(s.c(x), lambda: s.n)
+    doubled_in_place(s)
+    return made
+
+
+def in_place_before_a_checkpoint(s, x):
+    y = s.c(x)
+    doubled_in_place(s)
+    return by_a_checkpoint(y, lambda: s.n)
+
+
+def in_place_beside_a_checkpoint(s, x):
+    made = by_a_checkpoint(s.c(x), lambda: s.n)
+    s.seen.add_(1)
+    return made
+
+
 def its_own_tensor(s, x):
     y = s.c(x)
     z = y * 2
@@ -330,6 +352,7 @@ CASES = [
             "a hook within a checkpoint reads a buffer that is replaced": within_a_checkpoint,
             "a hook within a checkpoint reads a variable of it": a_variable_of_a_checkpoint,
             "a hook reads a buffer, and forward replaces all else": others_behind_a_hook,
+            "a checkpoint reads what forward changes in place": in_place_behind_a_checkpoint,
         }.items()
     ),
     *(
@@ -347,6 +370,11 @@ CASES = [
             ),
             "a hook reads what forward sets to what it was": (the_same_again, EQUAL),
             "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL_SINCE_2_13),
+            "a checkpoint reads what was changed in place": (in_place_before_a_checkpoint, EQUAL),
+            "a checkpoint reads a buffer, and another changes": (
+                in_place_beside_a_checkpoint,
+                EQUAL,
+            ),
             "a hook reads its own tensor": (its_own_tensor, EQUAL_SINCE_2_13),
             "a hook reads a local, whose buffer forward replaces": (in_a_local, EQUAL),
             "a Function keeps a buffer, which forward replaces": (kept_in_forward, EQUAL),
