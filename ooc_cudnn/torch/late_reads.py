@@ -149,7 +149,7 @@ def _as_numbered(graph: torch.fx.Graph) -> tuple[Any, ...]:
     def noted(node: torch.fx.Node) -> tuple[Any, ...]:
         target: Any = None if node.op == "placeholder" else node.target
         if node.op == "get_attr":
-            part = _part(graph, str(target))
+            part = _part(str(target))
             target = _as_numbered(part.graph) if isinstance(part, torch.fx.GraphModule) else target
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)
         return node.op, target, arguments
@@ -157,8 +157,8 @@ def _as_numbered(graph: torch.fx.Graph) -> tuple[Any, ...]:
     return tuple(map(noted, graph.nodes))
 
 
-def _part(graph: torch.fx.Graph, name: str) -> Any:
-    """A part of the graph that is traced now."""
+def _part(name: str) -> Any:
+    """A part of what is traced now, by its name in graphs."""
     translator = torch._dynamo.symbolic_convert.InstructionTranslator
     return translator.current_tx().output.nn_modules.get(name)
 
