@@ -185,6 +185,8 @@ def _in_core(request: Request, target: Target) -> Plan | None:
             plan = planner.plan(cut)
             if WORTH_PIECES * seconds_of(plan) < seconds_of(best):
                 best = plan
+        if best is None:
+            return None  # a search finds what fits better than rows do
         if seconds_of(best) < LONG_SECONDS or (of_images and has_its_engines(best)):
             break
     if target.options is not None and not has_its_engines(best):
