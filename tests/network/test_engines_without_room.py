@@ -10,7 +10,7 @@ from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.devices.tuning_database import tables_of
 from ooc_cudnn.engines.choose import slowness_of
 from ooc_cudnn.engines.target import make_request
-from ooc_cudnn.network.lowering.call_plans import plan_request
+from ooc_cudnn.network.lowering.call_plans import CallKind
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
@@ -62,7 +62,7 @@ def planned(device, *tables, limit=2**20, call=None):
         "dw", call, specs, target.machine, limit, target.layouts, overlap=True,
         aligned=dict.fromkeys(specs, True),
     )  # fmt: skip
-    plan = plan_request(request, target)
+    request, plan = CallKind(request, target).plan("dw", limit)
     return plan, slowness_of(request, plan, target)
 
 

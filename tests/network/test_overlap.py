@@ -51,8 +51,9 @@ def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
 
 def test_a_smaller_gap_that_nobody_used_is_better_than_a_larger_one():
     placing = _Lowering.__new__(_Lowering)
-    placing._held = (np.array([0]), np.array([9]), np.array([[4096, 8192]]))  # held all the time
-    placing._worked = [(8192, 16384, 8)]
+    placing._held = np.array([0]), np.array([9]), np.array([[4096, 8192, 9]])  # held all the time
+    placing._worked = np.full((10, 3), -1)
+    placing._worked[8] = 8192, 16384, 8
     gaps = [(0, 4096), (8192, 16384)]
     plan = SimpleNamespace(device_bytes=2048, rings=(("x", 2),))
     assert placing._offset(plan, 9, gaps) == 0

@@ -13,14 +13,16 @@ from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import AskWorkspace, Planner, distinct_launches, make_plan
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED
+from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.engines.choose import seconds_by_engines
-from ooc_cudnn.engines.target import Target
+from ooc_cudnn.engines.target import Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.pipeline.loops import pieces
-from ooc_cudnn.tensor import ORDERS
+from ooc_cudnn.tensor import ORDERS, TensorSpec
 from perfmodel import Split
+from perfmodel.cached import cached_property
 
 #: Another cut is worth it where seconds differ by more than this: so much an engine must save that
 #: needs more workspace (`engines.WORTH_WORKSPACE`).
@@ -35,45 +37,110 @@ REMEMBERED = 4096
 Signature = frozenset[Hashable]
 
 _known: OrderedDict[Hashable, list[tuple[Plan, Signature]]] = OrderedDict()
-#: The least bytes of such kinds.
-_least: OrderedDict[Hashable, int] = OrderedDict()
+_kinds: OrderedDict[Hashable, CallKind] = OrderedDict()
 _lock = fork_safety.lock()
 
 
-def plan_request(request: Request, target: Target) -> Plan:
-    """Plan a call, as far as another of the same kind was not planned before."""
-    limit = request.memory_limit
-    if request.chain.on_host:
-        return _on_host(request)
-    try:
-        # of what there is plenty for, the same plan does for every limit
-        plan = _planned(replace(request, memory_limit=target.room_bytes), target)
-        if plan.device_bytes > limit:
-            plan = _planned(request, target)
-    except PlanInfeasibleError as error:
-        raise PlanInfeasibleError(
-            function=request.function,
-            limit_bytes=limit,
-            smallest_bytes=error.smallest_bytes,
-            reason=error.reason,
-        ) from None
-    return replace(plan, function=request.function, memory_limit=limit)
+class CallKind:
+    """Calls that are alike, with operands that lie alike: what is planned of one is of all.
+
+    Parameters
+    ----------
+    request : Request
+        With all memory of the target, under any name.
+    target : Target
+    """
+
+    def __init__(self, request: Request, target: Target) -> None:
+        self._request, self._target = replace(request, function=""), target
+        #: There is no plan within so many bytes; the least that would do, and why. No exception is
+        #: kept: its traceback would hold what callers have, arrays of users as well.
+        self._too_little: tuple[int, int | None, str] | None = None
+        self._along = dict[int, Request]()
+
+    def plan(self, function: str, limit_bytes: int) -> tuple[Request, Plan]:
+        """Plan a call of this name within so many bytes; and as what it is planned.
+
+        Raises
+        ------
+        PlanInfeasibleError
+            If there is no plan within so many bytes, with the least for which there is one.
+        """
+        plan = self._plan_within(limit_bytes)
+        if plan is None:
+            assert self._too_little is not None
+            _, smallest_bytes, reason = self._too_little
+            raise PlanInfeasibleError(
+                function=function,
+                limit_bytes=limit_bytes,
+                smallest_bytes=smallest_bytes,
+                reason=reason,
+            )
+        axis = plan.row_axis
+        if axis not in self._along:
+            self._along[axis] = self._request.along(axis)
+        limit_bytes = max(limit_bytes, plan.device_bytes)
+        return self._along[axis], replace(plan, function=function, memory_limit=limit_bytes)
+
+    @cached_property
+    def _with_all_memory(self) -> Plan:
+        if self._request.chain.on_host:
+            return _on_host(self._request)
+        return _planned(self._request, self._target)
+
+    def _plan_within(self, limit_bytes: int) -> Plan | None:
+        if self._too_little is not None and limit_bytes <= self._too_little[0]:
+            return None
+        try:
+            # of what there is plenty for, the same plan does for every limit
+            plan = self._with_all_memory
+            if plan.device_bytes > limit_bytes and not self._request.chain.on_host:
+                plan = _planned(replace(self._request, memory_limit=limit_bytes), self._target)
+        except PlanInfeasibleError as error:
+            self._too_little = limit_bytes, error.smallest_bytes, error.reason
+            return None
+        return plan
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """The least bytes of the device in which it has a plan; 0 where the host computes it."""
+        if self._request.chain.on_host:
+            return 0
+        request = replace(self._request, memory_limit=0)
+        return Planner(request, self._target.ask_workspace).smallest_bytes() or 0
 
 
-def least_bytes(request: Request, target: Target) -> int:
-    """The least bytes of the device in which a call has a plan; 0 where the host computes it."""
-    if request.chain.on_host:
-        return 0
-    key = _kind(replace(request, memory_limit=0)), target.ask_workspace
-    with _lock:
-        known = _least.get(key)
-    if known is None:
-        known = Planner(request, target.ask_workspace).smallest_bytes() or 0
+def kind_of_call(
+    call: TiledCall, specs: tuple[TensorSpec, ...], aligned: tuple[bool, ...], target: Target
+) -> CallKind:
+    """Return the kind of a call.
+
+    Parameters
+    ----------
+    specs, aligned : tuple
+        Of each of its operands, in order: where it lies, and whether on a 16-byte boundary.
+    """
+    machine = computing_machine(target.machine, on_host=call.on_host)
+    how = target.room_bytes, target.layouts, target.overlap, target.ask_workspace
+    key = call, specs, aligned, machine, how
+    kind = _kinds.get(key)
+    if kind is None:
+        request = make_request(
+            "",
+            call,
+            dict(zip(call.operands, specs, strict=True)),
+            machine,
+            target.room_bytes,
+            target.layouts,
+            overlap=target.overlap,
+            aligned=dict(zip(call.operands, aligned, strict=True)),
+        )
+        kind = CallKind(request, target)
         with _lock:
-            _least[key] = known
-            while len(_least) > REMEMBERED:
-                _least.popitem(last=False)
-    return known
+            _kinds[key] = kind
+            while len(_kinds) > REMEMBERED:
+                _kinds.popitem(last=False)
+    return kind
 
 
 def _planned(request: Request, target: Target) -> Plan:

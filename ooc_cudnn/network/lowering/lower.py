@@ -18,9 +18,7 @@ import numpy as np
 
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.request import Request
-from ooc_cudnn.devices.machines import computing_machine
 from ooc_cudnn.engines.choose import choose_engines, seconds_by_engines, slowness_of
-from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.memory.alignment import ALIGNMENT, align
 from ooc_cudnn.memory.offset_assignment import NEAR, LiveBuffer, assign_offsets
@@ -28,9 +26,8 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live, live_bytes
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.lowering import call_plans
 from ooc_cudnn.network.lowering.bindings import Bindings
-from ooc_cudnn.network.lowering.call_plans import plan_request
+from ooc_cudnn.network.lowering.call_plans import CallKind, kind_of_call
 from ooc_cudnn.network.lowering.host_arena import assign_pinned_offsets
 from ooc_cudnn.network.lowering.spill_belady import spill_one
 from ooc_cudnn.network.lowering.spill_milp import minimize_copies
@@ -280,8 +277,8 @@ class _Lowering:
             constraints.order,
             constraints.misaligned,
         )
-        #: The bytes that tasks so far work in, and their phases.
-        self._worked: list[tuple[int, int, int]] = []
+        #: The bytes that the task of each phase works in, and its phase; -1 for none so far.
+        self._worked = np.full((len(step.phases), 3), -1)
         #: By stream and phase the live ranges whose copy starts there.
         self._starting: dict[str, dict[int, list[tuple[str, int]]]] = {COPY_IN: {}, COPY_OUT: {}}
         for base, ranges in live_ranges.items():
@@ -310,8 +307,9 @@ class _Lowering:
         for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
             self.spans[base, index] = offset, offset + align(buffer.nbytes)
         held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
+        held.append((self.room, self.room, 0, len(self.step.phases)))  # what ends the block
         start, stop, first, last = np.array(held, int).reshape(-1, 4).T
-        self._held = first, last, np.column_stack([start, stop])
+        self._held = first, last, np.column_stack([start, stop, last])
         items: list[Item] = []
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
@@ -398,7 +396,7 @@ class _Lowering:
             raise _TooLittleError(index, planned=index)
         plan = plan.with_deeper_rings(most // 2)
         offset = self._offset(plan, index, gaps)
-        self._worked.append((offset, offset + align(plan.device_bytes), index))
+        self._worked[index] = offset, offset + align(plan.device_bytes), index
         binds = {
             operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
         }
@@ -430,8 +428,7 @@ class _Lowering:
             return max(gaps, key=lambda gap: gap[1] - gap[0])[0]
         _, last, spans = self._held
         gone = (index - LOOK_BACK <= last) & (last < index)
-        used = np.array([*self._worked[-LOOK_BACK:], (0, 0, -1)])
-        used = np.concatenate([used, np.column_stack([spans[gone], last[gone]])])
+        used = np.concatenate([self._worked[max(index - LOOK_BACK, 0) : index], spans[gone]])
         within = [(start, stop - nbytes) for start, stop in gaps if stop - start >= nbytes]
         starts = np.unique([*np.ravel(within), *used[:, 1]])
         lows, highs = np.array(within).T
@@ -458,38 +455,27 @@ class _Lowering:
     def _gaps(self, index: int) -> list[tuple[int, int]]:
         """The ranges of the block, in bytes, that nothing holds in a phase; at least one."""
         first, last, spans = self._held
-        held = spans[(first <= index) & (index <= last)]
-        starts = np.append(held[:, 0], self.room)
-        ends = np.append(0, np.maximum.accumulate(held[:, 1]))  # of all that starts before
+        starts, stops, _ = spans[(first <= index) & (index <= last)].T
+        ends = np.zeros_like(stops)
+        np.maximum.accumulate(stops[:-1], out=ends[1:])  # of all that starts before
         free = np.flatnonzero(starts > ends)
         gaps = zip(ends[free].tolist(), starts[free].tolist(), strict=True)
         return list(gaps) or [(0, 0)]
 
     def plan_of(self, phase: Phase, index: int, limit_bytes: int) -> tuple[Request, Plan]:
         """Plan a phase within so many bytes, its operands where they are then."""
-        request = self._request(phase, index, limit_bytes)
-        plan = plan_request(request, self.constraints.target)
-        return request.along(plan.row_axis), plan
+        return self._kind(phase, index).plan(phase.name, limit_bytes)
 
     def least_of(self, phase: Phase) -> int:
         """The least bytes of the device that a phase takes where nothing stays there."""
-        return call_plans.least_bytes(self._request(phase, 0, 0), self.constraints.target)
+        return self._kind(phase, 0).least_bytes
 
-    def _request(self, phase: Phase, index: int, limit_bytes: int) -> Request:
-        call, target = phase.call, self.constraints.target
-        bindings = {
-            operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
-        }
-        specs = {operand: self.bindings.found[bindings[operand]].spec for operand in call.operands}
-        return make_request(
-            phase.name,
-            call,
-            specs,
-            computing_machine(target.machine, on_host=call.on_host),
-            limit_bytes,
-            target.layouts,
-            overlap=target.overlap,
-            aligned={
-                operand: self.bindings.is_aligned(binding) for operand, binding in bindings.items()
-            },
+    def _kind(self, phase: Phase, index: int) -> CallKind:
+        names = [self.bindings.binding_of(phase.binds[name], index) for name in phase.call.operands]
+        found, is_aligned = self.bindings.found, self.bindings.is_aligned
+        return kind_of_call(
+            phase.call,
+            tuple([found[name].spec for name in names]),
+            tuple([is_aligned(name) for name in names]),
+            self.constraints.target,
         )
