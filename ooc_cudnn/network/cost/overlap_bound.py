@@ -9,12 +9,14 @@ memory here.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from ooc_cudnn.network.ir.live_ranges import LiveRanges, is_live
-from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.step import Step, Uses
 from ooc_cudnn.network.ir.tensor import Tensor, extents
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.subcall import SubCall
@@ -76,26 +78,27 @@ class _Copies:
         )
         #: What is fetched before a phase, in order: by which one all of it is read first, or -1.
         self.fetched = defaultdict[int, list[tuple[int, float]]](list)
-        tensors, uses, copy_seconds = step.tensors, step.uses, machine.transfer.copy_seconds
+        tensors, uses = step.tensors, step.uses
+
+        @cache
+        def seconds_of(way: str, nbytes: int) -> float:
+            return machine.transfer.copy_seconds(way, "pinned", nbytes)
+
         for base, ranges in live_ranges.items():
             if base in on_device:
                 continue
             nbytes, used = tensors[base].nbytes, uses[base]
             for live_range in ranges:
                 if live_range.fetched:
-                    reader = next(index for index in used.phases if index >= live_range.first)
+                    reader = used.phases[bisect_left(used.phases, live_range.first)]
                     reader = reader if base in step.phases[reader].reads else -1
-                    copied = copy_seconds("copy_in", "pinned", nbytes)
+                    copied = seconds_of("copy_in", nbytes)
                     self.fetched[live_range.first].append((reader, copied))
                 if live_range.leaves is not None:
                     to = self.leaving if used.written == (live_range.leaves,) else self.summed_out
-                    to[live_range.leaves] += copy_seconds("copy_out", "pinned", nbytes)
-        streamed = {
-            base
-            for base in uses.keys() - on_device
-            if not all(is_live(live_ranges.get(base, ()), index) for index in uses[base].phases)
-        }
-        for index, phase in enumerate(step.phases if streamed else ()):
+                    to[live_range.leaves] += seconds_of("copy_out", nbytes)
+        for index, streamed in _streamed(uses, live_ranges, on_device).items():
+            phase = step.phases[index]
             if phase.call.on_host:
                 continue
             for way, operands in (("copy_in", phase.call.loaded), ("copy_out", phase.call.results)):
@@ -104,11 +107,27 @@ class _Copies:
                     to = self.summed_out
                 for operand in operands:
                     name = phase.binds[operand]
-                    base = step.base(name)
-                    if base in streamed and not is_live(live_ranges.get(base, ()), index):
+                    if step.base(name) in streamed:
                         nbytes = _touched_bytes(phase.call, operand, tensors[name])
                         moved[name] = max(moved.get(name, 0), nbytes)
-                to[index] += sum(copy_seconds(way, "pinned", nbytes) for nbytes in moved.values())
+                to[index] += sum(seconds_of(way, nbytes) for nbytes in moved.values())
+
+
+def _streamed(
+    uses: Mapping[str, Uses], live_ranges: LiveRanges, on_device: Collection[str]
+) -> Mapping[int, set[str]]:
+    """Of each phase the tensors that it reads or writes while they are not on the device."""
+    streamed = defaultdict[int, set[str]](set)
+    for base, used in uses.items():
+        ranges = live_ranges.get(base, ())
+        if base in on_device or (
+            ranges and ranges[0].first <= used.phases[0] and used.phases[-1] <= ranges[0].last
+        ):
+            continue
+        for index in used.phases:
+            if not is_live(ranges, index):
+                streamed[index].add(base)
+    return streamed
 
 
 def _touched_bytes(call: TiledCall, operand: str, tensor: Tensor) -> int:
