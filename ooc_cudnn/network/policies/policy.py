@@ -83,11 +83,14 @@ def offload_decisions(
 def mixed(step: Step, machine: MachineModel, share: float = 1.0) -> Sequence[Decision]:
     """Remake up to a share of the bytes that can be; then offload more and more of the rest."""
     most = share * sum(step.tensors[name].nbytes for name in rematerializable(step))
-    remaking = [
-        decision
-        for decision in remake(step, machine)
-        if sum(step.tensors[name].nbytes for name in decision.rematerialized) <= most
-    ]
+    again, *more = remake(step, machine)  # each is those before it and one map more
+    remaking, nbytes = [again], 0
+    for decision in more:
+        (name,) = decision.rematerialized - remaking[-1].rematerialized
+        nbytes += step.tensors[name].nbytes
+        if nbytes > most:
+            break
+        remaking.append(decision)
     return [*remaking[:-1], *offload_decisions(step, machine, remaking[-1].rematerialized)]
 
 
@@ -131,9 +134,9 @@ def _single_maps(step: Step) -> list[str]:
     In the order in which they are made.
     """
     uses, narrow = step.uses, list[str]()
-    forward = [at for at, phase in enumerate(step.phases) if not phase.is_backward]
+    forward = {at for at, phase in enumerate(step.phases) if not phase.is_backward}
     lives = {
-        name: (used.written[0], max((at for at in used.phases if at in set(forward)), default=-1))
+        name: (used.written[0], max((at for at in used.phases if at in forward), default=-1))
         for name, used in uses.items()
         if step.tensors[name].kind == "map" and used.written
     }

@@ -23,11 +23,10 @@ def micro_batches_of(step: Step, asked: int | None, constraints: PlanConstraints
         return  # `TwoPartMicroBatches` has those of a step that pauses
     images = images_of(step)
     try:
-        for count in (count for count in MICRO_BATCHES if count <= images):
-            split_into_microbatches(step, count)
-            yield count
+        split_into_microbatches(step, 2)  # if not into two parts, then not into more
     except WholeBatchError:
         return
+    yield from (count for count in MICRO_BATCHES if count <= images)
 
 
 def has_room_for_shared(step: Step, constraints: PlanConstraints) -> bool:
