@@ -47,12 +47,12 @@ from ooc_cudnn.pipeline.program import (
 #: these seconds more.
 MANY_PIECES, MUCH_SLOWER, MATTERS = 64, 4.0, 1e-3
 #: A call that is cut takes as long to plan as so many more that are not.
-CUT = 2
+CUT = 4
 #: And what spills in a step, as so many times its phases.
-SPILLED = 2
+SPILLED = 5
 #: Offsets that are not found are as much work as planning such a share of all phases; and where
 #: buffers were moved up again and again.
-OFFSETS, OFFSETS_MOVED = 0.05, 0.5
+OFFSETS, OFFSETS_MOVED = 0.1, 1.0
 #: Of so many phases before a task it is known who used which memory. What was used longer ago is
 #: free for its first copies at once.
 LOOK_BACK = 128

@@ -17,7 +17,7 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.host_budget import least_on_host
-from ooc_cudnn.network.search.search_budget import UNLIMITED, SearchBudget
+from ooc_cudnn.network.search.search_budget import BOUNDED, REWRITTEN, UNLIMITED, SearchBudget
 
 #: Plans that take no more than so many times the fastest are made again with time to copy: with
 #: memory set aside, so that copies begin earlier. One of them may be the fastest then.
@@ -28,8 +28,6 @@ WORTH_TIME = 0.003
 #: So many phases of plans that are compared are worth each second that a faster plan may save, for
 #: a step is run often.
 WORK_A_SECOND = 1_000_000
-#: To rewrite a step is as much work as planning such a share of its phases.
-PROPOSED = 0.2
 #: A plan that takes so many times the unlimited compute time is slow.
 SLOW = 1.5
 #: As many plans as a strategy has, whatever work they are.
@@ -104,6 +102,11 @@ class Incumbent:
             return False
         return self.budget.is_overdrawn if self.is_slow(SLOW) else self.budget.is_spent
 
+    @property
+    def is_over(self) -> bool:
+        """True if no more is tried but to stream: the search ends, or gave up without a plan."""
+        return self.ends or (self.best is None and self.budget.gives_up)
+
     def is_enough(self) -> bool:
         """True if planning took as much work as a faster plan may be worth.
 
@@ -127,8 +130,11 @@ class Incumbent:
         """True if a step may beat the incumbent by a lower bound, with these live ranges if given.
 
         No replay takes less than computing in one piece, nor less than that with these copies
-        beside it. But with time to copy it may wait for fewer of them.
+        beside it. But with time to copy it may wait for fewer of them. None may where all ends.
         """
+        if self.ends:
+            return False
+        self.budget.lower(BOUNDED * len(step.phases))
         if live_ranges is not None and self.skips and not self.has_room(step):
             return False
         if self.best is None:
@@ -228,7 +234,7 @@ class Incumbent:
                 candidate = proceed()
             except StopIteration:
                 break
-            self.budget.lower(int(PROPOSED * len(candidate.step.phases)))
+            self.budget.lower(REWRITTEN * len(candidate.step.phases))
             try:
                 planned = self.offer(name, candidate)
             except PlanInfeasibleError as error:

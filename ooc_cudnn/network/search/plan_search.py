@@ -17,7 +17,7 @@ from ooc_cudnn.network.search.policy_planner import MAX_FAILED_TRIES, Standalone
 from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
 from ooc_cudnn.network.search.remat_plans import propose_remat_plans
 from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
-from ooc_cudnn.network.search.search_budget import SearchBudget
+from ooc_cudnn.network.search.search_budget import REWRITTEN, SearchBudget
 from ooc_cudnn.network.search.strategies import REMATERIALIZE_SLICES, STRATEGIES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
@@ -70,9 +70,10 @@ class PlanSearch:
         _, step, constraints, asked = self._request
         in_vain = 0
         for parts in micro_batches_of(step, asked, constraints):
-            if self.incumbent.ends:
+            if self.incumbent.is_over:
                 break
             taken = split_into_microbatches(self._ready, parts)
+            self.incumbent.budget.lower(REWRITTEN * len(taken.phases))
             if not self.incumbent.can_beat_incumbent(taken):
                 break  # nor may more micro-batches, which compute longer still
             if (
@@ -90,7 +91,7 @@ class PlanSearch:
         """Try policies in so many micro-batches; return whether a plan was the fastest then."""
         is_faster = False
         for policy in self._alone:
-            if self.incumbent.ends:
+            if self.incumbent.is_over:
                 break
             candidates = policy.candidates(parts, self.incumbent)
             is_faster = self._explore_all(candidates) or is_faster
@@ -145,7 +146,7 @@ class PlanSearch:
 
     def by_vdnn(self, step: Step, constraints: PlanConstraints) -> None:
         """Try vDNN's policies, which take another step."""
-        if self.incumbent.ends:
+        if self.incumbent.is_over:
             return
         ready = share_gradient_memory(fuse_gradient_sums(step))
         copying = [self._standalone(name, step, ready, constraints) for name in VDNN]

@@ -19,7 +19,7 @@ from ooc_cudnn.network.policies.offload import offload_just_in_time
 from ooc_cudnn.network.policies.policy import POLICIES, Policy
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
-from ooc_cudnn.network.search.search_budget import SearchBudget
+from ooc_cudnn.network.search.search_budget import REWRITTEN, UNLIMITED, SearchBudget
 
 #: Where tasks find too little room, further decisions are tried in so many steps at most.
 MOST_STEPS = 16
@@ -46,6 +46,8 @@ class PolicyPlanner:
         That of this name when left out.
     ready : Step, optional
         The step, summed and in place, where that was made before.
+    budget : SearchBudget, optional
+        Takes account of what is rewritten.
 
     Attributes
     ----------
@@ -61,7 +63,9 @@ class PolicyPlanner:
         parts: int,
         rule: Policy | None = None,
         ready: Step | None = None,
+        budget: SearchBudget = UNLIMITED,
     ) -> None:
+        self._budget = budget
         self.policy, self.parts, self.rule = policy, parts, rule or POLICIES[policy]
         self.constraints = replace(constraints, synchronous=self.rule.synchronous)
         self.decisions = self.rule.decisions(step, constraints.target.machine)
@@ -130,6 +134,7 @@ class PolicyPlanner:
                 rewritten = split_into_microbatches(
                     rematerialize(self._step, decision.rematerialized), self.parts
                 )
+                self._budget.lower(REWRITTEN * len(rewritten.phases))
                 self._rewritten[decision.rematerialized] = rewritten
             if decision.offloaded:
                 live_ranges = offload_just_in_time(rewritten, decision.offloaded)
@@ -182,7 +187,7 @@ class StandalonePolicy:
         budget: SearchBudget,
     ) -> None:
         self.policy, self._step, self._ready = policy, step, ready
-        self._constraints, self.has_plan = constraints, False
+        self._constraints, self.has_plan, self._budget = constraints, False, budget
         self._own = Incumbent(constraints, step, least, budget)
         self._own.tells = False
         self._in_vain, self._skipped = 0, False
@@ -231,4 +236,11 @@ class StandalonePolicy:
                 break
 
     def _planner(self, parts: int) -> PolicyPlanner:
-        return PolicyPlanner(self._step, self._constraints, self.policy, parts, ready=self._ready)
+        return PolicyPlanner(
+            self._step,
+            self._constraints,
+            self.policy,
+            parts,
+            ready=self._ready,
+            budget=self._budget,
+        )

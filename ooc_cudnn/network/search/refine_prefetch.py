@@ -11,7 +11,7 @@ import numpy as np
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
-from ooc_cudnn.network.lowering.lower import LoweredStep
+from ooc_cudnn.network.lowering.lower import LoweredStep, accept_any
 from ooc_cudnn.network.lowering.prefetch import prefetch_earlier
 from ooc_cudnn.network.lowering.stream_first_use import stream_first_uses
 from ooc_cudnn.network.search.candidate import Candidate
@@ -76,6 +76,8 @@ def _prefetch_earlier(
         least = least_seconds(step, longer, machine, seconds, on_device, pieces).seconds
         if not incumbent.is_worth_time(least):
             return
-        candidate = Candidate(step, longer, constraints, plan.policy, plan, may_stream=False)
+        candidate = Candidate(
+            step, longer, constraints, plan.policy, plan, may_stream=False, is_worth=accept_any
+        )
         if (yield candidate) is not None:
             return

@@ -27,7 +27,7 @@ import numpy as np
 
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.network.search.remat_state import RematState
-from ooc_cudnn.network.search.search_budget import UNLIMITED, SearchBudget
+from ooc_cudnn.network.search.search_budget import BEGUN, UNLIMITED, SearchBudget
 
 #: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
 #: each of the two measures, and when an event is to be replaced.
@@ -46,6 +46,7 @@ def search(state: RematState, budget: SearchBudget | None = None) -> RematState 
     account of what is counted.
     """
     budget = budget or UNLIMITED
+    budget.lower(BEGUN * len(state.step.phases))
     if state.least_held() > state.room:
         return None
     solutions = list[tuple[float, int, RematState]]()
@@ -147,7 +148,7 @@ class _Search:
             over = np.maximum(held - self.state.room, 0)
             if not over.any():
                 return True
-            if self.state.seconds >= seconds or self.states < 0:
+            if self.state.seconds >= seconds or self.states < 0 or self._budget.gives_up:
                 return False
             best = self._best(held, over, tried, forbidden)
             if best is None:
@@ -278,7 +279,7 @@ class _Search:
         for _ in range(MOST_ROUNDS):
             before = best
             for event in self._longest_first(best.events):
-                if event not in best.events or self.states < 0:
+                if event not in best.events or self.states < 0 or self._budget.is_spent:
                     continue
                 self.state, least = _changed(best, remove=[event]), best.seconds
                 if self.fit(LATER, forbidden={event}, most_events=MOST_INSTEAD, seconds=least):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -18,12 +18,16 @@ from ooc_cudnn.network.passes.insert_remat_events import producers_of
 from ooc_cudnn.network.passes.microbatch import parts_of
 from ooc_cudnn.network.search.remat_greedy import fits, search
 from ooc_cudnn.network.search.remat_state import RematState
-from ooc_cudnn.network.search.search_budget import SearchBudget
+from ooc_cudnn.network.search.search_budget import WORKING, SearchBudget
 
 #: Of the room what may be filled, for addresses want the rest; and of the bytes that phases would
 #: take beside tensors what is left to them: they may do with less.
 WAYS = ((1.0, 1.0), (0.99, 1.0), (0.97, 1.0), (0.97, 0.3), (0.97, 0.0), (0.92, 0.0))
 NO_WAY = 0.0, 0.0
+#: Where nothing fits by the first way, nor by this one, the others are not tried.
+EASIEST = 0.97, 0.0
+#: What phases take beside tensors, where that does not count.
+NOTHING = np.zeros(0)
 #: Bytes of results that stay to the end, for they leave in turn: behind a map, which takes long.
 #: No more than such a share of the room, for there are many.
 LITTLE, LITTLE_OF_ROOM = 2**16, 2**-12
@@ -122,8 +126,9 @@ def find_remat_solutions(
         return
     seconds_of = phase_seconds(machine)
 
-    def begun(share: float, working: Sequence[float] = ()) -> RematState:
-        state = RematState(part, seconds_of, share * room, machine, always, working, copied=copied)
+    def begun(share: float, left: float = 0.0, working: Any = NOTHING) -> RematState:
+        room_bytes, taken = share * room, left * working
+        state = RematState(part, seconds_of, room_bytes, machine, always, taken, copied=copied)
         state.change(add=before)
         return state
 
@@ -132,6 +137,8 @@ def find_remat_solutions(
 
     if begun(1.0).least_held() > room or (micro_batches > 1 and not fits(begun(1.0), budget)):
         return  # planning what phases work in takes longer than that
+    if budget is not None:
+        budget.lower(WORKING * len(part.phases))
     working = working_bytes(part, keep_all(part), constraints)
     working = np.minimum(working, MOST_FOR_PIECES * room)
     most, fitted, failed = working.max(), NO_WAY, NO_WAY
@@ -141,12 +148,14 @@ def find_remat_solutions(
             continue
         if share <= failed[0] and (failed[1] - left) * most < SAME * room:
             continue
-        found = search(begun(share, left * working), budget)
+        found = search(begun(share, left, working), budget)
         if found is not None:
             before, fitted = frozenset(found.events), (share, left)
             yield RematSolution.of(found, phases)
-        else:
-            failed = share, left
+            continue
+        if failed == NO_WAY and fitted == NO_WAY and not fits(begun(*EASIEST, working), budget):
+            return  # a search that finds nothing takes longest
+        failed = share, left
 
 
 def refetch_live_ranges(

@@ -91,6 +91,8 @@ class RematState:
     ----------
     items : dict
         By name; in the order in which they can be made.
+    is_backward : list of bool
+        Of each phase.
     events : set of RematEvent
     versions : dict
         Of each tensor that events may change the versions of, in order.
@@ -109,6 +111,7 @@ class RematState:
     ) -> None:
         self.step, self.room = step, room_bytes
         self._machine, self._copied = machine, copied
+        self.is_backward = [phase.is_backward for phase in step.phases]
         self.uses = {base: used for base, used in step.uses.items() if base not in always}
         self.nbytes = {base: align(step.tensors[base].nbytes) for base in self.uses}
         self._working = np.array(working if len(working) else np.zeros(len(step.phases)))

@@ -1,12 +1,18 @@
-"""The work that the planner may take for a step: counted, so that plans do not hang on a clock."""
+"""The work that the planner may take for a step: counted, so that plans do not hang on a clock.
+
+All is counted in phases, whatever it is spent in: what takes as long as to lower and replay one
+phase is one. Nothing that an earlier plan may have left in memory makes work less.
+"""
 
 from __future__ import annotations
 
-#: Work is counted in phases that are lowered and replayed, of which a core makes so many a second:
-#: some 700 where calls are streamed, 2,000 where nothing is cut.
-PHASES_A_SECOND = 1_300
+#: Of phases that are lowered and replayed a core makes so many a second, where nothing is cut.
+PHASES_A_SECOND = 2_600
 #: The rematerialization search counts bytes of tensors so often in the time of one phase.
-COUNTED_A_PHASE = 1_500
+COUNTED_A_PHASE = 400
+#: As shares of lowering a phase: to plan what it works in, with all memory; to rewrite it; to price
+#: it and the copies beside it; to begin a rematerialization search of it.
+WORKING, REWRITTEN, BOUNDED, BEGUN = 1.0, 0.1, 0.02, 0.2
 #: While there is no plan, or a slow one, so many times the budget may be spent.
 OVERDRAWN = 2
 
@@ -30,18 +36,18 @@ class SearchBudget:
     Examples
     --------
     >>> budget = SearchBudget(seconds=1.0)
-    >>> budget.lower(1100)
-    >>> budget.count(times=100, tensors=3000)
+    >>> budget.lower(2300)
+    >>> budget.count(times=100, tensors=1200)
     >>> budget.spent, budget.is_spent
-    (1300.0, True)
+    (2600.0, True)
     """
 
     def __init__(self, seconds: float, *, needs_plan: bool = False) -> None:
         self._most, self.spent = seconds * PHASES_A_SECOND, 0.0
         self._needs_plan = needs_plan
 
-    def lower(self, phases: int) -> None:
-        """Take account of so many phases that are lowered."""
+    def lower(self, phases: float) -> None:
+        """Take account of so many phases that are lowered, or of work that is as much."""
         self.spent += phases
 
     def count(self, times: int, tensors: int) -> None:

@@ -11,9 +11,14 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.search import incumbent, pass_pipeline, plan_step
 from ooc_cudnn.network.search.candidate import Candidate
-from ooc_cudnn.network.search.incumbent import PROPOSED, WORK_A_SECOND, Incumbent
+from ooc_cudnn.network.search.incumbent import WORK_A_SECOND, Incumbent
 from ooc_cudnn.network.search.policy_planner import PolicyPlanner
-from ooc_cudnn.network.search.search_budget import PHASES_A_SECOND, SearchBudget
+from ooc_cudnn.network.search.search_budget import (
+    OVERDRAWN,
+    PHASES_A_SECOND,
+    REWRITTEN,
+    SearchBudget,
+)
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 
@@ -80,8 +85,8 @@ def test_comparing_ends_where_a_faster_plan_saves_little(step, monkeypatch):
     """By work for what could be saved, and by the budget alone."""
     made = plan_step.plan_step("step", step, constraints(), policy="keep", micro_batches=1)
     computing, phases = least_seconds(step), len(made.step.phases)
-    # as many plans as half a budget has, each with its rewriting; a slow one has it twice
-    seconds = 0.5 * 6.5 * (1 + PROPOSED) * phases / PHASES_A_SECOND
+    # as many plans as half a budget has, each with its rewriting; a slow one has it overdrawn
+    seconds = 6.5 / OVERDRAWN * (1 + REWRITTEN) * phases / PHASES_A_SECOND
     for saved, most in ((0.0, 1), (2.5 * phases / WORK_A_SECOND, 3), (1e9, 7)):
         fastest = Incumbent(constraints(), step, budget=SearchBudget(seconds))
         slower = made._replace(plan=plan_step.replace(made.plan, seconds=computing + saved))

@@ -7,9 +7,23 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.memory.pinned import Room
+from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
+from ooc_cudnn.network.ir.live_ranges import keep_all
+from ooc_cudnn.network.search import remat_solutions
+from ooc_cudnn.network.search.incumbent import Incumbent
 from ooc_cudnn.network.search.plan_step import plan_again, plan_step
-from ooc_cudnn.network.search.search_budget import PHASES_A_SECOND, SearchBudget
+from ooc_cudnn.network.search.policy_planner import PolicyPlanner
+from ooc_cudnn.network.search.remat_greedy import search
+from ooc_cudnn.network.search.remat_solutions import INPUTS, find_remat_solutions
+from ooc_cudnn.network.search.remat_state import RematState
+from ooc_cudnn.network.search.search_budget import (
+    BOUNDED,
+    PHASES_A_SECOND,
+    REWRITTEN,
+    WORKING,
+    SearchBudget,
+)
 from ooc_cudnn.tensor import ORDERS
 from perfmodel import shipped
 from tests.support.drawn_networks import drawn_network
@@ -96,3 +110,46 @@ def test_work_is_counted():
     needed = SearchBudget(0.0, needs_plan=True)
     assert needed.is_spent
     assert not needed.gives_up
+
+
+# What is counted ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def budget():
+    return SearchBudget(1.0)
+
+
+def test_what_phases_work_in_is_planned_within_the_budget(step, budget, monkeypatch):
+    """Planning it took most of a search in batch slices, and counted as nothing."""
+    monkeypatch.setattr(remat_solutions, "search", lambda state, budget: None)
+    monkeypatch.setattr(remat_solutions, "fits", lambda state, budget: False)
+    assert not list(find_remat_solutions(step, constraints(2**30), 1, budget=budget))
+    assert budget.spent == WORKING * len(step.phases)
+
+
+def test_bounds_are_counted_and_nothing_beats_a_plan_when_the_budget_is_spent(step, budget):
+    """A step under little memory dropped tensor after tensor, and was bounded anew each time."""
+    limit = constraints(2**40)
+    incumbent = Incumbent(limit, step, budget=budget)
+    incumbent.best = plan_step("step", step, limit, policy="offload")
+    assert incumbent.can_beat_incumbent(step, keep_all(step))
+    assert budget.spent == BOUNDED * len(step.phases)
+    budget.lower(2 * PHASES_A_SECOND)
+    assert not incumbent.can_beat_incumbent(step, keep_all(step))
+
+
+def test_what_policies_rewrite_is_counted(step, budget):
+    PolicyPlanner(step, constraints(2**20), "remake", 1, budget=budget)
+    assert budget.spent >= REWRITTEN * len(step.phases)
+
+
+def test_a_search_for_what_is_made_again_ends_with_the_budget(step):
+    machine = constraints(2**30).target.machine
+
+    def state(room_bytes):
+        return RematState(step, phase_seconds(machine), room_bytes, machine, copied=INPUTS)
+
+    least_bytes = state(2**30).least_held()
+    assert search(state(1.2 * least_bytes), SearchBudget(1.0)) is not None
+    assert search(state(1.2 * least_bytes), SearchBudget(0.0)) is None

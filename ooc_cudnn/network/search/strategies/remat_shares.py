@@ -21,5 +21,12 @@ class RematerializeShares(Strategy):
         _, step, constraints, micro_batches = request
         for share in SHARES_REMADE:
             policy = Policy(keep, partial(mixed, share=share))
-            planner = PolicyPlanner(step, constraints, "mixed", micro_batches or 1, policy)
+            planner = PolicyPlanner(
+                step,
+                constraints,
+                "mixed",
+                micro_batches or 1,
+                policy,
+                budget=incumbent.budget,
+            )
             yield from planner.candidates(incumbent)

@@ -15,6 +15,7 @@ from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import has_room_for_shared
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.search_budget import REWRITTEN
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Bands are as few as leave the rest of memory to whole maps and to what tasks need.
@@ -45,7 +46,7 @@ class RowTiles(Strategy):
     ) -> Candidates[None]:
         constraints, least = request.constraints, np.inf
         bands = 1
-        while (bands := 2 * bands) <= MOST_BANDS:
+        while (bands := 2 * bands) <= MOST_BANDS and not incumbent.is_over:
             try:
                 if bands == 2 and not incumbent.can_beat_incumbent(
                     split_into_microbatches(request.step, count)
@@ -54,6 +55,7 @@ class RowTiles(Strategy):
                 rewritten = apply_passes(request.step, frozenset(), count, bands)
             except WholeBatchError:
                 return
+            incumbent.budget.lower(REWRITTEN * len(rewritten.phases))
             live_ranges = _without_inputs(rewritten)
             of_bands = {
                 base: ranges

@@ -31,7 +31,9 @@ class TwoPartMicroBatches(Strategy):
         images, least = images_of(step), float("inf")
         try:
             for count in (count for count in MICRO_BATCHES if count <= images):
-                planner = PolicyPlanner(step, constraints, "remake", count, policy)
+                planner = PolicyPlanner(
+                    step, constraints, "remake", count, policy, budget=incumbent.budget
+                )
                 planned = yield from planner.candidates(incumbent)
                 seconds = float("inf") if planned is None else planned.plan.seconds
                 if seconds > least:
