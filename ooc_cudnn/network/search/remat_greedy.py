@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heapify, heappop, nsmallest
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ from ooc_cudnn.network.search.search_budget import BEGUN, UNLIMITED, SearchBudge
 #: How many candidates are tried at a slot, the best by the measure: while all is made to fit, by
 #: each of the two measures, and when an event is to be replaced.
 FIRST, LATER = (10, 4), 4
+#: What takes so many times as long as others is not taken, however its seconds are summed.
+LONGER = 1 + 1e-9
 #: Events that may replace one; and how often all are gone through.
 MOST_INSTEAD, MOST_ROUNDS = 12, 4
 #: How often the bytes of all slots may be counted, times tensors: until all fits, by each measure,
@@ -169,9 +172,7 @@ class _Search:
         total, before = over.sum(), self.state.seconds
         least, best = np.inf, None
         pressure = _Pressure(held, np.append(0, np.cumsum(over > 0)).tolist())
-        candidates = self._candidates(pressure, int(over.argmax()), forbidden)
-        recomputed = [each for each in candidates if each.events[0].is_made]
-        copied = [each for each in candidates if not each.events[0].is_made]
+        copied, recomputed = self._candidates(pressure, int(over.argmax()), forbidden)
         for candidate in chain(
             self._cheapest(tried, copied, pressure), self._cheapest(tried, recomputed, pressure)
         ):
@@ -187,46 +188,59 @@ class _Search:
 
     def _candidates(
         self, pressure: _Pressure, peak: int, forbidden: Collection[RematEvent]
-    ) -> list[_Candidate]:
-        """Tensors live across a slot but unused in it, each with the event that re-creates it."""
+    ) -> tuple[list[_Candidate], list[_Candidate]]:
+        """Tensors live across a slot but unused in it, each with the event that re-creates it.
+
+        First those that are copied, then those that are recomputed. This is most of the search:
+        nothing is worked out for a tensor that its measure does not want.
+        """
         state, slots, over = self.state, self.state.slots, pressure.over
-        items, present = state.items, state.events
-        groups, slot = defaultdict[Any, list[_Candidate]](list), slots[peak]
+        slot, present, ways, accesses_of = slots[peak], state.events, state.ways, state.accesses
+        found = defaultdict[Any, list[_Candidate]](list), defaultdict[Any, list[_Candidate]](list)
+        before = meanwhile = 0
         for name in state.held_through(slot):
-            if name not in items:
+            if name not in state.items:
                 continue
-            accesses = state.accesses[name]
+            accesses = accesses_of[name]
             next_one = bisect_left(accesses, (slot,))
             reader, nbytes = accesses[next_one][0], state.nbytes[name]
             phase = state.phase_of(reader)
-            if reader == slot or not state.step.phases[phase].is_backward:
+            if reader == slot or not state.is_backward[phase]:
                 continue
-            before = over[bisect_right(slots, accesses[next_one - 1][0])]
-            for event, start, seconds in state.ways(phase, name):
+            if self.measure:
+                before = over[bisect_right(slots, accesses[next_one - 1][0])]
+            for event, start, seconds in ways(phase, name):
                 if start <= slot or event in present or event in forbidden:
                     continue
-                meanwhile = nbytes * (over[bisect_left(slots, start)] - before)
-                group: Any = event
-                if self.together:
-                    group = state.step.tensors[name].source, event.is_made
-                groups[group].append(_Candidate(name, (event,), seconds, nbytes, meanwhile))
-        return [slices[0] if len(slices) == 1 else _together(slices) for slices in groups.values()]
+                if self.measure:
+                    meanwhile = nbytes * (over[bisect_left(slots, start)] - before)
+                group = state.step.tensors[name].source if self.together else event
+                candidate = _Candidate(name, (event,), seconds, nbytes, meanwhile)
+                found[event.is_made][group].append(candidate)
+        copied, recomputed = (
+            [slices[0] if len(slices) == 1 else _together(slices) for slices in groups.values()]
+            for groups in found
+        )
+        return copied, recomputed
 
     def _cheapest(
         self, tried: int, candidates: Sequence[_Candidate], pressure: _Pressure
     ) -> list[_Candidate]:
         """The best candidates by the measure; the second counts what else must be made for them."""
-        ranked = sorted((each.by(self.measure), each) for each in candidates)
+        ranked = [(each.by(self.measure), each) for each in candidates]
         if not self.measure:
-            return [candidate for _, candidate in ranked[:tried]]
+            return [candidate for _, candidate in nsmallest(tried, ranked)]
+        heapify(ranked)  # few are looked at
         counted = list[tuple[Any, _Candidate]]()
-        for alone, candidate in ranked:
-            # with its parents none takes less
-            if len(counted) >= tried and alone[0] > counted[tried - 1][0][0]:
+        while ranked:
+            alone, candidate = heappop(ranked)
+            worst = counted[tried - 1][0][0] if len(counted) >= tried else np.inf
+            if alone[0] > worst:  # with its parents none takes less
                 break
+            most = worst * candidate.meanwhile
             whole = candidate._replace(
                 seconds=sum(
-                    sum(map(self.state.seconds_of, self._with_parents([event], pressure)))
+                    sum(map(self.state.seconds_of, self._with_parents([event], pressure, most)))
                     for event in candidate.events
                 )
             )
@@ -234,34 +248,44 @@ class _Search:
         return [candidate for _, candidate in counted[:tried]]
 
     def _with_parents(
-        self, wanted: Sequence[RematEvent], pressure: _Pressure
+        self, wanted: Sequence[RematEvent], pressure: _Pressure, most_seconds: float = np.inf
     ) -> tuple[RematEvent, ...]:
-        """Events, and those of parents that are not held so far and would not fit."""
-        events, looked_at = dict[RematEvent, None](), [*reversed(wanted)]
-        while looked_at:
+        """Events, and those of parents that are not held so far and would not fit.
+
+        No more of them than take longer than `most_seconds`.
+        """
+        events, looked_at, seconds = dict[RematEvent, None](), [*reversed(wanted)], 0.0
+        present = self.state.events
+        while looked_at and seconds <= most_seconds * LONGER:
             event = looked_at.pop()
-            if event in events or event in self.state.events:
+            if event in events or event in present:
                 continue
             events[event] = None
+            seconds += self.state.seconds_of(event)
             if event.is_made:
                 looked_at += self._missing_parents(event, pressure)
         return tuple(events)
 
     def _missing_parents(self, event: RematEvent, pressure: _Pressure) -> list[RematEvent]:
         """Events of parents of what is made again, that are not held so far and would not fit."""
-        state, slots = self.state, self.state.slots
-        missing, slot = list[RematEvent](), state.slot(event.before, event.name)
+        state, slots, over = self.state, self.state.slots, pressure.over
+        missing, slot, stop = list[RematEvent](), state.slot(event.before, event.name), -1
         for parent in state.items[event.name].parents:
             if parent not in state.items:
                 continue
-            last = next(v.last for v in reversed(state.versions[parent]) if v.first <= slot)
-            if last >= slot:
+            for version in reversed(state.versions[parent]):  # the last that began before
+                if version.first <= slot:
+                    break
+            if version.last >= slot:
                 continue
-            first, stop = bisect_left(slots, last + 1), bisect_left(slots, slot)
+            stop = bisect_left(slots, slot) if stop < 0 else stop
+            first = bisect_left(slots, version.last + 1)
             if first == stop:
                 continue
-            held, over = pressure.held[first : stop + 1], pressure.over
-            if over[stop + 1] > over[first] or held.max() + state.nbytes[parent] > state.room:
+            if (
+                over[stop + 1] > over[first]
+                or pressure.held[first : stop + 1].max() + state.nbytes[parent] > state.room
+            ):
                 missing.append(state.ways(event.before, parent)[0].event)
         return missing
 
