@@ -16,8 +16,8 @@ from ooc_cudnn.network.search.strategies.two_part_micro_batches import TwoPartMi
 REMATERIALIZE_SLICES = RematerializeSlices()
 STRATEGIES: tuple[Strategy, ...] = (
     REMATERIALIZE_SLICES,
+    RematerializeShares(),  # soon planned, and often faster than what is streamed
     TwoPartMicroBatches(),
-    RematerializeShares(),
     RowTiles(),
     Spill(),
     OtherLayout(),
