@@ -18,7 +18,7 @@ from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
 from ooc_cudnn.network.search.remat_plans import propose_remat_plans
 from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
 from ooc_cudnn.network.search.search_budget import REWRITTEN, SearchBudget
-from ooc_cudnn.network.search.strategies import REMATERIALIZE_SLICES, STRATEGIES
+from ooc_cudnn.network.search.strategies import SLICES, STRATEGIES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: What `best` chooses from, in the order in which equals are taken; and beside them plans whose
@@ -98,8 +98,9 @@ class PlanSearch:
             if not policy.has_plan and policy.policy == "keep" and searches:
                 is_faster = self._by_search(parts) or is_faster
                 if parts == 1 and self.incumbent.best is None:
-                    # it is hardly beaten, and tells early what is not worth a plan
-                    is_faster = self._try(REMATERIALIZE_SLICES)
+                    # they are hardly beaten, and tell early what is not worth a plan
+                    for each in SLICES:
+                        is_faster = self._try(each) or is_faster
         return is_faster
 
     def _by_search(self, parts: int) -> bool:

@@ -24,10 +24,11 @@ def propose_remat_plans(
     *,
     parts: int = 1,
     slices: int = 1,
-) -> Candidates[bool]:
-    """Propose what the search finds, until a candidate has room; return whether one had.
+) -> Candidates[bool | None]:
+    """Propose what the search finds, until a candidate has room.
 
-    Nothing is proposed where it cannot beat the incumbent.
+    Nothing is proposed where it cannot beat the incumbent. Return whether a candidate had room;
+    None where the search found nothing.
 
     Parameters
     ----------
@@ -41,12 +42,20 @@ def propose_remat_plans(
     """
     least, before = float("inf"), frozenset[RematEvent]()
     failed, budget = set[frozenset[RematEvent]](), incumbent.budget
+    is_found = False
     for copied in copied_kinds:
         if slices > 1 and copied is not copied_kinds[0] and not before:
             break  # with many slices a search that finds nothing takes long
         for solution in find_remat_solutions(
-            step, constraints, parts, copied=copied, before=before, budget=budget
+            step,
+            constraints,
+            parts,
+            copied=copied,
+            before=before,
+            looks_first=parts > 1 or slices > 1,
+            budget=budget,
         ):
+            is_found = True
             if solution.seconds >= least or incumbent.is_enough():
                 break
             if solution.events in failed:  # less room to work in may change nothing of them
@@ -64,4 +73,4 @@ def propose_remat_plans(
                 least, before = solution.seconds, solution.events
                 break
             failed.add(solution.events)
-    return least < float("inf")
+    return least < float("inf") if is_found else None

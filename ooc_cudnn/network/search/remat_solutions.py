@@ -97,6 +97,7 @@ def find_remat_solutions(
     *,
     copied: Collection[str] = INPUTS,
     before: frozenset[RematEvent] = frozenset(),
+    looks_first: bool = False,
     budget: SearchBudget | None = None,
 ) -> Iterator[RematSolution]:
     """Yield what to make again so that a step fits, the fastest first; nothing if none was found.
@@ -110,6 +111,9 @@ def find_remat_solutions(
     before : frozenset of RematEvent
         The events to begin with, those of a plan in which less may be copied. Nothing is yielded
         where more copies can hardly save anything of what these take.
+    looks_first : bool
+        Whether to look first if anything fits: where that is in doubt, for it takes as long as a
+        search that finds nothing.
     budget : SearchBudget, optional
         Takes account of what the search counts.
     """
@@ -135,7 +139,7 @@ def find_remat_solutions(
     if before and begun(1.0).saved_by_copies < WORTH_COPYING:
         return
 
-    if begun(1.0).least_held() > room or (micro_batches > 1 and not fits(begun(1.0), budget)):
+    if begun(1.0).least_held() > room or (looks_first and not fits(begun(*EASIEST), budget)):
         return  # planning what phases work in takes longer than that
     if budget is not None:
         budget.lower(WORKING * len(part.phases))
@@ -153,7 +157,8 @@ def find_remat_solutions(
             before, fitted = frozenset(found.events), (share, left)
             yield RematSolution.of(found, phases)
             continue
-        if failed == NO_WAY and fitted == NO_WAY and not fits(begun(*EASIEST, working), budget):
+        is_first = failed == NO_WAY and fitted == NO_WAY and not looks_first
+        if is_first and not fits(begun(*EASIEST, working), budget):
             return  # a search that finds nothing takes longest
         failed = share, left
 

@@ -12,15 +12,15 @@ from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
 from ooc_cudnn.network.search.strategies.strategy import Strategy
 from ooc_cudnn.network.search.strategies.two_part_micro_batches import TwoPartMicroBatches
 
-#: Tried before all others where the search finds nothing for the batch in one piece.
-REMATERIALIZE_SLICES = RematerializeSlices()
+#: Tried before all others where the search finds nothing for the batch in one piece: what may spill
+#: is soon found.
+SLICES: tuple[Strategy, ...] = (SpillSlices(), RematerializeSlices())
 STRATEGIES: tuple[Strategy, ...] = (
-    REMATERIALIZE_SLICES,
+    *SLICES,
     RematerializeShares(),  # soon planned, and often faster than what is streamed
-    TwoPartMicroBatches(),
     RowTiles(),
     Spill(),
+    TwoPartMicroBatches(),  # of many images it has tens of thousands of phases
     OtherLayout(),
-    SpillSlices(),
     HostMemory(),
 )

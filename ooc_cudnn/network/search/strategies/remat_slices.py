@@ -22,8 +22,8 @@ class RematerializeSlices(Strategy):
     """The rematerialization search, where single phases fill memory.
 
     It keeps within memory of the device. There are as few slices as make phases small
-    (`SMALL_PHASE`); one more where no plan comes of that, then twice as many: smaller maps leave
-    fewer gaps between them.
+    (`SMALL_PHASE`); one more where no plan comes of that; then twice as many, if it was only
+    places that were not found: smaller maps leave fewer gaps.
     """
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
@@ -44,9 +44,8 @@ class RematerializeSlices(Strategy):
                 sliced = slice_batch(step, slices)
             except WholeBatchError:
                 return
-            if (
-                yield from propose_remat_plans(
-                    sliced, constraints, incumbent, (INPUTS, ALL), slices=slices
-                )
-            ):
+            has_room = yield from propose_remat_plans(
+                sliced, constraints, incumbent, (INPUTS, ALL), slices=slices
+            )
+            if has_room or (has_room is None and slices > fewest):
                 return

@@ -21,6 +21,8 @@ from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Slices are so small that memory holds this many of the largest map's.
 SLICES_OF_ROOM = 12
+#: And so few that the step has about so many phases: more take long to plan.
+MOST_PHASES = 4_500
 #: How many times what memory holds may live at once: the rest is on the host. The first counts
 #: with which the search finds what to rematerialize.
 LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
@@ -78,4 +80,5 @@ def _slices_of(request: PlanRequest) -> int:
     """The number of slices: memory holds `SLICES_OF_ROOM`; no more than there are images."""
     step, room_bytes = request.step, max(request.constraints.target.room_bytes, 1)
     largest = max(tensor.nbytes for tensor in step.tensors.values())
-    return min(-(-SLICES_OF_ROOM * largest // room_bytes), MOST_SLICES, images_of(step))
+    wanted = -(-SLICES_OF_ROOM * largest // room_bytes)
+    return min(wanted, MOST_SLICES, images_of(step), MOST_PHASES // len(step.phases))
