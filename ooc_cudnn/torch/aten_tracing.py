@@ -8,6 +8,7 @@ place becomes new values (`mutations`), and a graph of values is left.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
 from ooc_cudnn.torch.build_graph import graph_of
+from ooc_cudnn.torch.element_indexing import in_place_of, recorded_part
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
 from ooc_cudnn.torch.higher_order import DERIVED, DERIVES, HigherOrder, Span
@@ -83,9 +85,10 @@ def record(
 
 
 _BY_DATA = (
-    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. One of "
-    "NumPy's is a tensor, too: make it a number of Python outside of forward, float(a), or take "
-    "Python's own function, math.prod(shape) for np.prod\n  "
+    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. An "
+    "index may be one: q[:, t], q[:, (t + torch.arange(n)) % k] = v; for q[:, t:t + n] write "
+    "q.narrow(1, t, n). A number of NumPy's is a tensor, too: make it one of Python's outside of "
+    "forward, float(a), or take Python's own function, math.prod(shape) for np.prod\n  "
 )
 
 
@@ -200,6 +203,9 @@ class GraphRecording(ProxyTorchDispatchMode):
                 (outputs,) = told[0]
             elif node.op == "call_method" and node.target in ("item", "tolist"):
                 values[node] = self._number(node)
+            elif by_tensors := in_place_of(node.target, *told):
+                shows = functools.partial(recorded_part, self)
+                values[node] = self._made_by(by_tensors, told[0], {**told[1], "shows": shows})
             elif node.op == "call_method":
                 first, *others = told[0]
                 values[node] = self._made_by(getattr(first, node.target), others, told[1])

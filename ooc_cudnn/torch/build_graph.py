@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[An
     roots: dict[int, set[Value]] = {}
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     tensors += [seen.tensor for seen in recorder.inputs.values()]
+    each_once = {id(tensor): tensor for tensor in tensors}
+    lie_in = Counter(id(memories.seen(tensor).memory) for tensor in each_once.values())
     for leaf, value in zip(leaves, results, strict=True):
         if not isinstance(leaf, torch.Tensor):
             continue
@@ -65,7 +68,14 @@ def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[An
             )
         memory, root = id(memories.seen(leaf).memory), value
         while root in memories.views:
-            root = makers[root].reads[0]
+            maker = makers[root]
+            if maker.name == "index" and lie_in[memory] > 1:
+                raise UnsupportedModelError(
+                    f"an output of shape {tuple(leaf.shape)} shares memory with another one, or "
+                    "with what the model was given, at a place that depends on data: return a "
+                    f"clone of it\n  {maker.where}"
+                )
+            root = maker.reads[0]
         roots.setdefault(memory, set()).add(root)
         if len(roots[memory]) > 1 or written.get(memory, leaf) is not leaf:
             raise UnsupportedModelError(

@@ -329,6 +329,7 @@ class Captures:
         # they derive from classes of TorchDynamo, which is imported at the first capture
         from ooc_cudnn.torch.checkpoints import checkpoints_followed
         from ooc_cudnn.torch.covariances import covariances_followed
+        from ooc_cudnn.torch.element_indexing import indices_followed
         from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
         from ooc_cudnn.torch.late_reads import late_reads_refused
         from ooc_cudnn.torch.traced_functions import functions_followed
@@ -347,6 +348,7 @@ class Captures:
             functions_followed(),
             tensors_followed(),
             covariances_followed(),
+            indices_followed(),
             late_reads_refused(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,

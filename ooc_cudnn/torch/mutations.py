@@ -70,6 +70,12 @@ class View:
         """True if it shows all of it, as it is."""
         return self.name in ("detach", "alias")
 
+    def put(self, base: Value, value: Value) -> tuple[Any, str, tuple[Any, ...]]:
+        """The operation that puts a value where it shows its base, its name and arguments."""
+        if self.name == "index":  # at places that depend on data: the operation makes a copy
+            return torch.ops.aten.index_put.default, "index_put", (base, *self.args[1:], value)
+        return ViewWrite(self), "write", (base, value)
+
 
 @dataclass(eq=False)
 class SeenTensor:
@@ -231,6 +237,15 @@ class Memories:
             self._enter(SeenTensor(tensor, value, seen.memory, seen, view, seen.memory.writes))
             self.views.add(value)
 
+    def shows_at(
+        self, tensor: torch.Tensor, value: Value, base: torch.Tensor, indices: Sequence[Any]
+    ) -> None:
+        """Note a view of a tensor at places that are values, as of `aten.index`."""
+        view = View(torch.ops.aten.index.Tensor, "index", (_BASE, indices), {}, None)
+        seen = self.seen(base)
+        self._enter(SeenTensor(tensor, value, seen.memory, seen, view, seen.memory.writes))
+        self.views.add(value)
+
     def write(self, tensor: torch.Tensor, value: Value, *, as_data: bool = False) -> None:
         """Note that a tensor has been written to; all that share its memory have changed."""
         recorder = self._recorder
@@ -269,12 +284,7 @@ class Memories:
                     both = (recorder.detached(before), recorder.detached(after))
                 follows = any(each.requires_grad for each in both)
                 written = recorder.one(
-                    ViewWrite(view),
-                    "write",
-                    both,
-                    before.shape,
-                    before.dtype,
-                    requires_grad=follows,
+                    *view.put(*both), before.shape, before.dtype, requires_grad=follows
                 )
                 base.value = self._kept(before, written, as_data=as_data)
             base.written = True
