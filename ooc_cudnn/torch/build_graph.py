@@ -108,11 +108,10 @@ def _followed(recorder: Recorder, results: Sequence[Any]) -> set[Value]:
 def _writes(recorder: Recorder, results: Sequence[Any]) -> Iterator[Write]:
     followed = _followed(recorder, results)
     for value, seen, final in _changed(recorder):
-        if value.requires_grad and value.kind == "input":
+        if value.requires_grad and value.kind == "input" and seen.tensor.is_leaf:
             raise UnsupportedModelError(
-                "forward changes an argument in place that gradients are asked of: let it work on "
-                "a clone of it. Behind a graph break arguments are what forward has made before: "
-                f"write y = y.mul(2) there, not y.mul_(2)\n  {seen.where}"
+                "forward changes an argument in place that is a leaf and asks for a gradient: let "
+                f"it work on a clone of it\n  {seen.where}"
             )
         if seen.as_data and value in followed:  # PyTorch's gradients would be of either
             raise UnsupportedModelError(

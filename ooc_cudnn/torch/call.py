@@ -114,6 +114,12 @@ class ReadyModel:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
             self._count(self.forward)
         self._read_further = self._outputs_of_outputs()
+        #: Arguments that forward changes in place, and what the network makes of each then.
+        self._changed = {
+            write.target: self._made_of(write.value)
+            for write in graph.writes
+            if write.target.kind == "input"
+        }
         after = self.lowered.after
         self._hooked = {y for e in after if e.name == "register_hook" for y in e.results}
         self._copies_of_others = self._values_that_are_copies()
@@ -169,15 +175,20 @@ class ReadyModel:
 
     def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:
         """By its place each output that forward reads further: what the network makes of it."""
-        to, outputs = self.lowered, self.graph.outputs
-        held = [*zip(outputs, to.results, strict=True), *to.handed.items()]
-        names = {of: e.tensor.name for of, e in held if isinstance(e, LoweredValue)}
         further = {
-            at: frozenset(names[v] for v in self.graph.made_of(of, but=to.after) if v in names)
-            for at, of in enumerate(outputs)
+            at: self._made_of(of)
+            for at, of in enumerate(self.graph.outputs)
             if self.pausing is not None and isinstance(of, Value) and of.kind == "made"
         }
         return {at: later for at, later in further.items() if later}
+
+    def _made_of(self, value: Value) -> frozenset[str]:
+        """The outputs of the network whose gradients reach a value."""
+        to, graph = self.lowered, self.graph
+        held = [*zip(graph.outputs, to.results, strict=True), *to.handed.items()]
+        names = {of: e.tensor.name for of, e in held if isinstance(e, LoweredValue)}
+        made = graph.made_of(value, but=to.after)
+        return frozenset(names[each] for each in made if each in names)
 
     def _values_that_are_copies(self) -> set[Value]:
         """Those that are one tensor with others in the network, and lie apart in PyTorch."""
@@ -268,8 +279,9 @@ class ReadyModel:
             else:
                 results.append(self._result(lowered, of, values, outputs))
         if request is not None:
-            further = self._read_further.items()
-            request.watch([(results[at], later) for at, later in further])
+            watched = [(results[at], later) for at, later in self._read_further.items()]
+            watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
+            request.watch(watched)
         with interrupts.defer_signals(), torch.no_grad():
             interrupts.hear()
             # the call has succeeded: from here on, nothing is left half done
@@ -443,7 +455,7 @@ class ReadyModel:
         """A result of the model, made of the network's outputs, which gradients go through."""
         if isinstance(of, Value) and of in values:
             # what shows it is to show this very tensor, and its hooks come before a user's
-            is_handed = of in self.lowered.handed or of in self._hooked
+            is_handed = of in self.lowered.handed or of in self._hooked or of in self._changed
             return values[of] if is_handed else _for_hooks(values[of])
         if not isinstance(held, LoweredValue):
             return _for_hooks(values[held]) if isinstance(held, Value) else held

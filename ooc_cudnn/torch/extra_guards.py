@@ -297,6 +297,12 @@ class WatchedState:
         self._parts = [weakref.ref(part) for part in parts]
         self._classes = list(map(type, parts))
         self._written = WrittenMemory(graph)
+        #: The places of arguments that are changed in place with their history: none is a leaf.
+        self._changed = [
+            graph.given.index(write.target)
+            for write in graph.writes
+            if write.target.kind == "input" and write.target.requires_grad
+        ]
 
     def are_as_they_were(self, tensors: Sequence[Any]) -> bool:
         """True if all is as it was, of what a call is given; what was replaced, guards compare."""
@@ -306,6 +312,7 @@ class WatchedState:
             and self._have_their_classes()
             and self._names.are_as_they_were()
             and self._written.shared(tensors) is None
+            and not any(tensors[at].is_leaf for at in self._changed)
         )
 
     def _have_their_classes(self) -> bool:

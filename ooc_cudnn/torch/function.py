@@ -103,7 +103,7 @@ class Request:
         return self.step.run(inputs, out, lasting, making)
 
     def watch(self, outputs: Sequence[tuple[torch.Tensor, frozenset[str]]]) -> None:
-        """Note outputs as a user gets them that forward reads further, and what is made of each."""
+        """Note outputs, and what is changed, that forward reads further; what is made of each."""
         self._watched = [(weakref.ref(each), later) for each, later in outputs]
 
     def check_hooks(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -122,10 +122,11 @@ class Request:
                 continue
             if tensor._backward_hooks or tensor.retains_grad:
                 raise HiddenGradientError(
-                    f"an output of shape {tuple(tensor.shape)} has a hook or keeps its gradient, "
-                    "and forward makes another output of it, whose gradient it would not see: "
-                    "register the hook in forward (y.register_hook), or put the limit on the "
-                    f"parts before and behind that output{users_frame()}"
+                    "an output, or an argument that forward changes in place, of shape "
+                    f"{tuple(tensor.shape)} has a hook or keeps its gradient, and forward makes "
+                    "another output of it, whose gradient it would not see: register the hook in "
+                    "forward (y.register_hook), or put the limit on the parts before and behind "
+                    f"that tensor{users_frame()}"
                 )
 
     def versions(self) -> dict[str, int]:

@@ -304,7 +304,7 @@ def test_an_input_is_as_pytorch_leaves_it():
         close(one.grad, other.grad, name)
 
 
-def test_an_input_whose_gradients_are_asked_is_not_changed():
+def test_a_leaf_whose_gradients_are_asked_is_not_changed():
     class Changing(nn.Conv2d):
         def forward(self, x):
             with torch.no_grad():
@@ -314,12 +314,22 @@ def test_an_input_whose_gradients_are_asked_is_not_changed():
     model, x = ooc.limit(Changing(3, 2, 1).double(), LIMIT), drawn().requires_grad_()
     before = x.detach().clone()
     with pytest.raises(
-        ooc.UnsupportedModelError, match=r"argument in place that gradients[^$]*, line "
+        ooc.UnsupportedModelError, match=r"argument in place that is a leaf[^$]*, line "
     ):
         model(x)
     assert torch.equal(x, before)
     assert not torch.is_grad_enabled() or x.requires_grad
     assert model(x.detach().clone()).shape == (2, 2, 4, 4)
+
+
+def test_a_hook_on_an_argument_that_is_changed_is_an_error_in_backward():
+    """It would not see what forward makes of it further."""
+    part = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 1)).double()
+    given = drawn().requires_grad_() * 2
+    y = ooc.limit(part, LIMIT)(given)
+    given.retain_grad()
+    with pytest.raises(ooc.UnsupportedModelError, match="an argument that forward changes in"):
+        y.sum().backward()
 
 
 def test_what_autograd_refuses_is_refused():

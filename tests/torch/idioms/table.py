@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.torch.idioms import (
+    arguments,
     attributes,
     between,
     bodies,
@@ -20,6 +21,7 @@ from tests.torch.idioms import (
 )
 
 THEMES = (
+    arguments,
     functions,
     bodies,
     gradients,
