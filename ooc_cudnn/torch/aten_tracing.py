@@ -538,6 +538,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         if any(map(_is_unknown, pytree.tree_leaves((args, dict(kwargs))))):
             raise UnsupportedModelError(_BY_DATA + self.where)
         operation = self._operation(function, name, args, kwargs, results, schema)
+        _check_dense(operation)
         if self.of_inputs.intersection(operation.reads):
             self.of_inputs.update(value for value in operation.results if value is not None)
             self.operations.append(operation)
@@ -582,6 +583,18 @@ class GraphRecording(ProxyTorchDispatchMode):
             name = f"{wanted}_{count}"
         self._taken.add(name)
         return name
+
+
+def _check_dense(operation: Operation) -> None:
+    """Refuse an operation whose gradient is a sparse tensor."""
+    for flag, read in (("sparse", "weight"), ("sparse_grad", "self")):
+        source = operation.arguments.get(read)
+        if operation.arguments.get(flag) and isinstance(source, Value) and source.requires_grad:
+            who = f"{operation.name} {operation.module}".strip()
+            raise UnsupportedModelError(
+                f"{who} has {flag}=True, and its gradient is a sparse tensor, which the library "
+                f"has not: make it with {flag}=False\n  {operation.where}"
+            )
 
 
 def _has_gradient_of_zeros(name: str, results: Sequence[Value | None]) -> bool:

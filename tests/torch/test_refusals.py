@@ -414,3 +414,24 @@ def test_a_batch_without_images_is_computed_as_eager_does(training):
     assert all(one.shape == other.shape for one, other in zip(*made, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
     model(torch.ones(SHAPE))  # and images afterwards
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_with_a_sparse_gradient_is_refused_in_training(kind):
+    model = nn.Sequential(kind(5, 4, sparse=True), nn.Linear(4, 2)).double()
+    words = torch.tensor([[1, 2], [4, 0]])
+    expected = model(words)
+    ooc.limit(model, LIMIT)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"embedding\w* 0 has .*: make it with spa"):
+        model(words)
+    with torch.no_grad():
+        close(model(words), expected, "without gradients")
+    model[0].requires_grad_(False)
+    close(model(words), expected, "frozen")
+
+
+def test_gather_with_a_sparse_gradient_is_refused_in_training():
+    places = torch.zeros(4, 4, 14, 14, dtype=torch.int64)
+    model = ooc.limit(Of(lambda y: y.gather(1, places, sparse_grad=True)), LIMIT)
+    with pytest.raises(ooc.UnsupportedModelError, match=r"make it with sparse_grad=False\n.*line"):
+        model(torch.randn(SHAPE))
