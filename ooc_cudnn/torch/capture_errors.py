@@ -19,7 +19,9 @@ from ooc_cudnn.torch.refusals import users_line
 #: What PyTorch and models raise of an argument that they do not take.
 _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError)
 #: In what PyTorch says of tensors without data: a tensor with data might do.
-_WITHOUT_DATA = re.compile(r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla")
+_WITHOUT_DATA = re.compile(
+    r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla|allocated"
+)
 _OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
 #: In what Dynamo says where the model itself raised an error.
 _RAISED = re.compile(
@@ -51,6 +53,11 @@ _KNOWN = (
         "forward takes a derivative",
         "take it outside of forward, or write it out; the backward of an autograd.Function may "
         "call torch.autograd.grad",
+    ),
+    (
+        re.compile(r"built-in function [gs]etitem>.* is not allocated"),
+        "an index is a list that holds a tensor",
+        "make a tensor of it, torch.stack([...])",
     ),
     (
         re.compile(r"functional\.py.* in gaussian_nll_loss\b"),
@@ -104,7 +111,10 @@ def _why(model: torch.nn.Module, text: str) -> str:
         said += f": those of backward of {', '.join(_with_hooks_of_backward(model))}. Let forward "
         said += "register a hook of the tensor"
     elif _OF_DATA.search(text):
-        said += ". The result of a branch, of a loop or of a size depends on data"
+        said += (
+            ". The result of a branch, of a loop or of a size depends on data, or the place in a "
+        )
+        said += "list (torch.stack(maps)[t] will do)"
     return said
 
 

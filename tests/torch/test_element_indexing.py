@@ -102,3 +102,16 @@ def test_an_output_at_such_a_place_beside_the_whole_is_refused():
     model = ooc.limit(Model(lambda s, x, t: (s.c(x), s.w[t]), c=conv()(), w=drawn(3)), 2**30)
     with pytest.raises(UnsupportedModelError, match="a place that depends on data: return a clone"):
         model(image(), T)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda y, t: y[:, [0, t]], "a list that holds a tensor: make a tensor of it"),
+        (lambda y, t: [y, y * 2][t % 2], r"the place in a list \(torch.stack\(maps\)\[t\] will do"),
+    ],
+)
+def test_lists_are_refused_with_the_index_to_write(function, said):
+    model = ooc.limit(Model(lambda s, x, t: function(s.c(x), t), c=conv()()), 2**30)
+    with pytest.raises(UnsupportedModelError, match=said):
+        model(image(), torch.tensor(1))
