@@ -87,7 +87,7 @@ def record(
 _BY_DATA = (
     "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. An "
     "index may be one: q[:, t], q[:, (t + torch.arange(n)) % k] = v; for q[:, t:t + n] write "
-    "q.narrow(1, t, n). A number of NumPy's is a tensor, too: make it one of Python's outside of "
+    "q.narrow(1, t, n). One of NumPy's is a tensor, too: make it a number of Python outside of "
     "forward, float(a), or take Python's own function, math.prod(shape) for np.prod\n  "
 )
 

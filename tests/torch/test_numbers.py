@@ -126,10 +126,10 @@ NUMPY = {
     "an array of single precision": (lambda m, y: y - torch.from_numpy(m.a), np.ones(4, "f4")),
     "a tensor of it": (lambda m, y: y - torch.tensor(m.a), np.ones(4, "f4")),
     "a bound": (lambda m, y: y.clamp(-float(m.a), float(m.a)), np.float64(0.5)),
+    "an index": (lambda m, y: y[:, m.a], np.int64(1)),
 }
 REFUSED = {
     "of elements": (lambda m, y: sum(y * float(each) for each in m.a), np.linspace(0, 1, 3)),
-    "an index": (lambda m, y: y[:, m.a], np.int64(1)),
 }
 
 
