@@ -113,8 +113,8 @@ def _why(model: torch.nn.Module, text: str) -> str:
     elif _OF_DATA.search(text):
         said += (
             ". The result of a branch, of a loop or of a size depends on data, or the place in a "
+            "list (torch.stack(maps)[t] will do)"
         )
-        said += "list (torch.stack(maps)[t] will do)"
     return said
 
 
