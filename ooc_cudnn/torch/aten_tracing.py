@@ -316,7 +316,7 @@ class GraphRecording(ProxyTorchDispatchMode):
             result = func(*args, **kwargs)
         self._note(func, args, kwargs, values, named, result, casts)
         if kept is not None:
-            kept.note(self.memories, values[0])
+            kept.note(self, values[0])
         return result
 
     def _laid_out(self, tensor: torch.Tensor, value: Value) -> Value:

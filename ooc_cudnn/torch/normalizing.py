@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Operation, Value
 from ooc_cudnn.torch.recorder_protocol import Recorder
 
@@ -36,6 +37,12 @@ class Update(NamedTuple):
     of: int
     momentum: float
     of_images: bool
+
+
+_LOST = (
+    "running statistics are a view of another tensor, or made in forward: take a clone, mean = "
+    "self.mean[t].clone(), and write it back behind, self.mean[t] = mean; for none pass None"
+)
 
 
 class KeptStatistics:
@@ -72,10 +79,21 @@ class KeptStatistics:
             told[place] = value
         return tuple(told)
 
-    def note(self, memories: Any, x: Value) -> None:
-        """Note that the statistics are no longer what they were."""
+    def note(self, recorder: Recorder, x: Value) -> None:
+        """Note that the statistics are no longer what they were.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If they are a view of another tensor, or one that forward makes: what is written there
+            would be lost.
+        """
+        memories = recorder.memories
         for of, place in enumerate(self._places):
-            seen = memories.seen(self._args[place])
+            tensor = self._args[place]
+            if not memories.knows(tensor) or memories.seen(tensor).base is not None:
+                raise UnsupportedModelError(f"{_LOST}\n  {recorder.where}")
+            seen = memories.seen(tensor)
             momentum = float(self._args[self._momentum])
             seen.pending.append(Update(x, of, momentum, self._of_images))
             seen.written = seen.written or not self._is_the_networks
@@ -84,8 +102,19 @@ class KeptStatistics:
 
 
 def kept_statistics_of(func: Any, args: tuple[Any, ...]) -> KeptStatistics | None:
-    """Return an operation's update of running statistics; None if it has none."""
+    """Return an operation's update of running statistics; None if it has none.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it updates them in a way of its own.
+    """
     name = func._schema.name
+    if name == "aten::batch_norm_update_stats":
+        raise UnsupportedModelError(
+            "torch.batch_norm_update_stats changes running statistics without saying so: update "
+            "them by functional.batch_norm(x, mean, var, training=True), or by torch.var_mean"
+        )
     if name not in STATISTICS:
         return None
     mean, _, trains, _ = STATISTICS[name]

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.lower import RULES
 from tests.support.torch_checks import close, followed_in_calls
 
@@ -245,3 +246,49 @@ def test_statistics_of_all_images_are_so_where_pytorch_computes_them(monkeypatch
 
     monkeypatch.setitem(RULES, "batch_norm", refuse)
     check_untracked(0.1)
+
+
+def of_one_domain(norm, y, *, is_cloned):
+    """Statistics of a domain are a row of all, as in domain-specific normalization."""
+    norm.rows = torch.stack([norm.running_mean, norm.running_var])
+    mean, var = (row.clone() for row in norm.rows) if is_cloned else norm.rows
+    y = F.batch_norm(y, mean, var, training=True)
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(var)
+    return y
+
+
+UNSEEN = {
+    "a view": lambda norm, y: F.batch_norm(
+        y, norm.running_mean[:], norm.running_var[:], training=True
+    ),
+    "detached": lambda norm, y: F.batch_norm(
+        y, norm.running_mean.detach(), norm.running_var.detach(), training=True
+    ),
+    "of images": lambda norm, y: F.instance_norm(y, norm.running_mean[:], norm.running_var[:]),
+    "rows": lambda norm, y: of_one_domain(norm, y, is_cloned=False),
+    "made in forward": lambda _, y: F.batch_norm(y, torch.zeros(4), torch.ones(4), training=True),
+    "of its own": lambda norm, y: (
+        torch.batch_norm_update_stats(y, norm.running_mean, norm.running_var, 0.1),
+        y * 1.0,
+    )[1],
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_an_update_that_would_be_lost_is_refused(name):
+    """By an operation that does not say that it writes, to what lies in another tensor."""
+    model = ooc.limit(Of(UNSEEN[name]).double(), LIMIT)
+    with pytest.raises(UnsupportedModelError, match="running statistics"):
+        model(drawn())
+    assert not model.norm.running_mean.any()
+
+
+def test_an_update_of_a_clone_that_is_written_back_is_pytorchs():
+    """As the refusal says."""
+    model = Of(lambda norm, y: of_one_domain(norm, y, is_cloned=True)).double()
+    limited = ooc.limit(copy.deepcopy(model), LIMIT)
+    for _ in range(2):
+        close(limited(drawn()), model(drawn()), "output")
+    for (name, one), other in zip(limited.named_buffers(), model.buffers(), strict=True):
+        close(one, other, name)
