@@ -18,7 +18,7 @@ from ooc_cudnn.network.search.refine_prefetch import refine_prefetch
 from ooc_cudnn.network.search.remat_plans import propose_remat_plans
 from ooc_cudnn.network.search.remat_solutions import ALL, INPUTS
 from ooc_cudnn.network.search.search_budget import REWRITTEN, SearchBudget
-from ooc_cudnn.network.search.strategies import SLICES, STRATEGIES
+from ooc_cudnn.network.search.strategies import FIRST, STRATEGIES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: What `best` chooses from, in the order in which equals are taken; and beside them plans whose
@@ -99,7 +99,7 @@ class PlanSearch:
                 is_faster = self._by_search(parts) or is_faster
                 if parts == 1 and self.incumbent.best is None:
                     # they are hardly beaten, and tell early what is not worth a plan
-                    for each in SLICES:
+                    for each in FIRST:
                         is_faster = self._try(each) or is_faster
         return is_faster
 

@@ -12,12 +12,11 @@ from ooc_cudnn.network.search.strategies.spill_slices import SpillSlices
 from ooc_cudnn.network.search.strategies.strategy import Strategy
 from ooc_cudnn.network.search.strategies.two_part_micro_batches import TwoPartMicroBatches
 
-#: Tried before all others where the search finds nothing for the batch in one piece: what may spill
-#: is soon found.
-SLICES: tuple[Strategy, ...] = (SpillSlices(), RematerializeSlices())
+#: Tried before all others where the search finds nothing for the batch in one piece: what is soon
+#: planned first.
+FIRST: tuple[Strategy, ...] = (RematerializeShares(), SpillSlices(), RematerializeSlices())
 STRATEGIES: tuple[Strategy, ...] = (
-    *SLICES,
-    RematerializeShares(),  # soon planned, and often faster than what is streamed
+    *FIRST,
     RowTiles(),
     Spill(),
     TwoPartMicroBatches(),  # of many images it has tens of thousands of phases
