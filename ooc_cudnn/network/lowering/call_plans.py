@@ -123,7 +123,8 @@ def kind_of_call(
     machine = computing_machine(target.machine, on_host=call.on_host)
     how = target.room_bytes, target.layouts, target.overlap, target.ask_workspace
     key = call, specs, aligned, machine, how
-    kind = _kinds.get(key)
+    # others that are alike may be of another model: what another library computes is its own
+    kind = None if call.is_external else _kinds.get(key)
     if kind is None:
         request = make_request(
             "",
@@ -136,6 +137,8 @@ def kind_of_call(
             aligned=dict(zip(call.operands, aligned, strict=True)),
         )
         kind = CallKind(request, target)
+        if call.is_external:
+            return kind
         with _lock:
             _kinds[key] = kind
             while len(_kinds) > REMEMBERED:
