@@ -85,10 +85,7 @@ def plan(
     ready = capture_for(
         model, shapes, memory_limit, with_gradients=with_gradients, scale=scale, what="plan"
     )
-    held = device_to_plan_for(machine)
-    if held == "device" and ready.device.type != "cuda":
-        ready.step.beside_bytes = ready.cast_bytes
-    specs = specs_of(ready, placement, held)
+    specs = specs_of(ready, placement, device_to_plan_for(machine))
     return ready.noted(ready.step.planned_for(specs, machine))
 
 
@@ -226,7 +223,12 @@ def device_to_plan_for(machine: MachineModel | str | os.PathLike[str] | None) ->
 
 
 def specs_of(ready: ReadyModel, placement: str, held: str) -> dict[str, TensorSpec]:
-    """Return the specs of a network's inputs: arguments, and what the model has `held`."""
+    """Return the specs of a network's inputs: arguments, and what the model has `held`.
+
+    Where that would be on a card, what it has beside them there counts from now on.
+    """
+    if held == "device" and ready.device.type != "cuda":
+        ready.step.beside_bytes = ready.cast_bytes
     specs = dict[str, TensorSpec]()
     for name, source in ready.lowered.given.items():
         where = placement if source.value.kind == "input" else held
