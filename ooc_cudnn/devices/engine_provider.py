@@ -23,6 +23,14 @@ class EngineProvider(Protocol):
         In so much workspace, or in as much as it wants.
         """
 
+    def running(
+        self, operation: AnyConvolution, workspace_bytes: int
+    ) -> tuple[Engine, bool] | None:
+        """Return what runs an operation in so much workspace, and whether it was measured.
+
+        None if it is no engine, or one that cannot be asked for by its number.
+        """
+
     def candidates(
         self, operation: AnyConvolution, *, every: bool, compiled: bool
     ) -> Iterator[Engine]:

@@ -33,7 +33,7 @@ MEASURED = " (measured)"
 #: An engine that takes more workspace is to save this share of the seconds.
 WORTH_WORKSPACE = 0.02
 #: Of engines, as they are asked for.
-FORMS = ("", "widened", "heuristics")
+FORMS = ("", "widened", "padded", "heuristics")
 #: Numbers of engines and choices of knobs are 64-bit integers in cuDNN.
 LARGEST = 2**63 - 1
 
@@ -53,8 +53,9 @@ class Engine(Record):
     knobs : mapping from str to int
         How it is set, by the names of cuDNN's kinds of knobs; empty for its own defaults.
     form : str
-        "widened" where it computes the inputs converted to float32; "heuristics" where it is
-        whatever cuDNN's heuristics choose (`HEURISTICS`); else empty.
+        "widened" where it computes the inputs converted to float32, "padded" with channels of
+        zeros beside theirs; "heuristics" where it is whatever cuDNN's heuristics choose
+        (`HEURISTICS`); else empty.
     """
 
     number: int
@@ -202,7 +203,7 @@ class Tables:
         self._by_kind: dict[Kind, dict[str, Measurement]] = {}
         self.version = next(_versions)
         #: Models that were corrected, by `sparing`, with what they were before.
-        self._corrected: dict[int, tuple[MachineModel, MachineModel]] = {}
+        self._corrected: dict[tuple[int, bool], tuple[MachineModel, MachineModel]] = {}
         for measured in stored:
             self.add(replace(measured, is_stored=True))
         self._unstored.clear()
@@ -281,22 +282,26 @@ class Tables:
         of_them = (len(each.options) for each in self._counting() if each.work.kind in kinds)
         return max(of_them, default=0)
 
-    def corrected(self, machine: MachineModel, sparing: int = 0) -> MachineModel:
+    def corrected(
+        self, machine: MachineModel, sparing: int = 0, *, alike: bool = False
+    ) -> MachineModel:
         """Return a machine's model with the measured seconds in place of its lines'.
 
         What was measured of one size corrects those that are nearest to it (`Work.distance`): of a
         few images transforms of filters may be most of it, and small images have other engines.
         Those of the fastest engines, without the `sparing` ones that take most workspace. In a
         memory order in which a problem was not measured it is no faster than in the other one.
+        Others of its family are no faster than what this process measured, unless all processes
+        are to plan `alike`.
         """
-        corrected = self._corrected
-        before, after = corrected.get(sparing, (None, None))
+        corrected, key = self._corrected, (sparing, alike)
+        before, after = corrected.get(key, (None, None))
         if after is None or before is not machine:
-            after = self._with_factors(machine, sparing)
-            corrected[sparing] = machine, after
+            after = self._with_factors(machine, sparing, alike=alike)
+            corrected[key] = machine, after
         return after
 
-    def _with_factors(self, machine: MachineModel, sparing: int) -> MachineModel:
+    def _with_factors(self, machine: MachineModel, sparing: int, *, alike: bool) -> MachineModel:
         families: dict[str, float] = {}
         launching: dict[str, float] = {}
         tried: dict[str, Tried] = {}
@@ -308,7 +313,7 @@ class Tables:
                 continue
             seconds = measured.options[_place(measured, sparing)].seconds
             factor = seconds / machine.compute.seconds(work)
-            if not measured.is_stored:
+            if not measured.is_stored and not alike:
                 # Cut along channels it is another problem, and no faster than this until tried.
                 families[work.family] = max(1.0, families.get(work.family, 1.0), factor)
             tried[work.sized] = work, factor

@@ -49,6 +49,8 @@ PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 #: last of these one is kept, however slow. (On an H100 the fastest filter gradient of
 #: volumes wanted more than there was. What ran in its place nobody had timed: it was far slower.)
 SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
+#: In place of an engine that is slow where it runs, so many others are tried.
+MOST_TRIED = 5
 
 
 class TimedEngine(NamedTuple):
@@ -139,8 +141,7 @@ class EngineTuner:
             compiled = every
         operation: AnyConvolution = launched[0].operation
         candidates = self.engines.candidates(operation, every=every, compiled=compiled)
-        limit = self.bench.limit_bytes
-        quick = Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
+        quick = self._quick()
         once, ranked = self._by_heuristics(quick, launched, chosen)
         others = _each_once(itertools.chain(ranked, also, candidates), len(ranked))
         is_complete = self._timed_once(quick, launched, others, once)
@@ -180,25 +181,73 @@ class EngineTuner:
             engines += self._sparing(engines, once, ranked, right)
         return _as_measured(operation, engines, is_complete=is_complete and every and compiled)
 
-    def ranked(self, launched: Launched, count: int) -> Measurement | None:
-        """Time the engines that the heuristics rank first, so many at most, and check none.
+    def ranked(
+        self, launched: Launched, count: int, also: Iterable[Engine] = ()
+    ) -> Measurement | None:
+        """Time the engines that the heuristics rank first, so many at most; and others. Check none.
 
         What they choose runs where nothing was measured, too. Of strict float32 it is all: those
         that follow may use Fourier transforms, which are taken where they were checked. None if
         there is no room for any.
         """
         operation: AnyConvolution = launched[0].operation
-        quick = Bench(
-            self.device, self.bench.limit_bytes, batches=1, batch_seconds=0.0, refill=False
-        )
+        quick = self._quick()
         options, ranked = self._by_heuristics(quick, launched, self.engines.chosen(operation))
         if count > 1 and forward_of(operation).precision not in ("float32", "float64"):
             candidates = self.engines.candidates(operation, every=False, compiled=False)
             others = itertools.islice((e for e in candidates if e not in ranked), count - 1)
-            self._timed_once(quick, launched, others, options)
-        unchecked = (replace(each, error=None, is_right_uneven=False) for each in options)
-        engines = [TimedEngine(each, None, each.seconds) for each in unchecked]
+            more = _each_once(itertools.chain(ranked, others, also), len(ranked))
+            self._timed_once(quick, launched, more, options)
+        engines = [_unchecked(option) for option in options]
         return _as_measured(operation, engines, is_complete=False)
+
+    def as_run(
+        self,
+        launched: Launched,
+        engine: Engine,
+        known: Sequence[Option],
+        others: Iterable[Engine],
+        workspace_bytes: int,
+        slow_seconds: float,
+    ) -> Measurement | None:
+        """Time the engine that runs a launch; where it is slow, others that could. Check none.
+
+        None if there is no room for any.
+
+        Parameters
+        ----------
+        known : sequence of Option
+            What was measured of another size, with what it would take of this one. Those of which
+            none was timed keep their place among the others.
+        others : iterable of Engine
+            Tried where it takes `slow_seconds`: as many as `MOST_TRIED` that take no more workspace
+            than `workspace_bytes`, then those that the heuristics rank.
+        """
+        operation: AnyConvolution = launched[0].operation
+        quick = self._quick()
+        options = list[Option]()
+        self._timed_once(quick, launched, [engine], options, hurries=False)
+        if not options or options[0].seconds > slow_seconds:
+            ranked = iter(list[Engine]())
+            if forward_of(operation).precision not in ("float32", "float64"):  # as `ranked`
+                ranked = self.engines.candidates(operation, every=False, compiled=False)
+            fitting = (
+                each
+                for each in _each_once(itertools.chain([engine], others, ranked), 1)
+                if (nbytes := self._workspace_of(operation, each)) is not None
+                and nbytes <= workspace_bytes
+            )
+            self._timed_once(quick, launched, itertools.islice(fitting, MOST_TRIED), options)
+        engines = [_unchecked(option) for option in options]
+        timed = {option.engine for option in options}
+        for option in known:
+            nbytes = None
+            if option.engine not in timed:
+                nbytes = self._workspace_of(operation, option.engine)
+            if nbytes is not None:
+                left = replace(option, workspace_bytes=nbytes)
+                engines.append(TimedEngine(left, None, left.seconds))
+        return _as_measured(operation, engines, is_complete=False) if options else None
 
     def measured_again(
         self,
@@ -236,7 +285,7 @@ class EngineTuner:
             elif timed := self._timed(launched, option, allowance.left):
                 engines.append(timed)
                 allowance.take(timed.option.seconds, timed.expected)
-            elif (nbytes := self._workspace_of(launched, option)) is not None:
+            elif (nbytes := self._workspace_of(launched[0].operation, option.engine)) is not None:
                 left.append(replace(option, workspace_bytes=nbytes))
         if not engines:
             return None
@@ -258,6 +307,11 @@ class EngineTuner:
             return self._checks.of(operation, engine, borders=borders, chosen=chosen)
         except (EngineFailedError, DeviceOutOfMemoryError):
             return None
+
+    def _quick(self) -> Bench:
+        """What times a launch once, after one that warms up."""
+        limit = self.bench.limit_bytes
+        return Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
 
     def _by_heuristics(
         self, quick: Bench, launched: Launched, chosen: Engine | None
@@ -357,10 +411,15 @@ class EngineTuner:
         measured = replace(option, seconds=timing.seconds, workspace_bytes=nbytes, name=name)
         return TimedEngine(measured, launching, option.seconds)
 
-    def _workspace_of(self, launched: Launched, option: Option) -> int | None:
-        """Workspace that an engine takes for a launch; None if it cannot run it."""
-        with self.engines.forced(launched[0].operation, option.engine) as built:
+    def _workspace_of(self, operation: AnyConvolution, engine: Engine) -> int | None:
+        """Workspace that an engine takes for a convolution; None if it cannot run it."""
+        with self.engines.forced(operation, engine) as built:
             return None if built is None else built[0]
+
+
+def _unchecked(option: Option) -> TimedEngine:
+    """An option that was timed once, and may be wrong."""
+    return TimedEngine(replace(option, error=None, is_right_uneven=False), None, option.seconds)
 
 
 def _each_once(engines: Iterable[Engine], first: int) -> Iterator[Engine]:
@@ -423,3 +482,21 @@ def reduce_images(operation: AnyConvolution, share: float) -> AnyConvolution:
         step //= 2
     images = most - most % max(step, 1)
     return replace_forward(operation, replace(forward, x_shape=(images, *forward.x_shape[1:])))
+
+
+def reduce_rows(operation: AnyConvolution, share: float) -> AnyConvolution:
+    """Return the operation on at most a share of its rows, as many as a window takes at the least.
+
+    Examples
+    --------
+    >>> from ooc_cudnn.operations.convolution.forward import Convolution
+    >>> of_96, of_9 = (Convolution.of((1, 8, h, 9), (8, 8, 3, 3)) for h in (96, 9))
+    >>> reduce_rows(of_96, 0.3).x_shape, reduce_rows(of_9, 0.1).x_shape
+    ((1, 8, 24, 9), (1, 8, 3, 9))
+    """
+    forward = forward_of(operation)
+    images, channels, rows, *rest = forward.x_shape
+    window = forward.dilation[0] * (forward.w_shape[2] - 1) + 1
+    fewer = rows >> max(0, math.ceil(-math.log2(share)))
+    shape = (images, channels, min(rows, max(fewer, window)), *rest)
+    return replace_forward(operation, replace(forward, x_shape=shape))

@@ -18,6 +18,10 @@ from ooc_cudnn.operations.convolution.gradients import (
 )
 from ooc_cudnn.tensor import ORDERS
 
+#: Where engines were measured, but there is room for none of them, what runs is taken to be so many
+#: times as slow as the slowest. (On an H200 it was 1 to 300 times as slow.)
+UNTIMED = 4.0
+
 
 def choose_engines(request: Request, plan: Plan, target: Target, room_bytes: int) -> Plan:
     """Give a plan the fastest engines whose workspace there is room for beside it.
@@ -43,7 +47,7 @@ def slowness_of(request: Request, plan: Plan, target: Target) -> float:
 
     1 where nothing is known of engines. What was measured of a problem, but with too much workspace
     or in another memory order, takes no less than what was measured: an engine that nobody timed is
-    not taken to be faster.
+    taken to be slower.
     """
     if target.options is None:
         return 1.0
@@ -77,7 +81,7 @@ def _seconds_of(
         if options:
             has = _named if asked and candidate == operation else _fitting
             seconds = float(target.machine.compute.seconds(candidate.work()))
-            return seconds * has(options, plan).seconds / options[0].seconds
+            return seconds * has(options, plan) / options[0].seconds
     return 0.0
 
 
@@ -88,16 +92,17 @@ def _evened(operation: AnyConvolution) -> AnyConvolution:
     return replace_forward(operation, replace(forward, padding=padding))
 
 
-def _fitting(options: Sequence[Option], plan: Plan) -> Option:
-    """The fastest with no more workspace than a plan has, or else the one that takes least."""
+def _fitting(options: Sequence[Option], plan: Plan) -> float:
+    """Seconds of the fastest with no more workspace than a plan has, or of what takes least."""
     fitting = (each for each in options if each.workspace_bytes <= plan.workspace_bytes)
-    return next(fitting, options[-1])
+    return next(fitting, options[-1]).seconds
 
 
-def _named(options: Sequence[Option], plan: Plan) -> Option:
-    """The one that a device named for a plan, or else the one that takes least."""
+def _named(options: Sequence[Option], plan: Plan) -> float:
+    """Seconds of the one that a device named for a plan; of one that nobody timed, a guess."""
     there = {_engine(name) for name in plan.algorithms if name.endswith(MEASURED)}
-    return next((each for each in options if _engine(each.name) in there), options[-1])
+    named = (each.seconds for each in options if _engine(each.name) in there)
+    return next(named, UNTIMED * options[-1].seconds)
 
 
 def _engine(name: str) -> str:

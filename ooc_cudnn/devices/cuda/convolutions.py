@@ -22,7 +22,7 @@ from typing import Any
 from ooc_cudnn.devices.cuda.checked_engines import CheckedEngines, build_for, every
 from ooc_cudnn.devices.cuda.cudnn_forms import forms
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, collect_errors
-from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans
+from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans, kind_of
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
 from ooc_cudnn.devices.engine_kinds import CheckedKind
 from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict, Verdicts, describe_verdict
@@ -121,18 +121,35 @@ class Convolutions:
             found = self._by_heuristics(operation, budget_bytes)
         return None if found is None else self._plans.engine_of(found)
 
+    def running(
+        self, operation: AnyConvolution, workspace_bytes: int
+    ) -> tuple[Engine, bool] | None:
+        """Return what runs an operation in so much workspace: `EngineProvider`."""
+        with self._lock:
+            plan = self._choose(operation, workspace_bytes)
+        if plan is None:
+            return None
+        engine = plan.asked or self._plans.engine_of(plan)
+        return None if engine is None else (engine, plan.asked is not None)
+
     def candidates(
         self, operation: AnyConvolution, *, every: bool, compiled: bool
     ) -> Iterator[Engine]:
         """Yield what may compute an operation, each once: `EngineProvider`."""
         if not _is_for_cudnn(operation):
             return
-        seen = set[Engine]()
-        for form in forms(operation):
-            for engine in self._plans.engines(form, every=every, compiled=compiled):
-                if engine not in seen:
-                    seen.add(engine)
-                    yield engine
+        lists = (self._plans.engines(form, every=every, compiled=compiled)
+                 for form in forms(operation))  # fmt: skip
+        seen, rest = set[Engine](), list[Engine]()
+        for first, *others in filter(None, lists):  # of each form the first, before the others
+            rest += others
+            if first not in seen:
+                seen.add(first)
+                yield first
+        for engine in rest:
+            if engine not in seen:
+                seen.add(engine)
+                yield engine
 
     @contextmanager
     def forced(self, operation: AnyConvolution, engine: Engine) -> Iterator[tuple[int, str] | None]:
@@ -184,11 +201,10 @@ class Convolutions:
                 plan = self._by_heuristics(operation, None)
                 self._of_engines[key] = plan and plan._replace(asked=engine)
             elif _is_for_cudnn(operation) and not has_failed:
-                widened = engine.form == "widened"
                 fitting = (
                     form
                     for form in forms(operation)
-                    if (form.name == "widened") == widened and not self._checked.bars(form, engine)
+                    if kind_of(form) == engine.form and not self._checked.bars(form, engine)
                 )
                 with collect_errors():
                     built = (self._plans.of_engine(form, engine) for form in fitting)

@@ -13,6 +13,8 @@ Widened: half types with a float32 result. cuDNN has no engine where channels ar
     for depthwise windows, and for strided data gradients; and one that leaves the card idle where
     the filter is small. float32 holds every half and TF32 every bit of its fraction, so tensor
     cores give the same products. Filter gradient in float16: 0.7 and 0.5 in place of 2.6 and 2.5.
+Padded: half types, channels-last, where channels are no multiples of 8: an image's three, a map of
+    classes. Tensor cores take zeros beside them.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ from ooc_cudnn.operations.convolution.gradients import (
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_padding, replace_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
+WIDENED, PADDED = "widened", "padded"
+#: Tensor cores take halves by multiples of so many channels.
+CHANNELS_OF_TENSOR_CORES = 8
 _ALIGNMENT = 256
 #: Fewer channels than this are an image's, for which other engines are the good ones.
 _SEVERAL_CHANNELS = 16
@@ -58,6 +63,7 @@ class Copy(NamedTuple):
     before: int = 0
     after: int = 0
     row_axis: int = ROW_AXIS
+    is_wider: bool = False  # there are additional channels, too: all is filled with zeros first
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +73,8 @@ class Copy(NamedTuple):
     def fill(self, source: DeviceView, workspace: int, stream: Any) -> None:
         """Copy a tensor to its place, between rows of zeros."""
         address, row_bytes = workspace + self.offset, self._row_bytes
+        if self.is_wider:
+            fill_zero(address, self.nbytes, 1, self.nbytes, stream)
         rows = self.shape[self.row_axis]
         images = math.prod(self.shape) * DTYPES[self.dtype] // (rows * row_bytes)
         for first, count in ((0, self.before), (rows - self.after, self.after)):
@@ -79,7 +87,7 @@ class Copy(NamedTuple):
             pointwise(self._inside(source, workspace), source, stream=stream)
 
     def give_back(self, destination: DeviceView, workspace: int, stream: Any) -> None:
-        """Copy a result from its place, without the additional rows."""
+        """Copy a result from its place, without the additional rows and channels."""
         relayout(destination, self._inside(destination, workspace), stream)
 
     @property
@@ -109,8 +117,13 @@ def forms(operation: AnyConvolution) -> Iterator[Form]:
     """Yield the forms of an operation, the best first."""
     if _wants_symmetric_rows(operation):
         yield pad_symmetrically(operation)
+    padded = pad_channels(operation)
     if result_dtype(operation) == forward_of(operation).dtype:
         yield Form(operation)
+        if padded:
+            yield padded
+    elif padded:
+        yield from (padded, widen_inputs(operation))
     elif _leaves_the_card_idle(operation):
         yield from (widen_inputs(operation), Form(operation))
     else:
@@ -167,4 +180,35 @@ def widen_inputs(operation: AnyConvolution) -> Form:
     first, second = (Copy(0, "float32", shape, forward.layout) for shape in shapes)
     second = second._replace(offset=first.nbytes)
     wide = replace(forward, dtype="float32", y_dtype="float32", allow_tf32=True)
-    return Form(replace_forward(operation, wide), (first, second), name="widened")
+    return Form(replace_forward(operation, wide), (first, second), name=WIDENED)
+
+
+def pad_channels(operation: AnyConvolution) -> Form | None:
+    """Add channels of zeros up to a multiple of 8; None where that is nothing, or cannot be."""
+    forward = forward_of(operation)
+    images, channels, *extents = forward.x_shape
+    results, _, *window = forward.w_shape
+    more, most = (_up_to_tensor_cores(number) for number in (channels, results))
+    is_half = DTYPES[forward.dtype] == 2
+    if not is_half or forward.groups > 1 or forward.layout != "channels_last":
+        return None
+    if (more, most) == (channels, results):
+        return None
+    wide = replace(forward, x_shape=(images, more, *extents), w_shape=(most, more, *window))
+    padded = replace_forward(operation, wide)
+    given, taken = input_shapes(operation), input_shapes(padded)
+    if given[2:] != taken[2:]:  # of an epilogue, which takes it as it is
+        return None
+    copies, offset = list[Copy | None](), 0
+    pairs = [*zip(given[:2], taken[:2], strict=True), (operation.output_shape, padded.output_shape)]
+    for dtype, (narrow, shape) in zip(
+        (forward.dtype, forward.dtype, result_dtype(operation)), pairs, strict=True
+    ):
+        copy = Copy(offset, dtype, shape, forward.layout, is_wider=True)
+        copies.append(None if shape == narrow else copy)
+        offset += 0 if shape == narrow else copy.nbytes
+    return Form(padded, (copies[0], copies[1]), copies[2], PADDED)
+
+
+def _up_to_tensor_cores(channels: int) -> int:
+    return -(-channels // CHANNELS_OF_TENSOR_CORES) * CHANNELS_OF_TENSOR_CORES

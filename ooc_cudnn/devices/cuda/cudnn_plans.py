@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
-from ooc_cudnn.devices.cuda.cudnn_forms import Form
+from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, WIDENED, Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
 from ooc_cudnn.devices.engines import MEASURED, Engine
@@ -149,7 +149,7 @@ class Plans:
                     break
             numbers = range(number) if compiled else self._at_once(form, number)
             # the latest first: those that take seconds are among the oldest
-            engines += (Engine(each, {}, _kind_of(form)) for each in reversed(numbers))
+            engines += (Engine(each, {}, kind_of(form)) for each in reversed(numbers))
             # the oldest last, which the heuristics' mode of fallbacks ranks, too: on an H100 it
             # took 7.9 s for a filter gradient of volumes that others make in 54 ms, and measuring
             # ended with it
@@ -196,14 +196,15 @@ class Plans:
         return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
 
 
-def _kind_of(form: Form) -> str:
-    return "widened" if form.name == "widened" else ""
+def kind_of(form: Form) -> str:
+    """Return what an engine of a form says of it (`Engine.form`)."""
+    return form.name if form.name in (WIDENED, PADDED) else ""
 
 
 def _engine_at(graph: Any, index: int, form: Form) -> Engine:
     """The engine of one of a graph's plans."""
     number, knobs = graph.get_engine_and_knobs_at_index(index)
-    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, _kind_of(form))
+    return Engine(number, {knob.name: choice for knob, choice in knobs.items()}, kind_of(form))
 
 
 def _to_ask_for(engine: Engine) -> Engine:

@@ -104,4 +104,5 @@ def _by_what_was_measured(target: Target) -> Target:
         return target
     tables = tables_of(device)
     known = None if device.engines is None else tables.options
-    return target._replace(machine=tables.corrected(target.machine), options=known)
+    machine = tables.corrected(target.machine, alike=True)  # kept plans are found by it
+    return target._replace(machine=machine, options=known)

@@ -2,7 +2,8 @@
 
 All that may matter at a user's word (`measure_engines`); what the heuristics rank first before a
 step is planned for the first time (`time_first`), so that no memory order is chosen by a line that
-never saw such a convolution.
+never saw such a convolution; and what a plan launches and nobody timed (`LaunchTiming`), for an
+engine that takes little workspace may be 300 times as slow as the one before it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from ooc_cudnn.activity import activity, say
+from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.devices.base import Device
-from ooc_cudnn.devices.engines import Measurement
+from ooc_cudnn.devices.engine_provider import EngineProvider
+from ooc_cudnn.devices.engines import Engine, Measurement
 from ooc_cudnn.devices.measuring import Bench
 from ooc_cudnn.devices.tuning_database import tables_of, try_to_save_tables
-from ooc_cudnn.engines.autotune import Deadline, EngineTuner, launch_of
-from ooc_cudnn.engines.workload import Effort, PlannedWork, fit_images, serves
+from ooc_cudnn.engines.autotune import PRUNED_AT, Deadline, EngineTuner, launch_of
+from ooc_cudnn.engines.workload import (
+    SAME,
+    Effort,
+    PlannedWork,
+    engines_of_family,
+    fit_images,
+    held_bytes,
+    known_options,
+    reduce_size,
+    serves,
+)
 from ooc_cudnn.functions.tune.rounds import BATCH_SECONDS, Tell, measure_what_is_launched
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import LoweredStep
@@ -38,6 +52,8 @@ LAUNCH_SECONDS = BATCH_SECONDS
 RANKED = 3
 #: They are where a convolution takes this share of all seconds.
 MATTERS = 0.005
+#: A plan is made again where its launches take longer or less than predicted by this share of it.
+WORTH_PLANNING = 0.02
 
 
 def measure_engines(
@@ -88,9 +104,9 @@ def time_first(
     """Time what the heuristics rank for convolutions of which nothing is known; return how many.
 
     First their choice for each convolution, in each memory order, those that are predicted to take
-    longest before the rest; then, in the order in which it is faster, those that they rank next.
-    Nothing is checked against float64: what the heuristics choose would run in any case. What was
-    timed is stored.
+    longest before the rest; then, in the order in which it is faster, those that they rank next,
+    and those that were found fast for others of its family. Nothing is checked against float64:
+    what the heuristics choose would run in any case. What was timed is stored.
 
     Parameters
     ----------
@@ -114,13 +130,141 @@ def time_first(
                 if tuner.deadline.allows(steps=1):
                     measured = _timed(device, tuner, turned, 1)
                     if measured is not None:
-                        costs[turned] = weight * measured.options[0].seconds
+                        share = turned.work().amount / measured.work.amount
+                        costs[turned] = weight * share * measured.options[0].seconds
         for operation in _choose_from(device, costs):
             if tuner.deadline.allows(steps=1):
                 _timed(device, tuner, operation, RANKED)
         device.arena.release_block()
     try_to_save_tables(device)
     return len(costs)
+
+
+class LaunchTiming:
+    """Times what plans of a step launch, each engine of each convolution once, until a deadline.
+
+    Parameters
+    ----------
+    device : Device
+    machine : MachineModel
+        The device's, as it was calibrated.
+    limit_bytes : int
+        Device memory that may be held meanwhile, users' arrays included.
+    seconds : float
+        When they are spent, nothing more is begun.
+    """
+
+    def __init__(
+        self, device: Device, machine: MachineModel, limit_bytes: int, seconds: float
+    ) -> None:
+        self._machine = machine
+        bench = Bench(device, limit_bytes, batches=1, batch_seconds=0.0, refill=False)
+        self._device, self._tuner = device, EngineTuner(device, bench, Deadline(seconds))
+        self._tables, self._timed = tables_of(device), set[tuple[AnyConvolution, Engine]]()
+
+    def learns_from(self, step: LoweredStep) -> bool:
+        """Time what a plan launches by engines that nobody timed at that size.
+
+        Return whether its seconds are others by that. Nothing is checked against float64: it is
+        what would run. What was timed is stored.
+        """
+        astray, arena = 0.0, self._device.arena
+        with activity("timing what is launched", current().progress), arena.lock:
+            if arena.is_at_work:
+                return False
+            for at, (operation, launches) in enumerate(_launches_of(step)):
+                say(f"{at} timed")
+                if not self._tuner.deadline.allows(steps=1):
+                    break
+                least = MATTERS * step.plan.seconds / launches.times
+                astray += self._miss(operation, launches, least)
+            arena.release_block()
+        try_to_save_tables(self._device)
+        return astray > WORTH_PLANNING * step.plan.seconds
+
+    def _miss(
+        self, operation: AnyConvolution, launches: PlannedLaunches, least_seconds: float
+    ) -> float:
+        """Seconds by which all launches of a convolution were predicted wrong; 0 if it is known.
+
+        Where one takes `least_seconds`, another engine is worth being tried.
+        """
+        engines, tables = self._device.engines, self._tables
+        assert engines is not None
+        room, predicted = launches.workspace_bytes, launches.slowness * launches.seconds
+        running = engines.running(operation, room)
+        if running is None:
+            return 0.0
+        engine, was_measured = running
+        nearest = tables.nearest(operation)
+        is_near = nearest is not None and nearest.work.distance(operation.work()) <= SAME
+        if (was_measured and is_near) or (operation, engine) in self._timed:
+            return 0.0
+        self._timed.add((operation, engine))
+        known = [] if nearest is None else known_options(tables, operation, nearest)[0]
+        line = self._machine.compute.seconds(operation.work())
+        measured = self._tuner.as_run(
+            launch_of(operation),
+            engine,
+            known,
+            engines_of_family(tables, operation),
+            room,
+            max(PRUNED_AT * min(launches.seconds, line), least_seconds),
+        )
+        if measured is None:
+            return 0.0
+        tables.add(measured)
+        fitting = (each for each in measured.options if each.workspace_bytes <= room)
+        took = next(fitting, measured.options[-1]).seconds
+        return launches.times * abs(took - predicted)
+
+
+class PlannedLaunches(NamedTuple):
+    """All launches of a convolution under a plan.
+
+    Attributes
+    ----------
+    times : int
+        How many there are. Those at a border count as the others.
+    workspace_bytes : int
+        What each of them has, at the least.
+    seconds, slowness : float
+        What one is predicted to take by the fastest engine; and how many times as long by its own.
+    """
+
+    times: int
+    workspace_bytes: int
+    seconds: float
+    slowness: float
+
+
+def _launches_of(step: LoweredStep) -> list[tuple[AnyConvolution, PlannedLaunches]]:
+    """Convolutions that a plan launches; those that are predicted to take longest come first.
+
+    With even padding alone: for the others there are no tables (`Option.is_right_uneven`).
+    """
+    found = dict[AnyConvolution, PlannedLaunches]()
+    tasks = (item for item in step.lowered.program.items if isinstance(item, Task))
+    for task in tasks:
+        request, plan = task.request, task.plan
+        for launch, _ in distinct_launches(request, plan):
+            operation = launch.operation
+            if not isinstance(operation, AnyConvolution) or not forward_of(operation).is_even:
+                continue
+            work = operation.work()
+            if work.amount > 0.0:
+                seconds = request.machine.compute.seconds(work)
+                new = PlannedLaunches(plan.pieces, plan.workspace_bytes, seconds, task.slowness)
+                old = found.get(operation, new._replace(times=0))
+                room = min(old.workspace_bytes, new.workspace_bytes)
+                times = old.times + new.times
+                found[operation] = new._replace(times=times, workspace_bytes=room)
+
+    def predicted(each: tuple[AnyConvolution, PlannedLaunches]) -> float:
+        launches = each[1]
+        return launches.times * launches.slowness * launches.seconds
+
+    return sorted(found.items(), key=predicted, reverse=True)
 
 
 def _unknown(
@@ -151,11 +295,20 @@ def _unknown(
             weights[few] = weights.get(few, 0.0) + weight
             costs[few] = costs.get(few, 0.0) + times * seconds
     known = [each.operation for each in tables_of(device) if each.operation and each.options]
+    measured = set(known)
     unknown: dict[AnyConvolution, float] = {}
     for operation in sorted(costs, key=costs.__getitem__, reverse=True):
-        if not serves([*known, *unknown], operation):
+        is_known = serves([*known, *unknown], operation)
+        if not is_known and measured.isdisjoint(_halves(operation)):
             unknown[operation] = weights[operation]
     return unknown
+
+
+def _halves(operation: AnyConvolution) -> Iterator[AnyConvolution]:
+    """Sizes that `_with_room` may measure in place of an operation."""
+    while (less := reduce_size(operation, 0.5)) != operation:
+        yield less
+        operation = less
 
 
 def _in_all_orders(device: Device, operation: AnyConvolution) -> Iterator[AnyConvolution]:
@@ -169,13 +322,31 @@ def _timed(
     device: Device, tuner: EngineTuner, operation: AnyConvolution, count: int
 ) -> Measurement | None:
     assert device.engines is not None
+    also = engines_of_family(tables_of(device), operation)[: count - 1]
     try:
-        measured = tuner.ranked(launch_of(operation), count)
+        operation = _with_room(device.engines, tuner.bench, operation)
+        measured = tuner.ranked(launch_of(operation), count, also)
     finally:
         device.engines.forget_built()
     if measured is not None:
         tables_of(device).add(measured)
     return measured
+
+
+def _with_room(engines: EngineProvider, bench: Bench, operation: AnyConvolution) -> AnyConvolution:
+    """Return the operation on as much as leaves room for what the heuristics would like to take.
+
+    Else it would be known by engines that take next to nothing alone, and seem to be slow.
+    """
+    while (engine := engines.chosen(operation)) is not None:
+        with engines.forced(operation, engine) as built:
+            nbytes = 0 if built is None else built[0]
+        needed = held_bytes(operation) + nbytes
+        less = reduce_size(operation, 0.5)
+        if bench.fits(needed) or less == operation:
+            break
+        operation = less
+    return operation
 
 
 def _choose_from(device: Device, costs: Mapping[AnyConvolution, float]) -> list[AnyConvolution]:

@@ -31,11 +31,15 @@ from ooc_cudnn.network.runtime.constraints_here import (
     limit_here,
     misaligned_inputs,
 )
-from ooc_cudnn.network.runtime.engine_tuning import measure_engines, time_first
+from ooc_cudnn.network.runtime.engine_tuning import (
+    LaunchTiming,
+    measure_engines,
+    time_first,
+)
 from ooc_cudnn.network.runtime.executable import Executable
 from ooc_cudnn.network.runtime.inputs import Holder, as_held
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
-from ooc_cudnn.network.runtime.plan_cache import load_or_plan
+from ooc_cudnn.network.runtime.plan_cache import keep_plan, load_or_plan
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.plan_step import plan_again
 from ooc_cudnn.pipeline.program import Program
@@ -46,6 +50,10 @@ from perfmodel import MachineModel
 
 #: A step is planned again where arrays on the device are gone, so that it has so much more room.
 MUCH_MORE = 1.1
+#: A plan is made again so often by what was timed of it: what it launches then may be new.
+MOST_ROUNDS = 3
+#: Another plan is searched where one takes so many times as long as predicted before it was timed.
+MUCH_LONGER = 1.2
 
 R = TypeVar("R", bound=Executable)
 
@@ -243,13 +251,20 @@ class LazyStep(ABC, Generic[R]):
         self._ready.clear()
         self._last_ready = None
 
+    @property
+    def _times_engines(self) -> bool:
+        """Whether engines are timed before it runs; plans depend on that."""
+        settings = current()
+        is_fixed = settings.machine is not None or settings.deterministic
+        has_engines = get_device(settings.device).engines is not None
+        return has_engines and bool(settings.tune_seconds) and not is_fixed
+
     def _time_first(self) -> None:
         """Time what the heuristics rank, before the step is planned for the first time."""
         settings, step = current(), self._step
-        device = get_device(settings.device)
-        fixed = settings.machine is not None or settings.deterministic
-        if fixed or not settings.tune_seconds or device.engines is None or step is self._timed:
+        if step is self._timed:
             return
+        device = get_device(settings.device)
         limit, machine = limit_here(device, self._limit), machine_for(device, None)
         time_first(device, canonicalize(step, "best"), machine, limit, settings.tune_seconds)
         self._timed = step
@@ -269,13 +284,53 @@ class LazyStep(ABC, Generic[R]):
                 )
                 self._beside_seconds = max(derived.plan.seconds - least, 0.0)
                 return derived
-        if ask:
+        is_timed = ask and self._times_engines
+        if is_timed:
             self._time_first()
         constraints = self._constraints(inputs, ask=ask)
         planned = load_or_plan(self._name, step, constraints, **self._asked)
+        if is_timed:
+            planned = self._planned_as_timed(planned, inputs)
         if self.larger is not None:
             self.larger.note(step, constraints, planned.plan)
         return planned
+
+    def _planned_as_timed(
+        self, planned: LoweredStep, inputs: Mapping[str, ArrayRef]
+    ) -> LoweredStep:
+        """Time what a plan launches, and make it again with what was learnt.
+
+        Where that takes much longer than predicted, another plan may be faster: it is searched,
+        once.
+        """
+        device = get_device(current().device)
+        limit = limit_here(device, self._limit)
+        machine = machine_for(device, None)
+        timing = LaunchTiming(device, machine, limit, current().tune_seconds)
+
+        def settled(planned: LoweredStep) -> LoweredStep:
+            """The same plan once all that it launches is known."""
+            for _ in range(MOST_ROUNDS):
+                if not timing.learns_from(planned):
+                    break
+                planned = again(planned)
+            return planned
+
+        def again(planned: LoweredStep) -> LoweredStep:
+            made = plan_again(self._step, planned.plan, self._constraints(inputs, ask=True))
+            searched = planned.plan.searched_seconds
+            return made._replace(plan=replace(made.plan, searched_seconds=searched))
+
+        found = settled(planned)
+        if found is planned:
+            return planned
+        if found.plan.seconds > MUCH_LONGER * planned.plan.seconds:
+            constraints = self._constraints(inputs, ask=True)
+            other = settled(load_or_plan(self._name, self._step, constraints, **self._asked))
+            found = min(again(found), other, key=lambda each: each.plan.seconds)
+        constraints = self._constraints(inputs, ask=True)
+        keep_plan(self._name, self._step, constraints, found, **self._asked)
+        return found
 
     def _constraints(self, inputs: Mapping[str, ArrayRef], *, ask: bool) -> PlanConstraints:
         """The constraints on arrays that lie so; to `ask` cuDNN what workspace engines take."""

@@ -90,6 +90,21 @@ def load_or_plan(
     return ready if bound else ready._replace(plan=replace(ready.plan, bound_seconds=None))
 
 
+def keep_plan(
+    name: str,
+    step: Step,
+    constraints: PlanConstraints,
+    planned: LoweredStep,
+    *,
+    policy: str = "best",
+    micro_batches: int | None = None,
+) -> None:
+    """Keep a plan as if `load_or_plan` had found it: by what is known of engines now."""
+    if current().plan_cache:
+        key = _key(name, step, constraints, policy, micro_batches)
+        _keep(plans_folder() / f"{key}.json", planned.plan, _host_bytes(step, constraints))
+
+
 def _key(
     name: str, step: Step, constraints: PlanConstraints, policy: str, micro_batches: int | None
 ) -> str:
@@ -98,7 +113,9 @@ def _key(
     asked: object = None
     if target.ask_workspace is not None:
         device = get_device(current().device)
-        asked = device.identity(), list(tables_of(device))
+        known = (each for each in tables_of(device) if each.operation is not None)
+        # whichever process measured it
+        asked = device.identity(), [replace(each, is_stored=True) for each in known]
     return digest_of(
         library_digest(),
         name,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.cuda.cudnn_forms import forms, pad_symmetrically, widen_inputs
+from ooc_cudnn.devices.cuda.cudnn_forms import (
+    forms,
+    pad_channels,
+    pad_symmetrically,
+    widen_inputs,
+)
 from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -69,6 +76,51 @@ def test_who_gets_which_form():
     assert names("float32", tf32=False) == [[""], [""], [rows, ""]]
     assert names("float32", tf32=False, stride=2) == [[""], [rows, ""], [rows, ""]]
     assert names("float64") == [[rows, ""], [rows, ""], [rows, ""]]
+
+
+@pytest.mark.parametrize("kind", [None, *GRADIENTS])
+@pytest.mark.parametrize(("channels", "results"), [(3, 16), (8, 2), (1, 5)])
+def test_channels_of_zeros_leave_the_result_as_it_is(kind, channels, results):
+    convolution = Convolution.of(
+        (2, channels, 6, 5), (results, channels, 3, 2), padding=1, dtype="bfloat16"
+    )
+    convolution = replace(convolution, layout="channels_last")
+    operation = kind(convolution, "float32") if kind else convolution
+    form = pad_channels(operation)
+    random = np.random.default_rng(0)
+    inputs = [random.standard_normal(shape) for shape in input_shapes(operation)]
+    given = list(inputs)
+    for place, copy in enumerate(form.inputs):
+        if copy is not None:
+            assert (copy.before, copy.after, copy.is_wider) == (0, 0, True)
+            given[place] = np.zeros(copy.shape)
+            given[place][tuple(map(slice, inputs[place].shape))] = inputs[place]
+    result = form.operation.reference(*given)
+    if form.result is not None:
+        assert form.result.shape == result.shape
+    result = result[tuple(map(slice, operation.output_shape))]
+    assert np.allclose(result, operation.reference(*inputs), rtol=1e-12)
+    copies = [copy for copy in (*form.inputs, form.result) if copy]
+    assert all(a.offset + a.nbytes == b.offset for a, b in itertools.pairwise(copies))
+
+
+def test_who_gets_channels_of_zeros():
+    """Half types alone, channels-last, of which tensor cores take no such numbers."""
+
+    def names(channels=3, results=16, **how):
+        layout = how.pop("layout", "channels_last")
+        how = {"dtype": "float16", **how}
+        forward = Convolution.of((2, channels, 6, 5), (results, channels, 3, 2), **how)
+        forward = replace(forward, layout=layout)
+        return [[form.name for form in forms(each)]
+                for each in (forward, ConvolutionBackwardFilter(forward, "float32"))]  # fmt: skip
+
+    assert names() == names(8, 2) == [["", "padded"], ["padded", "widened"]]
+    assert names(8) == names(layout="channels_first") == [[""], ["widened", ""]]
+    assert names(dtype="float32") == [[""], [""]]
+    fused = FusedConvolution(replace(Convolution.of((2, 8, 6, 5), (2, 8, 3, 2), dtype="float16"),
+                                     layout="channels_last"))  # fmt: skip
+    assert [form.name for form in forms(fused)] == [""], "its biases are as many as before"
 
 
 def test_copies_lie_apart_and_are_counted():

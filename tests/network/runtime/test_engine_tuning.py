@@ -8,7 +8,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
 from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
-from ooc_cudnn.network.runtime import engine_tuning
+from ooc_cudnn.network.runtime import engine_tuning, plan_cache
 from ooc_cudnn.operations.convolution.gradients import forward_of
 from ooc_cudnn.pipeline.program import Task
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine, NumericalNote
@@ -339,3 +339,48 @@ def test_convolutions_that_add_their_biases_are_tuned(make, random):
         assert algorithms(step) == {"eng101, fused (measured)", "eng101 (measured)"}
         for name, gradient in gradients.items():
             np.testing.assert_allclose(step.gradients[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+# What plans launch, timed -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(random):
+    """Runs a step under a limit that times engines; returns it."""
+
+    def run(net, loss, limit, **how):
+        with ooc_cudnn.settings(memory_limit=limit, tune_seconds=60.0, **how):
+            step = net.training_step(loss, **QUICK)
+            step(**inputs(random, net))
+        return step
+
+    return run
+
+
+def test_an_engine_without_workspace_is_not_taken_for_a_fast_one(make, trained):
+    """On an H200 a filter gradient took 2.2 s by what was left, where 7 ms were predicted."""
+    make(FakeEngine(100, 1e-6, 0, 32 * KIB), FakeEngine(101, 3e-4))
+    net, loss = network(images=8)
+    step = trained(net, loss, 256 * KIB)
+    assert algorithms(step) == {"eng100 (measured)"}
+
+
+def test_what_a_plan_launches_is_timed_at_its_size(make, trained):
+    """Nothing else fits, and what is left is timed before it runs: predictions hold."""
+    make(FakeEngine(100, 1e-6, 512 * KIB), FakeEngine(101, 3e-5))
+    net, loss = network()
+    step = trained(net, loss, 256 * KIB)
+    assert algorithms(step) == {"eng101 (measured)"}
+    results = 4 * 8 * 8 * (4 + 8 + 4 + 8 + 4)  # of both layers: y, dx, and dw counts as much
+    assert step.plan.compute_seconds > 3e-5 * results / 4
+
+
+def test_a_plan_that_was_timed_is_found_by_the_next_process(make, trained, monkeypatch):
+    make(FakeEngine(100, 1e-6, 0, 32 * KIB), FakeEngine(101, 3e-4))
+    net, loss = network(images=8)
+    monkeypatch.setattr(plan_cache, "SHORTEST_SECONDS", 0.0)
+    first = trained(net, loss, 256 * KIB, plan_cache=True)
+    forget_tables()  # as another process
+    monkeypatch.setattr(plan_cache, "plan_step", None)
+    again = trained(net, loss, 256 * KIB, plan_cache=True)
+    assert again.plan == first.plan
