@@ -23,7 +23,7 @@ NumericalNote = Enum(
     "TENSOR_CORE DOWN_CONVERT_INPUTS REDUCED_PRECISION_REDUCTION FFT NONDETERMINISTIC",
 )
 BehaviorNote = Enum("BehaviorNote", "RUNTIME_COMPILATION")
-KnobType = Enum("KnobType", "TILE_SIZE SPLIT_K NOT_SET")
+KnobType = Enum("KnobType", "TILE_SIZE SPLIT_K NOT_SET KERNEL_CFG SPLIT_K_SLC")
 HeurMode = Enum("HeurMode", "A B FALLBACK")
 DataType = Enum("DataType", "HALF BFLOAT16 FLOAT DOUBLE")
 NUMPY = {DataType.HALF: "f2", DataType.FLOAT: "f4", DataType.DOUBLE: "f8"}
@@ -52,6 +52,7 @@ class FakeEngine:
     least_images: int = 0
     fails: bool = False
     knobs: dict = field(default_factory=dict)
+    ranges: dict = field(default_factory=dict)  # the largest choice of each knob that it has
     seconds_by_default: float | None = None  # where a knob without a name is not set
     launched: int = 0
     built: int = 0
@@ -161,6 +162,10 @@ class Graph:
         if engine.seconds_by_default is not None:
             engine = replace(engine, seconds=engine.seconds_by_default)
         self.plans.append(engine)
+
+    def get_knobs_for_engine(self, number):
+        engine = next(each for each in self.cudnn.engines if each.number == number)
+        return [SimpleNamespace(type=knob, max_value=most) for knob, most in engine.ranges.items()]
 
     def get_execution_plan_count(self):
         return len(self.plans)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.devices.cuda.checked_engines import CheckedEngines, build_for, every
-from ooc_cudnn.devices.cuda.cudnn_forms import forms
+from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, forms, leaves_the_card_idle
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, collect_errors
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans, kind_of
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
@@ -138,18 +138,11 @@ class Convolutions:
         """Yield what may compute an operation, each once: `EngineProvider`."""
         if not _is_for_cudnn(operation):
             return
-        lists = (self._plans.engines(form, every=every, compiled=compiled)
-                 for form in forms(operation))  # fmt: skip
-        seen, rest = set[Engine](), list[Engine]()
-        for first, *others in filter(None, lists):  # of each form the first, before the others
-            rest += others
-            if first not in seen:
-                seen.add(first)
-                yield first
-        for engine in rest:
-            if engine not in seen:
-                seen.add(engine)
-                yield engine
+        lists = [self._plans.engines(form, every=every, compiled=compiled)
+                 for form in forms(operation)]  # fmt: skip
+        # every one of a form with its slowest last, else the first of each form before the others
+        in_turns = itertools.chain(*(lists if every else itertools.zip_longest(*lists)))
+        yield from dict.fromkeys(engine for engine in in_turns if engine is not None)
 
     @contextmanager
     def forced(self, operation: AnyConvolution, engine: Engine) -> Iterator[tuple[int, str] | None]:
@@ -242,6 +235,9 @@ class Convolutions:
         kind = Kind.of(operation)
         failed = {name for of, name in self._failed if of == kind and isinstance(name, str)}
         with collect_errors():
+            split, most = self._split(operation), math.inf if budget_bytes is None else budget_bytes
+            if split and split.workspace_bytes <= most and _plan_name(split) not in failed:
+                return split
             for form in forms(operation):
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
@@ -250,6 +246,21 @@ class Convolutions:
                 if plan is not None:
                     return plan
         return None
+
+    def _split(self, operation: AnyConvolution) -> Executable | None:
+        """The plan of a small filter's gradient that keeps all of the card at work."""
+        if not leaves_the_card_idle(operation):
+            return None
+        engines = (
+            (form, engine)
+            for form in forms(operation)
+            if form.name in ("", PADDED)
+            for engine in self._plans.split(form)[:1]
+            if not self._checked.bars(form, engine)
+        )
+        plans = (self._plans.of_engine(form, engine) for form, engine in engines)
+        found = next(filter(None, plans), None)
+        return found and found._replace(asked=None)
 
     # Checking -----------------------------------------------------------------------------------
 
@@ -425,7 +436,7 @@ class Convolutions:
                 self._failed.add((kind, plan.asked))
                 self._tables().drop(operation, plan.asked)
             else:
-                self._failed.add((kind, plan.engine.partition(",")[0]))
+                self._failed.add((kind, _plan_name(plan)))
             self._forget_choices()
         warn_once(
             f"cuDNN's engine {plan.engine} failed for {operation.name} ({kind.work}), so the next "
@@ -436,6 +447,11 @@ class Convolutions:
         self._ranked.clear()
         self._of_engines.clear()
         self._chosen.clear()
+
+
+def _plan_name(plan: Executable) -> str:
+    """A plan as cuDNN calls it, whatever its form."""
+    return plan.engine.partition(",")[0]
 
 
 def _is_for_cudnn(operation: AnyConvolution) -> bool:

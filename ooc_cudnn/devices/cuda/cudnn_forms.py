@@ -124,13 +124,14 @@ def forms(operation: AnyConvolution) -> Iterator[Form]:
             yield padded
     elif padded:
         yield from (padded, widen_inputs(operation))
-    elif _leaves_the_card_idle(operation):
+    elif leaves_the_card_idle(operation):
         yield from (widen_inputs(operation), Form(operation))
     else:
         yield from (Form(operation), widen_inputs(operation))
 
 
-def _leaves_the_card_idle(operation: AnyConvolution) -> bool:
+def leaves_the_card_idle(operation: AnyConvolution) -> bool:
+    """Whether a filter is so small that its gradient, as float32 of halves, is few tiles."""
     elements = math.prod(forward_of(operation).w_shape)
     return isinstance(operation, ConvolutionBackwardFilter) and elements < _LARGE_FILTER
 

@@ -410,6 +410,32 @@ def test_forms_keep_to_engines_that_were_measured_in_them(make):
     assert {engine.form for engine in found} == {"", "widened"}
 
 
+@pytest.mark.parametrize("channels", [8, 4])
+def test_gradients_of_small_filters_are_split_over_the_card(make, channels):
+    """The heuristics leave them whole. They run so where nothing was measured, and are measured."""
+    ranges = {KnobType.KERNEL_CFG: 55, KnobType.SPLIT_K_SLC: 128}
+    split = {KnobType.KERNEL_CFG: 9, KnobType.SPLIT_K_SLC: 16}
+    device = make(
+        FakeEngine(100, 3e-8, ranges=ranges), FakeEngine(101, 2e-8),
+        FakeEngine(100, 1e-8, 2**16, knobs=split, is_ranked=False),
+    )  # fmt: skip
+    forward = Convolution.of((2, channels, 6, 5), (8, channels, 3, 3), dtype="bfloat16")
+    forward = dataclasses.replace(forward, layout="channels_last")
+    operation, form = (
+        ConvolutionBackwardFilter(forward, "float32"),
+        "" if channels == 8 else "padded",
+    )
+    chosen = Engine(100, {"KERNEL_CFG": 9, "SPLIT_K_SLC": 16}, form)
+    assert device.engines.chosen(operation) == chosen
+    assert device.engines.running(operation, 2**20) == (chosen, False)
+    less = device.engines.chosen(operation, 2**15)
+    assert (less.number, less.knobs) == (100, {}), "there is no room for its parts"
+    found = list(device.engines.candidates(operation, every=False, compiled=False))
+    assert chosen in found[:2]
+    for other in (forward, ConvolutionBackwardFilter(forward, "bfloat16")):
+        assert device.engines.chosen(other).knobs == {}
+
+
 def test_strict_gradients_of_border_pieces_are_made_symmetric(make):
     """By rows of zeros beside x: so an engine that is wrong with uneven padding sees none there."""
     device = make(FakeEngine(100, 3e-6), FakeEngine(101, 1e-6, uneven_error=1.0))
