@@ -49,6 +49,7 @@ class FakeEngine:
     notes: tuple = ()
     behavior: tuple = ()
     build_seconds: float = 0.0
+    load_seconds: float = 0.0  # of its first launch
     least_images: int = 0
     fails: bool = False
     knobs: dict = field(default_factory=dict)
@@ -231,6 +232,8 @@ class Graph:
         engine = self.plans[index]
         if engine.fails:
             raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+        if not engine.launched:
+            time.sleep(engine.load_seconds)
         engine.launched += 1
         time.sleep(engine.seconds * np.prod(self.result.dim))
         nbytes = self.workspace(engine)

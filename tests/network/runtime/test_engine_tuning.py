@@ -119,6 +119,16 @@ def test_what_is_ranked_is_timed_before_a_step_is_planned(make, random):
         assert known_engines() == 5 * [((102,), {False})]
 
 
+def test_an_engine_whose_code_is_loaded_first_is_not_taken_for_a_slow_one(make, random):
+    """On an H200 that took 0.46 s of an engine that computes for 1 ms."""
+    make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7, load_seconds=0.4))
+    net, loss = network()
+    with ooc_cudnn.settings(tune_seconds=60.0):
+        step = net.training_step(loss, **QUICK)
+        step(**inputs(random, net))
+    assert algorithms(step) == {"eng101 (measured)"}
+
+
 def test_it_is_timed_in_every_memory_order(make, random, monkeypatch):
     device = make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7))
     orders = ("channels_first", "channels_last")
