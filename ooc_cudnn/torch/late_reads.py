@@ -130,6 +130,23 @@ def _traced_again(tx: Any, body: _Body) -> _Reading | None:
     return reading if nodes == [len(each.nodes) for each in graphs] else None
 
 
+@contextmanager
+def _without_new_inputs(tracer: Any) -> Iterator[None]:
+    """Take back the inputs that a trace adds to the graph around it, which is done already.
+
+    A tensor with a hook has another proxy than when that graph was traced.
+    """
+    lifted, named = dict(tracer.lifted_freevars), dict(tracer.input_name_to_proxy)
+    nodes = set(tracer.graph.nodes)
+    try:
+        yield
+    finally:
+        tracer.lifted_freevars, tracer.input_name_to_proxy = lifted, named
+        for node in reversed(tracer.graph.nodes):
+            if node not in nodes:
+                tracer.graph.erase_node(node)
+
+
 def _drop_last(graph: torch.fx.Graph, parts: set[str]) -> None:
     """Erase the last nodes of a graph that get a part of it which is gone."""
     while (last := next(iter(reversed(graph.nodes)), None)) is not None:
@@ -265,8 +282,9 @@ def late_reads_refused() -> Iterator[None]:
         made = was(self, tx, ctx, tracer, results, forward)
 
         def again(tx: Any) -> _Reading:
-            _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
-            return _reading(graph, list(given))
+            with _without_new_inputs(tracer):
+                _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
+                return _reading(graph, list(given))
 
         _, _, graph, given, _ = made
         of(tx).add(tx, _BACKWARD, _reading(graph, list(given)), again)

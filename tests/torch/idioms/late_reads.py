@@ -312,6 +312,27 @@ def in_place_beside_a_checkpoint(s, x):
     return made
 
 
+class Saving(torch.autograd.Function):
+    """Saves its input."""
+
+    @staticmethod
+    def forward(ctx, y):
+        ctx.save_for_backward(y)
+        return y * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+def a_saved_tensor_hooked_later(s, x):
+    y = s.c(x)
+    made = [Saving.apply(y)]
+    y.register_hook(lambda gradient: gradient * 2)
+    s.k = s.k * 2
+    return made[0]
+
+
 def its_own_tensor(s, x):
     y = s.c(x)
     z = y * 2
@@ -370,6 +391,10 @@ CASES = [
             ),
             "a hook reads what forward sets to what it was": (the_same_again, EQUAL),
             "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL_SINCE_2_13),
+            "a Function saves a tensor that is hooked later": (
+                a_saved_tensor_hooked_later,
+                EQUAL_SINCE_2_13,
+            ),
             "a checkpoint reads what was changed in place": (in_place_before_a_checkpoint, EQUAL),
             "a checkpoint reads a buffer, and another changes": (
                 in_place_beside_a_checkpoint,
