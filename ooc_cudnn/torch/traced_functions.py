@@ -1,6 +1,6 @@
 """A user's `autograd.Function`, as TorchDynamo traces it.
 
-What forward returns, and marks dirty; derivatives that backward takes.
+What forward returns, and marks dirty; derivatives that backward takes; what vmap makes of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped
 from torch._dynamo.variables import (
     AutogradFunctionContextVariable,
     ConstantVariable,
@@ -17,6 +18,7 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import traced_line
@@ -48,6 +50,34 @@ def _kind(made: Any) -> type:
     return kind
 
 
+def _check_vmap(kind: Any, args: Any) -> None:
+    """Refuse a function under `torch.vmap`: TorchDynamo knows neither its rule nor its backward.
+
+    Without gradients what `generate_vmap_rule` asks for is its forward under `torch.vmap`.
+    """
+    levels = [each.key() for each in get_interpreter_stack() or ()]
+    if TransformType.Vmap not in levels:
+        return
+    has_own = kind.vmap is not torch.autograd.Function.vmap
+    seen = [each.as_proxy().node.meta["example_value"] for each in args if each.is_tensor()]
+    derives = any(each != TransformType.Vmap for each in levels) or any(map(_is_followed, seen))
+    if has_own or derives or not kind.generate_vmap_rule:
+        raise UnsupportedModelError(
+            f"torch.vmap calls an autograd.Function ({kind.__name__}), and TorchDynamo passes over "
+            "its backward and its rule for vmap: give the Function the whole batch, outside of "
+            f"vmap\n  {traced_line()}"
+        )
+
+
+def _is_followed(tensor: torch.Tensor) -> bool:
+    """True if autograd follows a tensor, or what `torch.vmap` takes it from."""
+    if not torch.is_grad_enabled():
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor.requires_grad
+
+
 @contextmanager
 def functions_followed() -> Iterator[None]:
     """Have Dynamo follow a user's function as autograd does.
@@ -58,6 +88,8 @@ def functions_followed() -> Iterator[None]:
     applied: Any = AutogradFunctionApplyVariable
     context: Any = AutogradFunctionContextVariable
     tensor: Any = TensorVariable
+    function: Any = AutogradFunctionVariable
+    apply = function.call_apply
     prepare, call = applied.prepare_fn_vt, context.call_method
     trace, accumulate = applied.trace_backward_graph, tensor.method_backward
 
@@ -82,10 +114,16 @@ def functions_followed() -> Iterator[None]:
             f"  {traced_line()}"
         )
 
+    def looked_at(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        _check_vmap(self.fn_cls, (*args, *kwargs.values()))
+        return apply(self, tx, args, kwargs)
+
+    function.call_apply = looked_at
     applied.prepare_fn_vt, context.call_method = prepared, called
     applied.trace_backward_graph, tensor.method_backward = traced, accumulated
     try:
         yield
     finally:
+        function.call_apply = apply
         applied.prepare_fn_vt, context.call_method = prepare, call
         applied.trace_backward_graph, tensor.method_backward = trace, accumulate

@@ -33,6 +33,38 @@ class Masked(torch.autograd.Function):
         return gradient * mask
 
 
+class ByARule(torch.autograd.Function):
+    """Has a rule for vmap made of it, and a derivative that is not forward's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 5
+
+
+class ByItsRule(ByARule):
+    """Has a rule of its own, which computes something else."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x * 9, in_dims[0]
+
+
+#: Why vmap calls no function.
+RULES = "TorchDynamo passes over its backward and its rule"
+
+
 #: Why what backward reads of a module may not change.
 LATER = "the graph has the number that was there when forward came by"
 
@@ -487,6 +519,31 @@ CASES = [
         lambda y, x: torch.vmap(lambda z: z * torch.rand_like(z), randomness="different")(y),
         REFUSED,
         though=DRAWN,
+    ),
+    of_conv(
+        "vmap: a Function whose rule is made of it",
+        lambda y, x: torch.vmap(lambda z: ByARule.apply(z))(y),
+        REFUSED,
+        though=RULES,
+    ),
+    of_conv(
+        "vmap: a Function whose rule is made of it, without gradients",
+        lambda y, x: torch.vmap(lambda z: ByARule.apply(z))(y),
+        steps=infer,
+    ),
+    of_conv(
+        "vmap: a Function with a rule of its own",
+        lambda y, x: torch.vmap(lambda z: ByItsRule.apply(z))(y),
+        REFUSED,
+        steps=infer,
+        though=RULES,
+    ),
+    of_conv(
+        "vmap: a derivative of a Function, without gradients",
+        lambda y, x: torch.vmap(torch.func.grad(lambda z: ByARule.apply(z).sum()))(y),
+        REFUSED,
+        steps=infer,
+        though=RULES,
     ),
     of_conv("Function: draws random numbers", lambda y, x: Masked.apply(y), REFUSED, though=DRAWN),
     Idiom(
