@@ -22,7 +22,7 @@ from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
 from ooc_cudnn.torch.places import name_of, source_name
 from ooc_cudnn.torch.ranks import STATISTICS
-from ooc_cudnn.torch.refusals import check_nested, check_python_state
+from ooc_cudnn.torch.refusals import check_nested, check_python_state, check_transforms
 from ooc_cudnn.torch.scalar_inputs import hint_of, only_counts, specialize
 from ooc_cudnn.torch.stand_ins import torch_dtype
 from ooc_cudnn.torch.stored import STORED_DTYPES, widen
@@ -119,6 +119,8 @@ def _compiled(
 
     def run(*tensors: Any) -> Any:
         call, action = job_of()
+        if call is None:  # else the call was looked at
+            check_transforms("a compiled function is", tensors)
 
         def make() -> ReadyModel | EmptyModel:
             with lstm_results_as_computed(), torch.set_grad_enabled(grad):

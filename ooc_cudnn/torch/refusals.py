@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -167,7 +168,8 @@ def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
                 f"argument {index} is of {leaf.dtype.str}, another byte order than this machine's: "
                 'give array.astype(array.dtype.newbyteorder("="))'
             )
-    _check_transforms(model, arguments)
+    tensors = itertools.chain(arguments, model.parameters(), model.buffers())
+    check_transforms(f"{type(model).__name__} is", tensors)
 
 
 def check_modes() -> None:
@@ -189,24 +191,31 @@ def check_modes() -> None:
             )
 
 
-def _check_transforms(model: torch.nn.Module, tensors: Sequence[Any]) -> None:
+def check_transforms(what: str, tensors: Iterable[Any]) -> None:
+    """Refuse tensors that stand for several, or for derivatives.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With what to do.
+    """
     dual, transformed = forward_ad._current_level >= 0, _peek_interpreter_stack() is not None
     if not dual and not transformed:
         return
-    for tensor in (*tensors, *model.parameters(), *model.buffers()):
+    for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             continue
         if dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise UnsupportedModelError(
-                f"{type(model).__name__} is differentiated in forward mode (torch.func.jvp, "
-                "jacfwd, forward_ad), and the library has backward alone: take loss.backward() or "
-                "torch.autograd.grad, or release(model)"
+                f"{what} differentiated in forward mode (torch.func.jvp, jacfwd, forward_ad), and "
+                "the library has backward alone: take loss.backward() or torch.autograd.grad, or "
+                "release(model)"
             )
         if transformed and is_functorch_wrapped_tensor(tensor):
             raise UnsupportedModelError(
-                f"{type(model).__name__} is called within a transformation of torch.func (grad, "
-                "vjp, vmap, ...), which cannot see into a call under a limit: take loss.backward() "
-                "or torch.autograd.grad, and a batch in place of vmap, or release(model)"
+                f"{what} called within a transformation of torch.func (grad, vjp, vmap, ...), "
+                "which cannot see into a call under a limit: take loss.backward() or "
+                "torch.autograd.grad, and a batch in place of vmap, or release(model)"
             )
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
@@ -233,6 +234,16 @@ def test_inference_has_no_backward(ready):
         close(compiled(x), model(x), "output")
     assert ready[0].pausing is None
     assert ready[0].forward is not None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # within PyTorch
+def test_forward_mode_is_refused():
+    compiled = torch.compile(nn.Conv2d(3, 2, 1).double(), backend=ooc_cudnn_backend, options=LIMIT)
+    compiled(drawn())
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(drawn(), drawn())
+        with pytest.raises(ooc.UnsupportedModelError, match="in forward mode"):
+            compiled(x)
 
 
 WRONG = [
