@@ -15,6 +15,7 @@ from ooc_cudnn.torch.aten_tracing import record
 from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.extra_guards import look_at_guards
+from ooc_cudnn.torch.fallback_runner import kept_as_they_are
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.numpy_calls import check_numpy
@@ -145,17 +146,18 @@ def _made_ready(
     larger: LargerPlans | None,
 ) -> ReadyModel | EmptyModel:
     """A graph of TorchDynamo's, made ready for the sizes of its examples."""
-    graph = graph_of(module, placeholders, examples, call, options)
-    if is_empty(graph):
-        return EmptyModel(graph)
-    return ReadyModel(
-        graph,
-        examples,
-        options,
-        None if call is None else call.model,
-        with_gradients=torch.is_grad_enabled(),
-        larger=larger,
-    )
+    with kept_as_they_are():  # what is traced is nothing that a caller's checkpoint saves
+        graph = graph_of(module, placeholders, examples, call, options)
+        if is_empty(graph):
+            return EmptyModel(graph)
+        return ReadyModel(
+            graph,
+            examples,
+            options,
+            None if call is None else call.model,
+            with_gradients=torch.is_grad_enabled(),
+            larger=larger,
+        )
 
 
 def graph_of(

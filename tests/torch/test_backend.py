@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
@@ -244,6 +245,16 @@ def test_forward_mode_is_refused():
         x = forward_ad.make_dual(drawn(), drawn())
         with pytest.raises(ooc.UnsupportedModelError, match="in forward mode"):
             compiled(x)
+
+
+def test_a_checkpoint_around_a_compiled_function_finds_what_it_saved():
+    model = residual().double()
+    compiled = torch.compile(model, backend=ooc_cudnn_backend, options=LIMIT)
+    for extent in (16, 20, 16):
+        x = drawn((2, 3, 16, extent)).requires_grad_()
+        expected = torch.autograd.grad(model(x).square().sum(), x)
+        y = checkpoint(compiled, x, use_reentrant=False)
+        close(torch.autograd.grad(y.square().sum(), x)[0], expected[0], f"of {extent}")
 
 
 WRONG = [
