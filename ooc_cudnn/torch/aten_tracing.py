@@ -301,6 +301,11 @@ class GraphRecording(ProxyTorchDispatchMode):
         made_anew = _of_lists(func)
         if made_anew is not None:
             for index, target in enumerate(args[0]):  # one may be a view of another
+                if self.memories.to_change(target) is not self.memories.read(target):
+                    raise UnsupportedModelError(
+                        f"forward changes a view with a hook by {func}: change it by itself, as "
+                        f"y += 1 does\n  {self.where}"
+                    )
                 alone, named = (_only(index, each) for each in (args, kwargs))
                 (value,) = self.__torch_dispatch__(made_anew, types, alone, named)
                 self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (target, value))
@@ -403,6 +408,11 @@ class GraphRecording(ProxyTorchDispatchMode):
         if label == "copy" and len(values) > 1 and isinstance(values[1], Value) and not ends:
             self.memories.write(targets[0], self._copied(values[1], targets[0]))
             return
+        values, named = list(values), dict(named)
+        for place, target in written.items():
+            held: Any = values if isinstance(place, int) else named
+            held[place] = self.memories.to_change(target)
+        values = tuple(values)
         results = tuple(self._result(each) for each in targets)
         # what it returns beside, as an operation of a user's own may
         others = {

@@ -180,6 +180,13 @@ class HigherOrder:
             values = tuple(map(recorder.detached, values))
         function: Any = Bound(target, tuple(args), dict(kwargs))
         writes = self._writes_of(function, tensors, values, with_backward=is_function)
+        dirty = _dirty(args, kwargs.get("dirty_idx", ())) if is_function else {}
+        if follows:
+            seen = [at for at in writes.given if not is_function or _is_in(tensors[at], dirty)]
+            values = tuple(
+                recorder.memories.to_change(tensors[at]) if at in seen else value
+                for at, value in enumerate(values)
+            )
         if is_function:
             *bodies, operands = *args[:2], args[2:]
             told = (*(Body(each).as_graph() for each in bodies), *operands)
@@ -209,7 +216,6 @@ class HigherOrder:
         for fake, value in zip(fakes, results, strict=True):
             if value is not None:
                 recorder.memories.own(fake, value)
-        dirty = _dirty(args, kwargs.get("dirty_idx", ())) if is_function else {}
         self._write([tensors[at] for at in writes.given], clones, dirty, hidden=is_function)
         if follows:
             for at in writes.kept:
@@ -269,7 +275,7 @@ class HigherOrder:
         """Note what has changed in place: `hidden` from autograd, but for what is marked dirty."""
         recorder = self._recorder
         for tensor, value in zip(tensors, values, strict=True):
-            is_dirty = any(tensor is each for each in dirty.values())
+            is_dirty = _is_in(tensor, dirty)
             follows = recorder.memories.read(tensor).requires_grad
             if is_dirty and value.requires_grad and not follows:
                 raise UnsupportedModelError(
@@ -298,11 +304,21 @@ class HigherOrder:
         if not now.requires_grad:
             return tensor
         # hooks run as they were registered: a later one is nearer to what made the tensor
-        before = self._below_hooks(now)
+        before = recorder.memories.below_hooks(now)
         if before is not now and torch.__version__ < _ORDERED:  # a TorchVersion, which compares so
             raise UnsupportedModelError(
                 "forward registers several hooks of one tensor, and PyTorch before 2.13 does not "
                 f"say in which order: register one that does all\n  {recorder.where}"
+            )
+        past = recorder.memories.past_hooks
+        shown = recorder.memories.show_again(tensor)
+        if any(
+            shown.intersection(each.reads) and each.results[0] not in past
+            for each in (*recorder.before, *recorder.operations)
+        ):
+            raise UnsupportedModelError(
+                "a hook is registered on a tensor, and forward has read a view of it that was "
+                f"changed in place before: register it before that\n  {recorder.where}"
             )
         given = list(filter(_is_tensor, others))
         values = (before, *map(recorder.detached, map(recorder.memories.read, given)))
@@ -313,7 +329,8 @@ class HigherOrder:
         operation = recorder.emit(hook, "register_hook", values, {}, (result,))
         lists = [recorder.operations, recorder.before]
         operations = next(each for each in lists if each and each[-1] is operation)
-        _put_behind_maker(operations, operation, before, result, set(values[1:]))
+        _put_behind_maker(operations, operation, before, result, set(values[1:]), past)
+        recorder.memories.hooked[result] = before
         seen.value = result if now is before else now
         return tensor
 
@@ -335,23 +352,19 @@ class HigherOrder:
             )
         return Hooked(function)
 
-    def _below_hooks(self, value: Value) -> Value:
-        """The value of a tensor before it had hooks."""
-        recorder = self._recorder
-        hooks = {
-            each.results[0]: each.args[0]
-            for each in (*recorder.before, *recorder.operations)
-            if each.name == "register_hook"
-        }
-        while value in hooks:
-            value = hooks[value]
-        return value
-
 
 def _put_behind_maker(
-    operations: list[Operation], hook: Operation, before: Value, hooked: Value, others: set[Value]
+    operations: list[Operation],
+    hook: Operation,
+    before: Value,
+    hooked: Value,
+    others: set[Value],
+    past: Container[Value],
 ) -> None:
-    """Let all that reads a value, earlier ones too, read it behind its hook."""
+    """Let all that reads a value, earlier ones too, read it behind its hook.
+
+    But what goes `past` the hooks of a view: its base, which what was written to it is put into.
+    """
     operations.pop()
     makers = [at for at, each in enumerate(operations) if before in each.results]
     first = makers[0] + 1 if makers else 0
@@ -367,7 +380,8 @@ def _put_behind_maker(
     ]
     rest = [each for each in behind if each not in early]
     late = any(others.intersection(each.results) for each in rest)
-    if late and any(before in each.reads for each in rest):
+    readers = [e for e in rest if before in e.reads and e.results[0] not in past]
+    if late and readers:
         raise UnsupportedModelError(
             "a hook of a tensor uses what forward computes after others have read the tensor: "
             f"register it before\n  {hook.where}"
@@ -389,7 +403,7 @@ def _put_behind_maker(
                 kwargs=replace_values(dict(each.kwargs), put),
                 arguments=replace_values(dict(each.arguments), put),
             )
-            if before in each.reads
+            if each in readers
             else each
             for each in rest
         ),
@@ -443,6 +457,10 @@ def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor
     results, _ = nodes[-1].args[0]
     read = dict(zip((e for e in nodes if e.op == "placeholder"), operands, strict=True))
     return {at: read[results[at]] for at in places}
+
+
+def _is_in(tensor: torch.Tensor, dirty: Mapping[int, torch.Tensor]) -> bool:
+    return any(tensor is each for each in dirty.values())
 
 
 def _is_tensor(each: Any) -> bool:

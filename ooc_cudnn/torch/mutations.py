@@ -94,6 +94,14 @@ class SeenTensor:
     as_data: bool = False
 
     @property
+    def is_view(self) -> bool:
+        """Whether it is a view of another tensor to autograd: not one of another shape in place."""
+        first = self
+        while first.base is not None and first.base.tensor is first.tensor:
+            first = first.base
+        return first.base is not None
+
+    @property
     def where(self) -> str:
         """The line that wrote to its memory last."""
         return self.memory.where
@@ -109,6 +117,13 @@ class Memories:
         self._last: dict[int, SeenTensor] = {}
         #: Those that show another one's memory.
         self.views: set[Value] = set()
+        #: What hooks of tensors were put on, by what stands behind them.
+        self.hooked: dict[Value, Value] = {}
+        #: What is made of a view as autograd makes it, of the view's base: hooks of the view see
+        #: nothing of it.
+        self.past_hooks: set[Value] = set()
+        #: What was written to views.
+        self._put: set[Value] = set()
 
     @property
     def numbers(self) -> dict[Value, int]:
@@ -139,6 +154,46 @@ class Memories:
         if seen is None:
             return self.own(tensor, self._recorder.constant(_real(tensor))).value
         return self._now(seen)
+
+    def below_hooks(self, value: Value) -> Value:
+        """The value of a tensor before it had hooks."""
+        while value in self.hooked:
+            value = self.hooked[value]
+        return value
+
+    def to_change(self, tensor: torch.Tensor) -> Value:
+        """The value that a change in place goes on from.
+
+        Autograd makes that of a view a change of its base: hooks of the view see nothing of it.
+        """
+        self.read(tensor)
+        return self._behind_no_view(self.seen(tensor))
+
+    def _behind_no_view(self, seen: SeenTensor) -> Value:
+        """The value of a tensor by way of its base, without hooks of views."""
+        if not seen.is_view:
+            return seen.value
+        assert seen.base is not None
+        below, base = self.below_hooks(seen.value), self._behind_no_view(seen.base)
+        if base is seen.base.value:
+            return below
+        assert seen.view is not None
+        return self._shown(seen.view, base, seen)
+
+    def show_again(self, tensor: torch.Tensor) -> set[Value]:
+        """Have views that were written to show a tensor, as autograd does; return what they were.
+
+        It knows them by their base from then on: its hooks see the gradients of what reads them.
+        Those of a view see nothing of what is a view of it.
+        """
+        base, found = self.seen(tensor), set[Value]()
+        for seen in self._seen.values() if not base.is_view else ():
+            value = self.below_hooks(seen.value)
+            if seen is not base and seen.memory is base.memory and value in self._put:
+                if seen.at == seen.memory.writes:
+                    found.add(value)
+                seen.at = _ANEW
+        return found
 
     def _wrapped(self, tensor: torch.Tensor) -> SeenTensor | None:
         """Enter a tensor that PyTorch has made another object of, as factories and `detach` do."""
@@ -184,7 +239,8 @@ class Memories:
             )
         if seen.base is not None and seen.at != seen.memory.writes:
             assert seen.view is not None
-            shown = self._shown(seen.view, self._now(seen.base), seen)
+            self._now(seen.base)
+            shown = self._shown(seen.view, self._behind_no_view(seen.base), seen)
             if seen.view.name == "detach" and seen.value.requires_grad:
                 # what was written to it since has a history that its base has not
                 shown = self._kept(seen.value, shown, as_data=True)
@@ -206,6 +262,8 @@ class Memories:
         follows = base.requires_grad and view.name != "detach"
         # its tensor may have another shape since, in place
         result = recorder.another(seen.value, requires_grad=follows)
+        if seen.base is not None and seen.base.is_view:
+            self.past_hooks.add(result)
         name = view.name if view.at is None else f"{view.name}_part"
         args = tuple(base if each is _BASE else each for each in view.args)
         schema = getattr(view.function, "_schema", None) if view.at is None else None
@@ -257,7 +315,8 @@ class Memories:
                     f"forward changes in place what {memory.kept_by} still reads: give that a "
                     f"clone\n  {recorder.where}"
                 )
-        seen.value = self._kept(self._now(seen), value, as_data=as_data)
+        self._now(seen)
+        seen.value = self._kept(self._behind_no_view(seen), value, as_data=as_data)
         seen.memory.writes += 1
         seen.memory.where = recorder.where
         for memory in _sharing(seen.memory):
@@ -272,7 +331,7 @@ class Memories:
                     f"write to a clone of it\n  {recorder.where}"
                 )
             base.at = base.memory.writes
-            before, after = base.value, seen.value
+            before, after = self._behind_no_view(base), seen.value
             if view.name == "detach" and before.requires_grad:
                 self._check_not_kept(base)
             if view.hands_on:
@@ -286,6 +345,8 @@ class Memories:
                 written = recorder.one(
                     *view.put(*both), before.shape, before.dtype, requires_grad=follows
                 )
+                self.past_hooks.add(written)
+                self._put.add(after)
                 base.value = self._kept(before, written, as_data=as_data)
             base.written = True
             base.as_data = base.as_data or as_data or view.name == "detach"
@@ -358,6 +419,8 @@ def _sharing(memory: Memory) -> list[Memory]:
     return found[1:]
 
 
+#: As many writes no memory has.
+_ANEW = -1
 _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
 
 
