@@ -121,7 +121,7 @@ def _compiled(
     def run(*tensors: Any) -> Any:
         call, action = job_of()
         if call is None:  # else the call was looked at
-            check_transforms("a compiled function is", tensors)
+            check_transforms("a compiled function", tensors)
 
         def make() -> ReadyModel | EmptyModel:
             with lstm_results_as_computed(), torch.set_grad_enabled(grad):

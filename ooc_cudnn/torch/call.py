@@ -46,7 +46,7 @@ from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, unwrap_ddp
 from ooc_cudnn.torch.scalar_inputs import Number
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.tensor_refs import TensorRefs
-from ooc_cudnn.torch.unhooked_alias import unhooked_alias
+from ooc_cudnn.torch.unhooked_alias import is_unhooked_alias, unhooked_alias
 from perfmodel.cached import cached_property
 
 
@@ -114,6 +114,7 @@ class ReadyModel:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
             self._count(self.forward)
         self._read_further = self._outputs_of_outputs()
+        self._read_first = self._handed_and_read_further()
         #: Arguments that forward changes in place, and what the network makes of each then.
         self._changed = {
             write.target: self._made_of(write.value)
@@ -181,6 +182,16 @@ class ReadyModel:
             if self.pausing is not None and isinstance(of, Value) and of.kind == "made"
         }
         return {at: later for at, later in further.items() if later}
+
+    def _handed_and_read_further(self) -> dict[Value, tuple[Any, frozenset[str]]]:
+        """What is handed out before all else, what holds it, and what the network makes of it.
+
+        What others are made of comes before them.
+        """
+        to, outputs = self.lowered, self.graph.outputs
+        found = {of: (held, frozenset[str]()) for of, held in to.handed.items()}
+        found |= {outputs[at]: (to.results[at], names) for at, names in self._read_further.items()}
+        return dict(sorted(found.items(), key=lambda each: -len(each[1][1])))
 
     def _made_of(self, value: Value) -> frozenset[str]:
         """The outputs of the network whose gradients reach a value."""
@@ -263,9 +274,14 @@ class ReadyModel:
         together = self._pause_bytes is None
         values = run_before(self.graph, self.lowered.before, known, together=together)
         outputs, changed, request = self._run(values, out)
-        for value, held in self.lowered.handed.items():
+        made, read = dict[Value, Any](), dict[str, list[torch.Tensor]]()
+        for of, (held, later) in self._read_first.items():
             # what is made of it is made of what a user gets: hooks see the gradients of both
-            values[value] = self._result(held, value, values, outputs)
+            made[of] = self._result(held, of, values, outputs, read)
+            if of in self.lowered.handed:
+                values[of] = made[of]
+            for name in later if is_unhooked_alias(made[of]) else ():
+                read.setdefault(name, []).append(made[of])
         for value in self.graph.inputs if self.lowered.after else ():
             values[value] = tensor_of(values[value])
         run_after(self.lowered.after, values)
@@ -276,8 +292,10 @@ class ReadyModel:
                 results.append(results[first])
             elif isinstance(lowered, Number):
                 results.append(lowered.of(tensors))
+            elif isinstance(of, Value) and of in made:
+                results.append(made[of])
             else:
-                results.append(self._result(lowered, of, values, outputs))
+                results.append(self._result(lowered, of, values, outputs, read))
         if request is not None:
             watched = [(results[at], later) for at, later in self._read_further.items()]
             watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
@@ -450,23 +468,31 @@ class ReadyModel:
         return {name: copies[name] for name in running}
 
     def _result(
-        self, held: Any, of: Any, values: Mapping[Value, Any], outputs: Mapping[str, Any]
+        self,
+        held: Any,
+        of: Any,
+        values: Mapping[Value, Any],
+        outputs: Mapping[str, Any],
+        read: Mapping[str, Sequence[torch.Tensor]],
     ) -> Any:
-        """A result of the model, made of the network's outputs, which gradients go through."""
+        """A result of the model, made of the network's outputs, which gradients go through.
+
+        By each of those outputs, `read` has the results that it is made of.
+        """
         if isinstance(of, Value) and of in values:
             # what shows it is to show this very tensor, and its hooks come before a user's
             is_handed = of in self.lowered.handed or of in self._hooked or of in self._changed
             return values[of] if is_handed else _for_hooks(values[of])
         if not isinstance(held, LoweredValue):
             return _for_hooks(values[held]) if isinstance(held, Value) else held
-        y = outputs[held.tensor.name]
+        y, of_these = outputs[held.tensor.name], read.get(held.tensor.name, ())
         if of in self._copies_of_others:
             y = y.clone()
         if not held.axes:  # a loss: one number, of float64
-            return unhooked_alias(y.reshape(()).to(of.dtype), of_ours=True)
+            return unhooked_alias(y.reshape(()).to(of.dtype), of_these, of_ours=True)
         # a plan may choose another memory order than PyTorch, and `view` wants its own
         ordered = (y if held.is_plain else y.permute(held.axes)).contiguous()
-        return unhooked_alias(ordered, of_ours=True)
+        return unhooked_alias(ordered, of_these, of_ours=True)
 
 
 def _state_of(device: torch.device) -> torch.Tensor | None:

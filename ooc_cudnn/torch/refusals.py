@@ -169,7 +169,7 @@ def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:
                 'give array.astype(array.dtype.newbyteorder("="))'
             )
     tensors = itertools.chain(arguments, model.parameters(), model.buffers())
-    check_transforms(f"{type(model).__name__} is", tensors)
+    check_transforms(type(model).__name__, tensors)
 
 
 def check_modes() -> None:
@@ -207,13 +207,13 @@ def check_transforms(what: str, tensors: Iterable[Any]) -> None:
             continue
         if dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise UnsupportedModelError(
-                f"{what} differentiated in forward mode (torch.func.jvp, jacfwd, forward_ad), and "
-                "the library has backward alone: take loss.backward() or torch.autograd.grad, or "
-                "release(model)"
+                f"{what} is differentiated in forward mode (torch.func.jvp, jacfwd, forward_ad), "
+                "and the library has backward alone: take loss.backward() or torch.autograd.grad, "
+                "or release(model)"
             )
         if transformed and is_functorch_wrapped_tensor(tensor):
             raise UnsupportedModelError(
-                f"{what} called within a transformation of torch.func (grad, vjp, vmap, ...), "
+                f"{what} is called within a transformation of torch.func (grad, vjp, vmap, ...), "
                 "which cannot see into a call under a limit: take loss.backward() or "
                 "torch.autograd.grad, and a batch in place of vmap, or release(model)"
             )

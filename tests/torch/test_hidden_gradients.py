@@ -1,0 +1,176 @@
+"""Gradients of outputs that forward reads further: who asks for one is told, nobody else is."""
+
+import pytest
+import torch
+from torch import nn
+
+import ooc_cudnn
+import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch.errors import HiddenGradientError
+
+pytestmark = pytest.mark.usefixtures("fewest_plans")
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with ooc_cudnn.settings(device="host", machine="host"):
+        yield
+
+
+class Pyramid(nn.Module):
+    """Returns a map, and what is made of it; the last one first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        h = self.first(x)
+        y = self.second(h.relu())
+        return self.third(y.sin()), h, y, h.flatten(1)
+
+
+def image():
+    return torch.linspace(-1, 1, 2 * 3 * 6 * 7).reshape(2, 3, 6, 7).requires_grad_()
+
+
+def called():
+    """The model, the first map, and a loss of all outputs."""
+    model = ooc.limit(Pyramid(), "1MiB")
+    outputs = model(image())
+    return model, outputs[1], sum(each.square().sum() for each in outputs)
+
+
+def all_of_it(model):
+    x = image()
+    outputs = model(x)
+    sum(each.square().sum() + each.sin().sum() for each in outputs).backward()
+    return [x.grad, *(each.grad for each in model.parameters())]
+
+
+def one_by_one(model):
+    weight, outputs = model.first.weight, model(image())
+    return [
+        torch.autograd.grad(each.square().sum(), weight, retain_graph=True)[0] for each in outputs
+    ]
+
+
+def of_the_first_alone(model):
+    _, h, *_ = model(image())
+    seen = []
+    h.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
+    h.square().sum().backward()
+    return [*seen, model.first.weight.grad]
+
+
+def of_what_is_made_of_it(model):
+    last, h, *_ = model(image())
+    seen, h = [], h * 1
+    h.register_hook(seen.append)
+    (last.square().sum() + h.square().sum()).backward()
+    return [*seen, model.first.weight.grad]
+
+
+def in_place(model):
+    last, h, *_ = model(image())
+    h.mul_(2)
+    (last.square().sum() + h.sin().sum()).backward()
+    return [model.first.weight.grad]
+
+
+def as_anomalies_are_looked_for(model):
+    with torch.autograd.set_detect_anomaly(True):
+        return all_of_it(model)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize(
+    "use",
+    [
+        all_of_it,
+        one_by_one,
+        of_the_first_alone,
+        of_what_is_made_of_it,
+        in_place,
+        as_anomalies_are_looked_for,
+    ],
+)
+def test_who_does_not_ask_has_pytorchs_gradients(use):
+    torch.testing.assert_close(use(ooc.limit(Pyramid(), "1MiB")), use(Pyramid()))
+
+
+def by_autograd(model, h, loss):
+    torch.autograd.grad(loss, h)
+
+
+def by_autograd_unused(model, h, loss):
+    torch.autograd.grad(loss, h, allow_unused=True)
+
+
+def by_inputs(model, h, loss):
+    loss.backward(inputs=[h])
+
+
+def by_inputs_and_weights(model, h, loss):
+    loss.backward(inputs=[h, model.first.weight])
+
+
+def by_retaining(model, h, loss):
+    h.retain_grad()
+    loss.backward()
+
+
+def by_a_hook(model, h, loss):
+    h.register_hook(lambda gradient: gradient * 2)
+    loss.backward()
+
+
+def by_a_hook_of_what_is_gone(model, h, loss):
+    h.register_hook(lambda gradient: gradient * 2)
+    del h
+    loss.backward()
+
+
+def by_a_hook_of_its_node(model, h, loss):
+    h.grad_fn.register_prehook(lambda gradients: (gradients[0] * 2,))
+    loss.backward()
+
+
+def beside_a_weight(model, h, loss):
+    """What is asked for there cannot be seen before it is looked at."""
+    found, weights = torch.autograd.grad(loss, [h, model.first.weight])
+    assert weights.isfinite().all()
+    assert "HiddenGradient" in repr(found)
+    (found + found).sum()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        by_autograd,
+        by_autograd_unused,
+        by_inputs,
+        by_inputs_and_weights,
+        by_retaining,
+        by_a_hook,
+        by_a_hook_of_what_is_gone,
+        by_a_hook_of_its_node,
+        beside_a_weight,
+    ],
+)
+def test_who_asks_is_told(ask):
+    model, h, loss = called()
+    with pytest.raises(HiddenGradientError, match="makes another output of it") as error:
+        ask(model, h, loss)
+    assert "put the limit on the parts before and behind" in str(error.value)
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_who_asks_behind_torch_compile_is_told():
+    compiled = torch.compile(
+        Pyramid(), backend="ooc_cudnn", options={"memory_limit": "1MiB"}, fullgraph=True
+    )
+    _, h, y, _ = compiled(image())
+    with pytest.raises(HiddenGradientError):
+        torch.autograd.grad(y.sum(), h)
