@@ -17,6 +17,7 @@ from ooc_cudnn.torch.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.extra_guards import look_at_guards
 from ooc_cudnn.torch.fallback_runner import kept_as_they_are
 from ooc_cudnn.torch.graph import Graph, Value
+from ooc_cudnn.torch.late_state import LateState
 from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
@@ -117,6 +118,7 @@ def _compiled(
     if call is not None:
         call.has_free_sizes = bool(free)
     grad = torch.is_grad_enabled()
+    late_reads, scope = ((), {}) if call is None else (call.late_reads, call.scope)
 
     def run(*tensors: Any) -> Any:
         call, action = job_of()
@@ -132,6 +134,8 @@ def _compiled(
         inputs = [real.get(id(each), each) for each in tensors] if real else tensors
         if call is None:  # else the capture looks, and a call may be captured anew
             written.check(inputs)
+        if call is not None and late_reads:
+            call.late_state = LateState(late_reads, scope | {"L": {"forward": call.forward}})
         return ready(inputs) if action is None else action(ready, inputs)
 
     return run

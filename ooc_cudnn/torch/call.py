@@ -38,6 +38,7 @@ from ooc_cudnn.torch.function import (
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.input_independent import leave, run_after, run_before
 from ooc_cudnn.torch.labels import compute_scores, label_scores
+from ooc_cudnn.torch.late_state import LateState
 from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import memory_of
@@ -240,7 +241,9 @@ class ReadyModel:
         """The plan with notes about memory the library does not own."""
         return replace(plan, notes=notes(self.graph, self.lowered, self.differentiable))
 
-    def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:
+    def __call__(
+        self, tensors: Sequence[Any], out: Any = None, late_state: LateState | None = None
+    ) -> list[Any]:
         """Run a call.
 
         Parameters
@@ -249,6 +252,8 @@ class ReadyModel:
             Tensors and arrays for what the graph is given, in order.
         out : array, optional
             Where the one output of forward alone is to be written.
+        late_state : LateState, optional
+            What backward reads by names.
 
         Returns
         -------
@@ -257,17 +262,17 @@ class ReadyModel:
         """
         with without_autocast(), at(self.device):  # the graph has its casts
             if not self.draws:
-                return self._called(tensors, out)
+                return self._called(tensors, out, late_state)
             states = torch.get_rng_state(), _state_of(self.device)
             try:
-                return self._called(tensors, out)
+                return self._called(tensors, out, late_state)
             except PlanInfeasibleError:  # nothing has run: who tries again draws the same numbers
                 torch.set_rng_state(states[0])
                 if states[1] is not None:
                     torch.cuda.set_rng_state(states[1], self.device)
                 raise
 
-    def _called(self, tensors: Sequence[Any], out: Any) -> list[Any]:
+    def _called(self, tensors: Sequence[Any], out: Any, late_state: LateState | None) -> list[Any]:
         known = self._known(tensors)
         check_targets(self._targets, known)
         # DDP sends gradients while others are made: they come as they are final
@@ -300,6 +305,7 @@ class ReadyModel:
             watched = [(results[at], later) for at, later in self._read_further.items()]
             watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
             request.watch(watched)
+            request.late_state = late_state
         with interrupts.defer_signals(), torch.no_grad():
             interrupts.hear()
             # the call has succeeded: from here on, nothing is left half done

@@ -41,6 +41,7 @@ from ooc_cudnn.torch.extra_guards import (
     noting_missed_lookups,
 )
 from ooc_cudnn.torch.fallback_runner import kept_as_they_are
+from ooc_cudnn.torch.late_state import LateRead, LateState
 from ooc_cudnn.torch.lazy_layers import lazy_layers_drawing
 from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.options import Options
@@ -113,6 +114,10 @@ class Call:
         While it is captured: the errors of lookups that found nothing, what was looked into, how
         switches of the process were set before, plans of the model for larger inputs, and whether
         what is captured takes arguments of other sizes, too.
+    late_reads, scope
+        What its backward would read by names, and what they begin with.
+    late_state : LateState, optional
+        What these find.
     """
 
     model: torch.nn.Module
@@ -127,10 +132,15 @@ class Call:
     switches: Sequence[Any] | None = None
     larger: LargerPlans | None = None
     has_free_sizes: bool = False
+    late_reads: Sequence[LateRead] = ()
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    late_state: LateState | None = None
 
     def give_back(self) -> None:
-        """Leave in the user's containers what forward has left in theirs."""
+        """Leave in the user's containers what forward has left in theirs. Forward is over."""
         give_back(self.containers, self.real)
+        if self.late_state is not None:
+            self.late_state.note()
 
     @property
     def tensors(self) -> list[torch.Tensor]:

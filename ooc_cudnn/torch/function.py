@@ -24,6 +24,7 @@ from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, LentPlaces
+from ooc_cudnn.torch.late_state import LateState
 from ooc_cudnn.torch.places import users_frame
 from ooc_cudnn.torch.tensor_refs import TensorRefs
 
@@ -76,6 +77,8 @@ class Request:
         # a step is made anew in other settings than those of the call
         self._outputs = [each.name for each in step.outputs]
         self._watched: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = []
+        #: What backward would read by names.
+        self.late_state: LateState | None = None
 
     def switch_to(self, gradients: Sequence[torch.Tensor | None]) -> bool:
         """Take the step in which these outputs have gradients; return whether it is another one.
@@ -199,6 +202,8 @@ class Run:
         Outputs that a loss does not depend on have None for a gradient.
         """
         self.request.check_hooks(gradients)
+        if self.request.late_state is not None:
+            self.request.late_state.check()
         pairs = zip(self.request.reached, gradients, strict=True)
         self._reached = {n for names, each in pairs if each is not None for n in names}
         self._made = {}

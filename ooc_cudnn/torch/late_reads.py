@@ -18,6 +18,10 @@ from typing import Any
 import torch
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.symbolic_convert import (
+    InliningInstructionTranslator,
+    InstructionTranslatorBase,
+)
 from torch._dynamo.variables import CellVariable, base, higher_order_ops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import (
@@ -25,7 +29,9 @@ from torch._dynamo.variables.higher_order_ops import (
     CheckpointHigherOrderVariable,
 )
 
+from ooc_cudnn.torch.backend import job_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.late_state import LateRead
 from ooc_cudnn.torch.places import name_of, source_name, traced_line
 
 _HOOK = (
@@ -36,6 +42,8 @@ _BACKWARD = ("backward of an autograd.Function", "give it to apply, and keep it 
 _CHECKPOINT = ("a checkpoint", "give it as an argument of the checkpoint")
 #: The name by which TorchDynamo traces hooks of tensors.
 _OF_HOOKS = "register_hook"
+#: How names begin of what is there behind forward.
+_LASTING = ("L['forward']", "G[")
 #: As many names are told.
 _TOLD = 3
 #: What has no name.
@@ -80,6 +88,25 @@ class _Watched:
         self.output = output
         self.bodies: dict[Any, list[_Body]] = {}
         self.writes: list[str] = []
+        #: What is traced now, innermost last, and what all of them have read by name.
+        self.within: list[tuple[str, str]] = []
+        self.reads: dict[Any, LateRead] = {}
+
+    @contextmanager
+    def reading(self, kind: tuple[str, str]) -> Iterator[None]:
+        """Note the names that a body reads while it is traced."""
+        self.within.append(kind)
+        try:
+            yield
+        finally:
+            self.within.pop()
+
+    def has_read(self, where: Any, name: str) -> None:
+        """Note a name, where a body reads it. A checkpoint changes statistics in place itself."""
+        if self.within:
+            kind = self.within[-1]
+            read = LateRead(where, name, kind[0], kind is not _CHECKPOINT)
+            self.reads[read.key] = read
 
     def add(self, tx: Any, kind: tuple[str, str], first: _Reading, again: Any) -> None:
         """Note a body that was traced."""
@@ -264,7 +291,8 @@ def late_reads_refused() -> Iterator[None]:
         if _OF_HOOKS not in args[2:3]:
             return was(tx, f, *args, **how)
         before = tx.output.side_effects
-        made = was(tx, f, *args, **how)
+        with of(tx).reading(_HOOK):
+            made = was(tx, f, *args, **how)
         _keep_tracked(before, tx.output.side_effects)
 
         def again(tx: Any) -> _Reading:
@@ -279,7 +307,8 @@ def late_reads_refused() -> Iterator[None]:
         was: Any, self: Any, tx: Any, ctx: Any, tracer: Any, results: Any, forward: Any
     ) -> Any:
         kept = _copied(results)  # what it is then given has other proxies later
-        made = was(self, tx, ctx, tracer, results, forward)
+        with of(tx).reading(_BACKWARD):
+            made = was(self, tx, ctx, tracer, results, forward)
 
         def again(tx: Any) -> _Reading:
             with _without_new_inputs(tracer):
@@ -291,9 +320,10 @@ def late_reads_refused() -> Iterator[None]:
         return made
 
     def wrapped(was: Any, self: Any, tx: Any, function: Any, *args: Any, **how: Any) -> Any:
-        made = was(self, tx, _Ended(function, of(tx)), *args, **how)
         if not torch.is_grad_enabled():
-            return made
+            return was(self, tx, _Ended(function, of(tx)), *args, **how)
+        with of(tx).reading(_CHECKPOINT):
+            made = was(self, tx, _Ended(function, of(tx)), *args, **how)
 
         def again(tx: Any) -> _Reading:
             return _of_wrapped(was(self, tx, function, *args, **how))
@@ -303,7 +333,22 @@ def late_reads_refused() -> Iterator[None]:
 
     def compiled(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
         of(tx).check(tx)
+        call, _ = job_of()
+        call.late_reads = tuple(of(tx).reads.values())
+        call.scope = {"L": {"forward": call.forward}, "G": tx.output.global_scope}
         return was(self, tx, *args, **how)
+
+    def attribute(was: Any, self: Any, name: str) -> Any:
+        owner = self.stack[-1]
+        place = "" if owner.source is None or owner.is_tensor() else source_name(owner.source)
+        if place.startswith(_LASTING):
+            of(self).has_read(place, name)
+        return was(self, name)
+
+    def global_of(was: Any, self: Any, instruction: Any) -> Any:
+        if instruction.argval in self.f_globals:
+            of(self).has_read(self.f_globals, instruction.argval)
+        return was(self, instruction)
 
     def stored(was: Any, self: Any, item: Any, name: str, *args: Any, **how: Any) -> Any:
         written(self, item, name)
@@ -325,6 +370,8 @@ def late_reads_refused() -> Iterator[None]:
         (OutputGraph, "compile_subgraph", compiled),
         (SideEffects, "store_attr", stored),
         (SideEffects, "mutation", mutated),
+        (InstructionTranslatorBase, "_load_attr", attribute),
+        (InliningInstructionTranslator, "_load_global", global_of),
     )
 
     def replaced(was: Any, ours: Any) -> Any:

@@ -199,7 +199,7 @@ class Limited:
 
         def run(ready: ReadyModel, tensors: Sequence[Any]) -> Any:
             self.last = ready
-            return ready(tensors)
+            return ready(tensors, late_state=call.late_state)
 
         result = calls_of(self.model).of(kind, call)(call, run)
         call.give_back()

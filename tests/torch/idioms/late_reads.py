@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.torch.idioms.judge import EQUAL, EQUAL_SINCE_2_13, REFUSED, Idiom
-from tests.torch.idioms.models import conv, model, train
+from tests.torch.idioms.models import conv, image, leaf, loss_of, model, train
 
 FACTOR = 1.0
 
@@ -180,6 +180,60 @@ def replaced_before(way, read, replace):
         holding(forward),
         trained,
     )
+
+
+def changed_between(change):
+    """Steps that change something between forward and backward, and train then."""
+
+    def steps(run):
+        global FACTOR
+        try:
+            outputs = run(leaf(image()))
+            change(run.model)
+            run.backward(loss_of(outputs))
+            train(run)
+        finally:
+            FACTOR = 1.0
+
+    return steps
+
+
+def replaced_between(way, read, replace):
+    return Idiom(
+        f"{way} reads what is replaced between forward and backward: {name_of(read)}",
+        holding(lambda s, x: WAYS[way](s.c(x), lambda: read(s))),
+        changed_between(replace),
+        REFUSED,
+        "TorchDynamo traces it with forward",
+    )
+
+
+def others_replaced_between(way):
+    return Idiom(
+        f"{way} reads a buffer, and all else is replaced between forward and backward",
+        holding(lambda s, x: WAYS[way](s.c(x), lambda: s.n)),
+        changed_between(all_but_a_buffer),
+    )
+
+
+def two_forwards(run):
+    first, second = run(leaf(image())), run(leaf(image(1)))
+    run.backward(loss_of(first) + loss_of(second))
+
+
+def a_forward_between(run):
+    first = run(leaf(image()))
+    run(image(1))
+    run.backward(loss_of(first))
+
+
+def counted_and_read(s, x):
+    s.n.add_(1)
+    return by_a_hook(s.c(x), lambda: s.n)
+
+
+def normalized_in_a_checkpoint(s, x):
+    return checkpoint(lambda y: s.bn(y).sin(), s.c(x), use_reentrant=False)
 
 
 def name_of(read):
@@ -361,6 +415,38 @@ def an_argument_of_a_checkpoint(s, x):
 
 
 CASES = [
+    *(
+        replaced_between(way, *pair)
+        for way in ("a hook", "a checkpoint")
+        for pair in REPLACED.values()
+    ),
+    replaced_between("Function", *REPLACED["a buffer"]),
+    replaced_between("a reentrant checkpoint", *REPLACED["a number"]),
+    *map(others_replaced_between, WAYS),
+    Idiom(
+        "a hook reads a buffer that is changed in place between forward and backward",
+        holding(lambda s, x: by_a_hook(s.c(x), lambda: s.n)),
+        changed_between(doubled_in_place),
+        REFUSED,
+        "TorchDynamo traces it with forward",
+    ),
+    Idiom(
+        "a hook reads a buffer that the next forward changes in place",
+        holding(counted_and_read),
+        a_forward_between,
+        REFUSED,
+        "TorchDynamo traces it with forward",
+    ),
+    Idiom("a hook reads a buffer that its own forward changes", holding(counted_and_read), train),
+    Idiom(
+        "a checkpoint normalizes two batches before one backward",
+        model(
+            normalized_in_a_checkpoint,
+            c=conv(),
+            bn=lambda: nn.BatchNorm2d(4, track_running_stats=False),
+        ),
+        two_forwards,
+    ),
     *(replaced_behind(way, *pair) for way in WAYS for pair in REPLACED.values()),
     *(replaced_before(way, *pair) for way in WAYS for pair in REPLACED.values()),
     *(

@@ -1,0 +1,140 @@
+"""What hooks, functions' backward and checkpoints read when backward runs, and others may change.
+
+They are traced with the forward that they are in. Between that and backward a user may put another
+buffer, attribute or global in place, or the next forward may. PyTorch would read that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.places import name_of, users_frame
+
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
+_GONE = object()
+_HELD = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True)
+class LateRead:
+    """A name that is read when backward runs.
+
+    Attributes
+    ----------
+    where : str or dict
+        TorchDynamo's name of the object whose attribute it is; or the globals of a function.
+    name : str
+    who : str
+        What reads it.
+    in_place : bool
+        Whether tensors that change in place count, too.
+    """
+
+    where: Any
+    name: str
+    who: str
+    in_place: bool
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for all that are alike."""
+        where = self.where if isinstance(self.where, str) else id(self.where)
+        return where, self.name, self.in_place
+
+    def value(self, found: dict[str, Any], scope: Mapping[str, Any]) -> Any:
+        """What is there now; objects that were found already are not looked for again."""
+        if not isinstance(self.where, str):
+            return self.where.get(self.name, _GONE)
+        if self.where not in found:
+            try:
+                found[self.where] = eval(self.where, dict(scope))
+            except (AttributeError, KeyError, IndexError):
+                found[self.where] = _GONE
+        return _held_by(found[self.where], self.name)
+
+
+class LateState:
+    """What late reads would find, behind forward and before backward.
+
+    Parameters
+    ----------
+    reads : sequence of LateRead
+    scope : mapping
+        What their names begin with: "L" and "G".
+    """
+
+    def __init__(self, reads: Sequence[LateRead], scope: Mapping[str, Any]) -> None:
+        self._reads, self._scope = reads, scope
+        self._seen: list[Any] = []
+
+    def note(self) -> None:
+        """Note what is there now that forward is over."""
+        self._seen = self._now()
+
+    def check(self) -> None:
+        """Refuse a backward for which something else is there.
+
+        Raises
+        ------
+        UnsupportedModelError
+            With its name.
+        """
+        for read, before, now in zip(self._reads, self._seen, self._now(), strict=False):
+            if not _alike(before, now):
+                where = read.where if isinstance(read.where, str) else ""
+                name = name_of(f"{where}.{read.name}")
+                raise UnsupportedModelError(
+                    f"{read.who} reads {name}, which has changed between forward and backward, and "
+                    "a plan has it as forward left it: change it after backward, or let what reads "
+                    f"it keep what it finds in forward{users_frame()}"
+                )
+
+    def _now(self) -> list[Any]:
+        found: dict[str, Any] = {}
+        return [
+            _seen(read.value(found, self._scope), in_place=read.in_place) for read in self._reads
+        ]
+
+
+def _held_by(owner: Any, name: str) -> Any:
+    """An attribute as it is held, without a call of what the user has written."""
+    own = getattr(owner, "__dict__", {})
+    if name in own:
+        return own[name]
+    for kind in _HELD if isinstance(owner, torch.nn.Module) else ():
+        if name in own[kind]:
+            return own[kind][name]
+    return inspect.getattr_static(owner, name, _GONE)
+
+
+def _seen(value: Any, *, in_place: bool) -> tuple[Any, ...]:
+    """A value, and what is in it, each with the version of a tensor."""
+    leaves, structure = [value], None
+    if isinstance(value, list | tuple | dict):
+        leaves, structure = pytree.tree_flatten(value)
+    return structure, [(each, _version(each) if in_place else 0) for each in leaves]
+
+
+def _version(value: Any) -> int:
+    is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
+    return value._version if is_counted else 0
+
+
+def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    if one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    pairs = zip(one[1], other[1], strict=True)
+    return all(was == now and _same(a, b) for (a, was), (b, now) in pairs)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (
+        type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other)
+    )
