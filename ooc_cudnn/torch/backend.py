@@ -118,7 +118,7 @@ def _compiled(
     if call is not None:
         call.has_free_sizes = bool(free)
     grad = torch.is_grad_enabled()
-    late_reads, scope = ((), {}) if call is None else (call.late_reads, call.scope)
+    late_reads, names = ((), {}) if call is None else (call.late_reads, call.globals)
 
     def run(*tensors: Any) -> Any:
         call, action = job_of()
@@ -135,7 +135,8 @@ def _compiled(
         if call is None:  # else the capture looks, and a call may be captured anew
             written.check(inputs)
         if call is not None and late_reads:
-            call.late_state = LateState(late_reads, scope | {"L": {"forward": call.forward}})
+            scope = {"L": {"forward": call.forward}, "G": names}
+            call.late_state = LateState(late_reads, scope)
         return ready(inputs) if action is None else action(ready, inputs)
 
     return run

@@ -114,8 +114,8 @@ class Call:
         While it is captured: the errors of lookups that found nothing, what was looked into, how
         switches of the process were set before, plans of the model for larger inputs, and whether
         what is captured takes arguments of other sizes, too.
-    late_reads, scope
-        What its backward would read by names, and what they begin with.
+    late_reads, globals
+        What its backward would read by names, and where some of these begin.
     late_state : LateState, optional
         What these find.
     """
@@ -133,7 +133,7 @@ class Call:
     larger: LargerPlans | None = None
     has_free_sizes: bool = False
     late_reads: Sequence[LateRead] = ()
-    scope: Mapping[str, Any] = field(default_factory=dict)
+    globals: Mapping[str, Any] = field(default_factory=dict)
     late_state: LateState | None = None
 
     def give_back(self) -> None:

@@ -335,7 +335,7 @@ def late_reads_refused() -> Iterator[None]:
         of(tx).check(tx)
         call, _ = job_of()
         call.late_reads = tuple(of(tx).reads.values())
-        call.scope = {"L": {"forward": call.forward}, "G": tx.output.global_scope}
+        call.globals = tx.output.global_scope
         return was(self, tx, *args, **how)
 
     def attribute(was: Any, self: Any, name: str) -> Any:

@@ -6,9 +6,10 @@ buffer, attribute or global in place, or the next forward may. PyTorch would rea
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -48,13 +49,13 @@ class LateRead:
         where = self.where if isinstance(self.where, str) else id(self.where)
         return where, self.name, self.in_place
 
-    def value(self, found: dict[str, Any], scope: Mapping[str, Any]) -> Any:
+    def value(self, found: dict[str, Any], scope: dict[str, Any]) -> Any:
         """What is there now; objects that were found already are not looked for again."""
         if not isinstance(self.where, str):
             return self.where.get(self.name, _GONE)
         if self.where not in found:
             try:
-                found[self.where] = eval(self.where, dict(scope))
+                found[self.where] = eval(_code(self.where), scope)
             except (AttributeError, KeyError, IndexError):
                 found[self.where] = _GONE
         return _held_by(found[self.where], self.name)
@@ -71,7 +72,7 @@ class LateState:
     """
 
     def __init__(self, reads: Sequence[LateRead], scope: Mapping[str, Any]) -> None:
-        self._reads, self._scope = reads, scope
+        self._reads, self._scope = reads, dict(scope)
         self._seen: list[Any] = []
 
     def note(self) -> None:
@@ -111,7 +112,13 @@ def _held_by(owner: Any, name: str) -> Any:
     for kind in _HELD if isinstance(owner, torch.nn.Module) else ():
         if name in own[kind]:
             return own[kind][name]
-    return inspect.getattr_static(owner, name, _GONE)
+    kinds = (*getattr(owner, "__mro__", ()), *type(owner).__mro__)
+    return next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
+
+
+@functools.lru_cache(2**14)
+def _code(source: str) -> CodeType:
+    return compile(source, "<what TorchDynamo calls it>", "eval")
 
 
 def _seen(value: Any, *, in_place: bool) -> tuple[Any, ...]:

@@ -5,23 +5,39 @@ What forward returns, and marks dirty; derivatives that backward takes; what vma
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped
+from torch._dynamo import trace_rules
+from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import (
     AutogradFunctionContextVariable,
     ConstantVariable,
+    SkipFunctionVariable,
     TensorVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._functorch import vmap
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import traced_line
+
+#: Attributes of a function's class that it may read; TorchDynamo has no others than its methods.
+_NUMBERS = (int, float, str, tuple, torch.Tensor)
+
+
+class _Name(SkipFunctionVariable):
+    """What `torch.vmap` calls a function in its errors: TorchDynamo cannot print a module."""
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        """A name for all."""
+        return ConstantVariable.create("the function")
 
 
 class _Forward(VariableTracker):
@@ -89,7 +105,8 @@ def functions_followed() -> Iterator[None]:
     context: Any = AutogradFunctionContextVariable
     tensor: Any = TensorVariable
     function: Any = AutogradFunctionVariable
-    apply = function.call_apply
+    apply, attribute_of = function.call_apply, function.var_getattr
+    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
     prepare, call = applied.prepare_fn_vt, context.call_method
     trace, accumulate = applied.trace_backward_graph, tensor.method_backward
 
@@ -114,16 +131,24 @@ def functions_followed() -> Iterator[None]:
             f"  {traced_line()}"
         )
 
+    def attribute(self: Any, tx: Any, name: str) -> Any:
+        value = inspect.getattr_static(self.fn_cls, name, None)
+        if self.source is None or not isinstance(value, _NUMBERS):
+            return attribute_of(self, tx, name)
+        return VariableTracker.build(tx, value, AttrSource(self.source, name))
+
     def looked_at(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         _check_vmap(self.fn_cls, (*args, *kwargs.values()))
         return apply(self, tx, args, kwargs)
 
-    function.call_apply = looked_at
+    rules[vmap._get_name] = _Name
+    function.call_apply, function.var_getattr = looked_at, attribute
     applied.prepare_fn_vt, context.call_method = prepared, called
     applied.trace_backward_graph, tensor.method_backward = traced, accumulated
     try:
         yield
     finally:
-        function.call_apply = apply
+        function.call_apply, function.var_getattr = apply, attribute_of
+        del rules[vmap._get_name]  # it has none of PyTorch's
         applied.prepare_fn_vt, context.call_method = prepare, call
         applied.trace_backward_graph, tensor.method_backward = trace, accumulate

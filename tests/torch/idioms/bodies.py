@@ -61,6 +61,20 @@ class ByItsRule(ByARule):
         return x * 9, in_dims[0]
 
 
+class Scaled(torch.autograd.Function):
+    """Reads numbers of its class."""
+
+    factor, offset = 2.0, torch.ones(1)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * Scaled.factor + Scaled.offset
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * Scaled.factor
+
+
 #: Why vmap calls no function.
 RULES = "TorchDynamo passes over its backward and its rule"
 
@@ -520,6 +534,8 @@ CASES = [
         REFUSED,
         though=DRAWN,
     ),
+    of_conv("Function: reads numbers of its class", lambda y, x: Scaled.apply(y)),
+    Idiom("vmap: a layer by itself", model(lambda s, x: torch.vmap(s.c)(x), c=conv()), train),
     of_conv(
         "vmap: a Function whose rule is made of it",
         lambda y, x: torch.vmap(lambda z: ByARule.apply(z))(y),
