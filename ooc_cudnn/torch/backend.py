@@ -134,9 +134,9 @@ def _compiled(
         inputs = [real.get(id(each), each) for each in tensors] if real else tensors
         if call is None:  # else the capture looks, and a call may be captured anew
             written.check(inputs)
-        if call is not None and late_reads:
+        if call is not None:
             scope = {"L": {"forward": call.forward}, "G": names}
-            call.late_state = LateState(late_reads, scope)
+            call.late_state = LateState(late_reads, scope) if late_reads else None
         return ready(inputs) if action is None else action(ready, inputs)
 
     return run

@@ -9,6 +9,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
 from ooc_cudnn.torch.input_independent import leave, run_after, run_before
+from ooc_cudnn.torch.late_state import LateState
 
 
 class EmptyModel:
@@ -30,8 +31,13 @@ class EmptyModel:
         """
         raise UnsupportedModelError("an argument has no elements: there is nothing to plan")
 
-    def __call__(self, tensors: Sequence[Any], out: Any = None) -> list[Any]:
-        """Run a call; `out` is not written to, for nothing is to be written."""
+    def __call__(
+        self, tensors: Sequence[Any], out: Any = None, late_state: LateState | None = None
+    ) -> list[Any]:
+        """Run a call; `out` is not written to, for nothing is to be written.
+
+        What backward reads by names is not looked at: gradients of nothing are zeros.
+        """
         graph = self.graph
         inputs = {
             value: tensor_of(each) if value.kind == "input" else each
