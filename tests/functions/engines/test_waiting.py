@@ -27,7 +27,9 @@ def test_a_call_measures_no_engine_unasked(make):
     assert all(each.operation is None for each in tables_of(device))
 
 
-@pytest.mark.parametrize(("slower", "launches"), [(1, 2), (3, 4), (5, 2), (12, 1), (100, 2), (200, 1)])
+@pytest.mark.parametrize(
+    ("slower", "launches"), [(1, 2), (3, 4), (5, 2), (12, 1), (100, 2), (200, 1)]
+)
 def test_a_launch_that_is_far_slower_than_predicted_is_not_tried_often(make, slower, launches):
     """Of 8 ms as predicted, where a trial may take 0.1 s: it ran four times, 12 times as slow.
 
