@@ -49,8 +49,6 @@ PRUNED_AT, HOPELESS_AT, HOPELESS_SECONDS = 1.5, 20.0, 0.05
 #: last of these one is kept, however slow. (On an H100 the fastest filter gradient of
 #: volumes wanted more than there was. What ran in its place nobody had timed: it was far slower.)
 SPARING_SHARES = (1 / 8, 1 / 64, 1 / 1024)
-#: In place of an engine that is slow where it runs, so many others are tried.
-MOST_TRIED = 5
 
 
 class TimedEngine(NamedTuple):
@@ -201,44 +199,26 @@ class EngineTuner:
         engines = [_unchecked(option) for option in options]
         return _as_measured(operation, engines, is_complete=False)
 
-    def as_run(
-        self,
-        launched: Launched,
-        engine: Engine,
-        known: Sequence[Option],
-        others: Iterable[Engine],
-        workspace_bytes: int,
-        slow_seconds: float,
+    def by_engines(
+        self, launched: Launched, engines: Iterable[Engine], known: Iterable[Option]
     ) -> Measurement | None:
-        """Time the engine that runs a launch; where it is slow, others that could. Check none.
+        """Time a launch by some engines, the first of them in any case. Check none.
 
         None if there is no room for any.
 
         Parameters
         ----------
-        known : sequence of Option
-            What was measured of another size, with what it would take of this one. Those of which
-            none was timed keep their place among the others.
-        others : iterable of Engine
-            Tried where it takes `slow_seconds`: as many as `MOST_TRIED` that take no more workspace
-            than `workspace_bytes`, then those that the heuristics rank.
+        engines : iterable of Engine
+            At least one.
+        known : iterable of Option
+            What was measured of another size, with what it would take of this one: those that are
+            not timed keep their place among the others.
         """
         operation: AnyConvolution = launched[0].operation
-        quick = self._quick()
-        options = list[Option]()
-        self._timed_once(quick, launched, [engine], options, hurries=False)
-        if not options or options[0].seconds > slow_seconds:
-            ranked = iter(list[Engine]())
-            if forward_of(operation).precision not in ("float32", "float64"):  # as `ranked`
-                ranked = self.engines.candidates(operation, every=False, compiled=False)
-            fitting = (
-                each
-                for each in _each_once(itertools.chain([engine], others, ranked), 1)
-                if (nbytes := self._workspace_of(operation, each)) is not None
-                and nbytes <= workspace_bytes
-            )
-            self._timed_once(quick, launched, itertools.islice(fitting, MOST_TRIED), options)
-        engines = [_unchecked(option) for option in options]
+        quick, options, (first, *others) = self._quick(), list[Option](), engines
+        self._timed_once(quick, launched, [first], options, hurries=False)
+        self._timed_once(quick, launched, others, options)
+        found = [_unchecked(option) for option in options]
         timed = {option.engine for option in options}
         for option in known:
             nbytes = None
@@ -246,8 +226,20 @@ class EngineTuner:
                 nbytes = self._workspace_of(operation, option.engine)
             if nbytes is not None:
                 left = replace(option, workspace_bytes=nbytes)
-                engines.append(TimedEngine(left, None, left.seconds))
-        return _as_measured(operation, engines, is_complete=False) if options else None
+                found.append(TimedEngine(left, None, left.seconds))
+        return _as_measured(operation, found, is_complete=False) if options else None
+
+    def fitting(
+        self, operation: AnyConvolution, first: Iterable[Engine], workspace_bytes: int
+    ) -> Iterator[Engine]:
+        """Yield engines that take no more workspace: some first, then those that are ranked."""
+        ranked = iter(list[Engine]())
+        if forward_of(operation).precision not in ("float32", "float64"):  # as `ranked`
+            ranked = self.engines.candidates(operation, every=False, compiled=False)
+        for engine in _each_once(itertools.chain(first, ranked), 0):
+            nbytes = self._workspace_of(operation, engine)
+            if nbytes is not None and nbytes <= workspace_bytes:
+                yield engine
 
     def measured_again(
         self,

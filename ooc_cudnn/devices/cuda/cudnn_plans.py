@@ -136,7 +136,7 @@ class Plans:
 
         None where that is not for it: for half filter gradients with float32 results alone.
         """
-        operation = form.operation
+        operation, modes = form.operation, self._cudnn.heur_mode
         is_half = DTYPES[forward_of(operation).dtype] == 2
         is_gradient = isinstance(operation, ConvolutionBackwardFilter)
         if not (is_gradient and is_half and result_dtype(operation) == "float32"):
@@ -145,19 +145,26 @@ class Plans:
         try:
             graph.validate()
             graph.build_operation_graph()
-            graph.create_execution_plans([self._cudnn.heur_mode.A])
-            number = _engine_at(graph, 0, form).number
-            knobs = graph.get_knobs_for_engine(number)
-            most = {knob.type.name: knob.max_value for knob in knobs}
+            graph.create_execution_plans([modes.A, modes.FALLBACK])  # it is one of the second
+            numbers = dict.fromkeys(
+                _engine_at(graph, index, form).number
+                for index in range(graph.get_execution_plan_count())
+            )
+            for number in numbers:
+                knobs = graph.get_knobs_for_engine(number)
+                most = {knob.type.name: knob.max_value for knob in knobs}
+                engines = [
+                    Engine(number, setting, kind_of(form))
+                    for setting in SPLIT
+                    if all(choice <= most.get(name, -1) for name, choice in setting.items())
+                ]
+                if engines:
+                    return engines
         except self._declined:
-            return []
+            pass
         finally:
             forget_frames(graph)
-        return [
-            Engine(number, setting, kind_of(form))
-            for setting in SPLIT
-            if all(choice <= most.get(name, -1) for name, choice in setting.items())
-        ]
+        return []
 
     def is_compiled(self, found: Executable) -> bool:
         """True if a plan is compiled at run time."""

@@ -8,9 +8,11 @@ engine that takes little workspace may be 300 times as slow as the one before it
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from ooc_cudnn.activity import activity, say
@@ -25,7 +27,7 @@ from ooc_cudnn.engines.workload import (
     SAME,
     Effort,
     PlannedWork,
-    engines_of_family,
+    engines_of_others,
     fit_images,
     held_bytes,
     known_options,
@@ -54,6 +56,8 @@ RANKED = 3
 MATTERS = 0.005
 #: A plan is made again where its launches take longer or less than predicted by this share of it.
 WORTH_PLANNING = 0.02
+#: In place of an engine that is slow where it runs, so many others are tried.
+MOST_TRIED = 5
 
 
 def measure_engines(
@@ -105,7 +109,7 @@ def time_first(
 
     First their choice for each convolution, in each memory order, those that are predicted to take
     longest before the rest; then, in the order in which it is faster, those that they rank next,
-    and those that were found fast for others of its family. Nothing is checked against float64:
+    and those that were found fast for others of its direction. Nothing is checked against float64:
     what the heuristics choose would run in any case. What was timed is stored.
 
     Parameters
@@ -165,58 +169,68 @@ class LaunchTiming:
     def learns_from(self, step: LoweredStep) -> bool:
         """Time what a plan launches by engines that nobody timed at that size.
 
-        Return whether its seconds are others by that. Nothing is checked against float64: it is
-        what would run. What was timed is stored.
+        All of it once; then others in place of those that are slow and matter. Return whether the
+        step's seconds are others by that. Nothing is checked against float64: it is what would run.
+        What was timed is stored.
         """
-        astray, arena = 0.0, self._device.arena
+        seconds, arena = step.plan.seconds, self._device.arena
+        astray, slow = 0.0, list[tuple[float, AnyConvolution, PlannedLaunches, Engine]]()
         with activity("timing what is launched", current().progress), arena.lock:
             if arena.is_at_work:
                 return False
-            for at, (operation, launches) in enumerate(_launches_of(step)):
-                say(f"{at} timed")
+            for operation, launches in _launches_of(step):
+                say(f"{len(self._timed)} timed")
+                engine = self._untimed(operation, launches)
+                if engine is None:
+                    continue
                 if not self._tuner.deadline.allows(steps=1):
                     break
-                least = MATTERS * step.plan.seconds / launches.times
-                astray += self._miss(operation, launches, least)
+                took = self._time(operation, launches, [engine])
+                if took is None:
+                    continue
+                predicted = launches.slowness * launches.seconds
+                astray += launches.times * abs(took - predicted)
+                line = self._machine.compute.seconds(operation.work())
+                lost = launches.times * (took - PRUNED_AT * min(line, launches.seconds))
+                if lost > MATTERS * seconds:
+                    slow.append((lost, operation, launches, engine))
+            for _, operation, launches, engine in sorted(slow, key=itemgetter(0), reverse=True):
+                if not self._tuner.deadline.allows(steps=1):
+                    break
+                others = engines_of_others(self._tables, operation)
+                fitting = self._tuner.fitting(operation, others, launches.workspace_bytes)
+                few = itertools.islice((each for each in fitting if each != engine), MOST_TRIED)
+                self._time(operation, launches, [engine, *few])
             arena.release_block()
         try_to_save_tables(self._device)
-        return astray > WORTH_PLANNING * step.plan.seconds
+        return astray > WORTH_PLANNING * seconds
 
-    def _miss(
-        self, operation: AnyConvolution, launches: PlannedLaunches, least_seconds: float
-    ) -> float:
-        """Seconds by which all launches of a convolution were predicted wrong; 0 if it is known.
-
-        Where one takes `least_seconds`, another engine is worth being tried.
-        """
-        engines, tables = self._device.engines, self._tables
-        assert engines is not None
-        room, predicted = launches.workspace_bytes, launches.slowness * launches.seconds
-        running = engines.running(operation, room)
+    def _untimed(self, operation: AnyConvolution, launches: PlannedLaunches) -> Engine | None:
+        """The engine that runs a convolution, if it was not timed at this size."""
+        assert self._device.engines is not None
+        running = self._device.engines.running(operation, launches.workspace_bytes)
         if running is None:
-            return 0.0
+            return None
         engine, was_measured = running
-        nearest = tables.nearest(operation)
+        nearest = self._tables.nearest(operation)
         is_near = nearest is not None and nearest.work.distance(operation.work()) <= SAME
-        if (was_measured and is_near) or (operation, engine) in self._timed:
-            return 0.0
-        self._timed.add((operation, engine))
-        known = [] if nearest is None else known_options(tables, operation, nearest)[0]
-        line = self._machine.compute.seconds(operation.work())
-        measured = self._tuner.as_run(
-            launch_of(operation),
-            engine,
-            known,
-            engines_of_family(tables, operation),
-            room,
-            max(PRUNED_AT * min(launches.seconds, line), least_seconds),
-        )
+        is_known = (was_measured and is_near) or (operation, engine) in self._timed
+        return None if is_known else engine
+
+    def _time(
+        self, operation: AnyConvolution, launches: PlannedLaunches, engines: list[Engine]
+    ) -> float | None:
+        """Time engines; return the seconds of the one that runs now. None if there is no room."""
+        self._timed |= {(operation, engine) for engine in engines}
+        nearest = self._tables.nearest(operation)
+        known = [] if nearest is None else known_options(self._tables, operation, nearest)[0]
+        measured = self._tuner.by_engines(launch_of(operation), engines, known)
         if measured is None:
-            return 0.0
-        tables.add(measured)
-        fitting = (each for each in measured.options if each.workspace_bytes <= room)
-        took = next(fitting, measured.options[-1]).seconds
-        return launches.times * abs(took - predicted)
+            return None
+        self._tables.add(measured)
+        room = launches.workspace_bytes
+        fitting = (each.seconds for each in measured.options if each.workspace_bytes <= room)
+        return next(fitting, measured.options[-1].seconds)
 
 
 class PlannedLaunches(NamedTuple):
@@ -322,7 +336,7 @@ def _timed(
     device: Device, tuner: EngineTuner, operation: AnyConvolution, count: int
 ) -> Measurement | None:
     assert device.engines is not None
-    also = engines_of_family(tables_of(device), operation)[: count - 1]
+    also = engines_of_others(tables_of(device), operation)[: count - 1]
     try:
         operation = _with_room(device.engines, tuner.bench, operation)
         measured = tuner.ranked(launch_of(operation), count, also)

@@ -1,15 +1,20 @@
 """Steps of networks on a device whose engines are known: tuned, planned and run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import ooc_cudnn
 from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.cuda.convolutions import Convolutions
+from ooc_cudnn.devices.engines import Engine, Measurement, Option, Tables
 from ooc_cudnn.devices.tuning_database import forget_tables, tables_of
+from ooc_cudnn.engines.workload import engines_of_others
 from ooc_cudnn.functions.tune.tune import NothingToTuneError
 from ooc_cudnn.network.runtime import engine_tuning, plan_cache
-from ooc_cudnn.operations.convolution.gradients import forward_of
+from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter, forward_of
 from ooc_cudnn.pipeline.program import Task
 from tests.support.fake_cudnn import BehaviorNote, FakeEngine, NumericalNote
 from tests.support.tuned import KIB, engines_maker
@@ -394,3 +399,29 @@ def test_a_plan_that_was_timed_is_found_by_the_next_process(make, trained, monke
     monkeypatch.setattr(plan_cache, "plan_step", None)
     again = trained(net, loss, 256 * KIB, plan_cache=True)
     assert again.plan == first.plan
+
+
+def test_engines_that_are_good_for_others_are_tried_where_one_is_slow(make):
+    """Those of the same window first; none of another direction or type."""
+    forward = Convolution.of((4, 8, 16, 16), (8, 8, 3, 3), dilation=3)
+    operation = ConvolutionBackwardFilter(forward, "float32")
+
+    def measured(number, of):
+        return Measurement(of.work(), (Option(1.0, 0, Engine(number), f"eng{number}"),), of)
+
+    near = replace(forward, dilation=(1, 1))
+    tables = Tables([
+        measured(1, forward),
+        measured(2, ConvolutionBackwardFilter(near, "float32")),
+        measured(3, ConvolutionBackwardFilter(replace(near, dtype="float16"), "float32")),
+        measured(4, replace_images(operation, 64)),
+        measured(5, replace_images(operation, 2)),
+    ])  # fmt: skip
+    found = engines_of_others(tables, operation)
+    assert [engine.number for engine in found] == [5, 4, 2]
+
+
+def replace_images(operation, images):
+    forward = operation.forward
+    shape = (images, *forward.x_shape[1:])
+    return replace(operation, forward=replace(forward, x_shape=shape))
