@@ -5,6 +5,8 @@ Each problem takes seconds: every engine id of cuDNN is built and launched.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ import ooc_cudnn
 from ooc_cudnn.call_planner.planner import distinct_launches
 from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.devices.tuning_database import engines_path, forget_tables, tables_of
+from ooc_cudnn.engines.accuracy import Checks
 from ooc_cudnn.functions.tune.tune import tune
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
@@ -118,3 +121,36 @@ def test_a_tuned_step_is_right_and_uses_its_engines(cuda_device, random, precisi
             largest = np.abs(gradient).max()
             assert np.abs(step.gradients[name] - gradient).max() <= 4 * ERRORS[precision] * largest
         assert step.tune(**inputs) == []
+
+
+HALVES = {
+    "maps": ((8, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),
+    "strided": ((8, 64, 28, 28), (128, 64, 3, 3), {"padding": 1, "stride": 2}),
+    "linear": ((8, 256, 28, 28), (64, 256, 1, 1), {}),
+    "volumes": ((2, 32, 12, 28, 28), (32, 32, 3, 3, 3), {"padding": 1}),
+    "images": ((8, 3, 56, 56), (64, 3, 7, 7), {"padding": 3, "stride": 2}),
+    "classes": ((8, 64, 56, 56), (2, 64, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", HALVES)
+def test_gradients_of_small_filters_are_split_and_right(cuda_device, name, dtype):
+    """Engines set as no heuristics set them, and with channels of zeros; sums stay float32."""
+    x, w, how = HALVES[name]
+    forward = replace(Convolution.of(x, w, dtype=dtype, **how), layout="channels_last")
+    operation = ConvolutionBackwardFilter(forward, "float32")
+    engines = cuda_device.engines
+    chosen = engines.chosen(operation)
+    assert "SPLIT_K_SLC" in chosen.knobs
+    assert (chosen.form == "padded") == (name in ("images", "classes"))
+    found = engines.candidates(operation, every=False, compiled=False)
+    split = [each for each in found if "SPLIT_K_SLC" in each.knobs]
+    assert len(split) > 1
+    with cuda_device.arena.lock:
+        checks = Checks(cuda_device, engines, 2**30)
+        for engine in split:
+            errors = checks.of(operation, engine, borders=True)
+            assert errors is not None, engine
+            assert errors.error.relative < 1e-5, engine
+    engines.forget_built()
