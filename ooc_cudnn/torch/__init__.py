@@ -14,7 +14,13 @@ that cannot be captured whole: each graph has the limit for itself.
 from ooc_cudnn.extras import brought_by
 
 with brought_by("torch", "torch"):
-    from ooc_cudnn.torch.errors import RanksError, UnsupportedModelError, UnsupportedOperationError
+    from ooc_cudnn.torch.errors import (
+        HiddenGradientError,
+        RanksError,
+        SecondDerivativeError,
+        UnsupportedModelError,
+        UnsupportedOperationError,
+    )
     from ooc_cudnn.torch.inferring import infer, output_shape, plan_infer
     from ooc_cudnn.torch.limit import limit, release
     from ooc_cudnn.torch.model_with_loss import with_loss
@@ -22,7 +28,9 @@ with brought_by("torch", "torch"):
     from ooc_cudnn.torch.sweeping import sweep
 
 __all__ = [
+    "HiddenGradientError",
     "RanksError",
+    "SecondDerivativeError",
     "UnsupportedModelError",
     "UnsupportedOperationError",
     "infer",

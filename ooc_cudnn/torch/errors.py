@@ -49,7 +49,10 @@ class SecondDerivativeError(UnsupportedModelError, RuntimeError):
 
 
 class HiddenGradientError(UnsupportedModelError, RuntimeError):
-    """A hook on an output that would not see the gradient of another one, made of it in forward."""
+    """A gradient of an output that would leave out that of another one, made of it in forward.
+
+    A hook on the output asks for it, `retain_grad()`, or `torch.autograd.grad(loss, output)`.
+    """
 
 
 def error_like(error: Exception, kind: type[Exception]) -> type[Exception]:

@@ -30,7 +30,7 @@ from ooc_cudnn.torch.tensor_refs import TensorRefs
 
 
 class Request:
-    """Lists that a call hands to autograd's function beside tensors, to be filled.
+    """What a call hands to autograd's functions beside tensors: its step, and what that is given.
 
     Parameters
     ----------
