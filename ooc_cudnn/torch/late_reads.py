@@ -264,6 +264,22 @@ class _Ended(VariableTracker):
         return made
 
 
+@contextmanager
+def _side_effects_kept(tx: Any) -> Iterator[None]:
+    """Have TorchDynamo know what forward writes after a body that it traces meanwhile.
+
+    It goes on with a copy then. What it met in the body it would forget; and objects whose
+    attributes forward has written before would still write to what was copied.
+    """
+    before = tx.output.side_effects
+    yield
+    now = tx.output.side_effects
+    if now is not before:
+        _keep_tracked(before, now)
+        vars(before).update(vars(now))
+        tx.output.side_effects = before
+
+
 def _keep_tracked(before: SideEffects, now: SideEffects) -> None:
     """Let TorchDynamo know what it met in a body: else it forgets what forward writes there."""
     kinds = base.ValueMutationExisting | base.AttributeMutationExisting
@@ -290,13 +306,12 @@ def late_reads_refused() -> Iterator[None]:
     def speculated(was: Any, tx: Any, f: Any, *args: Any, **how: Any) -> Any:
         if _OF_HOOKS not in args[2:3]:
             return was(tx, f, *args, **how)
-        before = tx.output.side_effects
-        with of(tx).reading(_HOOK):
+        with of(tx).reading(_HOOK), _side_effects_kept(tx):
             made = was(tx, f, *args, **how)
-        _keep_tracked(before, tx.output.side_effects)
 
         def again(tx: Any) -> _Reading:
-            _, graph, given = was(tx, f, *args, **how)
+            with _side_effects_kept(tx):
+                _, graph, given = was(tx, f, *args, **how)
             return _reading(graph, list(given))
 
         _, graph, given = made
