@@ -354,6 +354,20 @@ def in_place_behind_a_checkpoint(s, x):
     return made
 
 
+def a_map_behind_a_checkpoint(s, x):
+    y = s.c(x)
+    made = by_a_checkpoint(s.c(x + 1), lambda: y.detach())
+    y.mul_(3)
+    return made + y
+
+
+def a_part_behind_a_checkpoint(s, x):
+    y = s.c(x)
+    made = by_a_checkpoint(s.c(x + 1), lambda: y[:, :1])
+    y.mul_(3)
+    return made + y
+
+
 def in_place_before_a_checkpoint(s, x):
     y = s.c(x)
     doubled_in_place(s)
@@ -460,6 +474,8 @@ CASES = [
             "a hook within a checkpoint reads a variable of it": a_variable_of_a_checkpoint,
             "a hook reads a buffer, and forward replaces all else": others_behind_a_hook,
             "a checkpoint reads what forward changes in place": in_place_behind_a_checkpoint,
+            "a checkpoint reads a map that is changed in place": a_map_behind_a_checkpoint,
+            "a checkpoint reads a part of a map, changed in place": a_part_behind_a_checkpoint,
         }.items()
     ),
     *(
