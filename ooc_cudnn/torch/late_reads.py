@@ -182,8 +182,18 @@ def _drop_last(graph: torch.fx.Graph, parts: set[str]) -> None:
         graph.erase_node(last)
 
 
-def _reading(graph: torch.fx.Graph, given: Sequence[Any]) -> _Reading:
-    return _Reading(_as_numbered(graph), tuple(_below_hooks(each.node) for each in given))
+def _reading(graph: torch.fx.Graph, given: Sequence[Any], own: Sequence[Any] = ()) -> _Reading:
+    """What a body reads; its `own` results by number, for they are others outside of it."""
+    nodes = [_below_hooks(each.node) for each in given]
+    return _Reading(
+        _as_numbered(graph), tuple(own.index(each) if each in own else each for each in nodes)
+    )
+
+
+def _nodes_of(results: Any) -> list[torch.fx.Node]:
+    """The nodes of what a forward has returned, as they are now."""
+    items = [results] if results.is_tensor() else results.items
+    return [_below_hooks(each.as_proxy().node) for each in items if each.is_tensor()]
 
 
 def _as_numbered(graph: torch.fx.Graph) -> tuple[Any, ...]:
@@ -217,7 +227,7 @@ def _below_hooks(node: torch.fx.Node) -> torch.fx.Node:
 def _replaced(first: _Reading, second: _Reading | None) -> list[str]:
     """The names of the tensors that a body has read, and now does not."""
     now = () if second is None else second.given
-    gone = (each for each in first.given if each not in now)
+    gone = (each for each in first.given if each not in now and not isinstance(each, int))
     sources = (getattr(each.meta.get("grapharg"), "source", None) for each in gone)
     return [name_of(source_name(each)) for each in sources if each is not None]
 
@@ -328,10 +338,11 @@ def late_reads_refused() -> Iterator[None]:
         def again(tx: Any) -> _Reading:
             with _without_new_inputs(tracer):
                 _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
-                return _reading(graph, list(given))
+                return _reading(graph, list(given), _nodes_of(results))
 
         _, _, graph, given, _ = made
-        of(tx).add(tx, _BACKWARD, _reading(graph, list(given)), again)
+        first = _reading(graph, list(given), _nodes_of(kept))
+        of(tx).add(tx, _BACKWARD, first, again)
         return made
 
     def wrapped(was: Any, self: Any, tx: Any, function: Any, *args: Any, **how: Any) -> Any:
