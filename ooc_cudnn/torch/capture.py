@@ -115,7 +115,7 @@ class Call:
         switches of the process were set before, plans of the model for larger inputs, and whether
         what is captured takes arguments of other sizes, too.
     late_reads, globals
-        What its backward would read by names, and where some of these begin.
+        What its backward would read by names, and the objects where some of these begin.
     late_state : LateState, optional
         What these find.
     """

@@ -31,7 +31,7 @@ from torch._dynamo.variables.higher_order_ops import (
 
 from ooc_cudnn.torch.backend import job_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.late_state import LateRead
+from ooc_cudnn.torch.late_state import LateRead, roots_of
 from ooc_cudnn.torch.places import name_of, source_name, traced_line
 
 _HOOK = (
@@ -361,7 +361,7 @@ def late_reads_refused() -> Iterator[None]:
         of(tx).check(tx)
         call, _ = job_of()
         call.late_reads = tuple(of(tx).reads.values())
-        call.globals = tx.output.global_scope
+        call.globals = roots_of(call.late_reads, tx.output.global_scope)
         return was(self, tx, *args, **how)
 
     def attribute(was: Any, self: Any, name: str) -> Any:

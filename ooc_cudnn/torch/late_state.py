@@ -7,7 +7,8 @@ buffer, attribute or global in place, or the next forward may. PyTorch would rea
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -20,6 +21,7 @@ from ooc_cudnn.torch.places import name_of, users_frame
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
 _GONE = object()
+_ROOT = re.compile(r"\bG\['([^']+)'\]")
 _HELD = ("_parameters", "_buffers", "_modules")
 
 
@@ -102,6 +104,17 @@ class LateState:
         return [
             _seen(read.value(found, self._scope), in_place=read.in_place) for read in self._reads
         ]
+
+
+def roots_of(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> dict[str, Any]:
+    """What the names of reads begin with, of the globals of a capture.
+
+    These are modules and the like, which nobody replaces. The globals themselves are emptied when
+    the capture is let go of, and a backward may come later.
+    """
+    sources = (each.where for each in reads if isinstance(each.where, str))
+    names = {name for source in sources for name in _ROOT.findall(source)}
+    return {name: scope[name] for name in names if name in scope}
 
 
 def _held_by(owner: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -107,3 +108,52 @@ def test_without_gradients_a_checkpoint_is_not_computed_again():
     with torch.no_grad():
         model(torch.ones(2, 3, 6, 7))
     assert model.written.item() == 2
+
+
+class Block(nn.Module):
+    """A convolution in a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def scaled(self, y):
+        return F.relu(y)
+
+    def forward(self, x, *others):
+        return checkpoint(lambda z: self.scaled(self.conv(z)), x, use_reentrant=False)
+
+
+def release(model, x):
+    ooc.release(model)
+
+
+def limit_again(model, x):
+    ooc.limit(model, "2MiB")
+    model(x)
+
+
+def call_otherwise(model, x):
+    for count in range(1, 19):
+        model(x, *[x] * count)
+
+
+def replace_a_method(model, x):
+    was = Block.scaled
+    Block.scaled = lambda self, y: F.relu(y) * 2
+    try:
+        model(x)
+    finally:
+        Block.scaled = was
+
+
+@pytest.mark.filterwarnings("ignore:.*in more than 16 ways")
+@pytest.mark.parametrize("then", [release, limit_again, call_otherwise, replace_a_method])
+def test_backward_after_its_capture_is_gone_has_pytorchs_gradients(then):
+    x, model, eager = torch.randn(2, 3, 6, 7), ooc.limit(Block(), "1MiB"), Block()
+    y = model(x)
+    then(model, x)
+    y.sum().backward()
+    eager(x).sum().backward()
+    torch.testing.assert_close(model.conv.weight.grad, eager.conv.weight.grad)
