@@ -18,11 +18,8 @@ from typing import Any
 import torch
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.symbolic_convert import (
-    InliningInstructionTranslator,
-    InstructionTranslatorBase,
-)
-from torch._dynamo.variables import CellVariable, base, higher_order_ops
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.variables import CellVariable, base, builtin, dicts, higher_order_ops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import (
     AutogradFunctionApplyVariable,
@@ -42,8 +39,11 @@ _BACKWARD = ("backward of an autograd.Function", "give it to apply, and keep it 
 _CHECKPOINT = ("a checkpoint", "give it as an argument of the checkpoint")
 #: The name by which TorchDynamo traces hooks of tensors.
 _OF_HOOKS = "register_hook"
-#: How names begin of what is there behind forward.
-_LASTING = ("L['forward']", "G[")
+#: What is in names of what is there behind forward, and of what a call has brought.
+_LASTING, _OF_THE_CALL = ("L['forward']", "G["), ("L['args']", "L['kwargs']")
+#: What traces `getattr`, and by it `a.b`; and what an object's `__dict__` is for TorchDynamo.
+_GETATTR: Any = getattr(builtin, "GetAttrBuiltinVariable", builtin.BuiltinVariable)
+_DUNDER_DICT: Any = getattr(dicts, "SideEffectsProxyDict", None)  # of 2.13
 #: As many names are told.
 _TOLD = 3
 #: What has no name.
@@ -364,12 +364,27 @@ def late_reads_refused() -> Iterator[None]:
         call.globals = roots_of(call.late_reads, tx.output.global_scope)
         return was(self, tx, *args, **how)
 
-    def attribute(was: Any, self: Any, name: str) -> Any:
-        owner = self.stack[-1]
+    def noted(tx: Any, owner: Any, name: str) -> None:
         place = "" if owner.source is None or owner.is_tensor() else source_name(owner.source)
-        if place.startswith(_LASTING):
-            of(self).has_read(place, name)
-        return was(self, name)
+        brought = any(each in place for each in _OF_THE_CALL)
+        if any(each in place for each in _LASTING) and not brought:
+            of(tx).has_read(place, name)
+
+    def attribute(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(self, "fn", getattr) is getattr and args[1].is_python_constant():
+            noted(tx, args[0], args[1].as_python_constant())
+        return was(self, tx, args, kwargs)
+
+    def entry_of(was: Any, self: Any, key: Any) -> Any:
+        if watched.output is not None:
+            noted(watched.output.current_tx, self.item, self._maybe_unwrap_key(key))
+        return was(self, key)
+
+    def variable(was: Any, self: Any, cell: Any) -> Any:
+        if watched.within and watched.output is not None:
+            tx = watched.output.current_tx
+            noted(tx, cell, str(tx.current_instruction.argval))
+        return was(self, cell)
 
     def global_of(was: Any, self: Any, instruction: Any) -> Any:
         if instruction.argval in self.f_globals:
@@ -396,8 +411,10 @@ def late_reads_refused() -> Iterator[None]:
         (OutputGraph, "compile_subgraph", compiled),
         (SideEffects, "store_attr", stored),
         (SideEffects, "mutation", mutated),
-        (InstructionTranslatorBase, "_load_attr", attribute),
+        (_GETATTR, "call_function", attribute),
+        (SideEffects, "load_cell", variable),
         (InliningInstructionTranslator, "_load_global", global_of),
+        *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__getitem__", entry_of)]),
     )
 
     def replaced(was: Any, ours: Any) -> Any:

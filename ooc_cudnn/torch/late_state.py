@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CellType, CodeType, MemberDescriptorType
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import name_of, users_frame
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, dict, deque)
 _GONE = object()
 _ROOT = re.compile(r"\bG\['([^']+)'\]")
 _HELD = ("_parameters", "_buffers", "_modules")
@@ -32,7 +34,8 @@ class LateRead:
     Attributes
     ----------
     where : str or dict
-        TorchDynamo's name of the object whose attribute it is; or the globals of a function.
+        TorchDynamo's name of the object whose attribute it is, or of the cell in which a function
+        has it; or the globals of a function.
     name : str
     who : str
         What reads it.
@@ -58,7 +61,7 @@ class LateRead:
         if self.where not in found:
             try:
                 found[self.where] = eval(_code(self.where), scope)
-            except (AttributeError, KeyError, IndexError):
+            except (AttributeError, KeyError, IndexError, NameError):
                 found[self.where] = _GONE
         return _held_by(found[self.where], self.name)
 
@@ -75,7 +78,7 @@ class LateState:
 
     def __init__(self, reads: Sequence[LateRead], scope: Mapping[str, Any]) -> None:
         self._reads, self._scope = reads, dict(scope)
-        self._seen: list[Any] = []
+        self._seen = list[list[tuple[Any, Any]]]()
 
     def note(self) -> None:
         """Note what is there now that forward is over."""
@@ -99,7 +102,7 @@ class LateState:
                     f"it keep what it finds in forward{users_frame()}"
                 )
 
-    def _now(self) -> list[Any]:
+    def _now(self) -> list[list[tuple[Any, Any]]]:
         found: dict[str, Any] = {}
         return [
             _seen(read.value(found, self._scope), in_place=read.in_place) for read in self._reads
@@ -119,6 +122,8 @@ def roots_of(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> dict[str, A
 
 def _held_by(owner: Any, name: str) -> Any:
     """An attribute as it is held, without a call of what the user has written."""
+    if isinstance(owner, CellType):  # of a function, whose variable has the name
+        return next(iter(_contents(owner)), _GONE)
     own = getattr(owner, "__dict__", {})
     if name in own:
         return own[name]
@@ -126,7 +131,17 @@ def _held_by(owner: Any, name: str) -> Any:
         if name in own[kind]:
             return own[kind][name]
     kinds = (*getattr(owner, "__mro__", ()), *type(owner).__mro__)
-    return next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
+    found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
+    if isinstance(found, MemberDescriptorType) and isinstance(owner, found.__objclass__):
+        return getattr(owner, name, _GONE)  # one of __slots__
+    return found
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # it is empty
+        return ()
 
 
 @functools.lru_cache(2**14)
@@ -134,23 +149,45 @@ def _code(source: str) -> CodeType:
     return compile(source, "<what TorchDynamo calls it>", "eval")
 
 
-def _seen(value: Any, *, in_place: bool) -> tuple[Any, ...]:
-    """A value, and what is in it, each with the version of a tensor."""
-    leaves, structure = [value], None
-    if isinstance(value, list | tuple | dict):
-        leaves, structure = pytree.tree_flatten(value)
-    return structure, [(each, _version(each) if in_place else 0) for each in leaves]
+def _seen(value: Any, *, in_place: bool) -> list[tuple[Any, Any]]:
+    """A value, and what is in it, each with what may change in it: the version of a tensor, say."""
+    found = list[tuple[Any, Any]]()
+    _look_at(value, found, (), in_place=in_place)
+    return found
 
 
-def _version(value: Any) -> int:
-    is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
-    return value._version if is_counted else 0
+def _look_at(
+    value: Any, found: list[tuple[Any, Any]], around: tuple[int, ...], *, in_place: bool
+) -> None:
+    """Add a value, and what is in it, to what was found. It is in containers, by their `id`."""
+    if not isinstance(value, _CONTAINERS) or id(value) in around:
+        found.append((value, _state(value, in_place=in_place)))
+        return
+    names = tuple(value) if isinstance(value, dict) else len(value)
+    found.append((type(value), names))
+    for each in value.values() if isinstance(value, dict) else value:
+        _look_at(each, found, (*around, id(value)), in_place=in_place)
 
 
-def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    if one[0] != other[0] or len(one[1]) != len(other[1]):
+def _state(value: Any, *, in_place: bool) -> Any:
+    """What changes where a value stays the same object."""
+    if isinstance(value, torch.Tensor):
+        return _version(value) if in_place else 0
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, np.ndarray):
+        return value.shape, value.strides, value.dtype.str, value.tobytes()
+    return 0
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _alike(one: Sequence[tuple[Any, Any]], other: Sequence[tuple[Any, Any]]) -> bool:
+    if len(one) != len(other):
         return False
-    pairs = zip(one[1], other[1], strict=True)
+    pairs = zip(one, other, strict=True)
     return all(was == now and _same(a, b) for (a, was), (b, now) in pairs)
 
 

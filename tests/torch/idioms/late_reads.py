@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -22,10 +23,35 @@ def by_a_hook(y, read):
 
 
 class Box:
-    """Holds a tensor."""
+    """Holds a tensor, and its class a number."""
+
+    gain = 1.5
 
     def __init__(self):
         self.t = torch.ones(1)
+
+
+class Slots:
+    """Holds a number in a slot."""
+
+    __slots__ = ("gain",)
+
+    def __init__(self):
+        self.gain = 1.5
+
+
+def with_a_variable():
+    """A function that reads its variable, and one that sets it."""
+    gain = 1.0
+
+    def set_gain(value):
+        nonlocal gain
+        gain = value
+
+    return lambda: gain, set_gain
+
+
+gain_of_a_closure, set_gain_of_a_closure = with_a_variable()
 
 
 class Late(torch.autograd.Function):
@@ -121,6 +147,39 @@ REPLACED = {
 }
 
 
+def doubled_slot(s):
+    s.slots.gain = s.slots.gain * 2
+
+
+def another_number_of_a_class(s):
+    Box.gain = 3.0
+
+
+def one_more_in_a_set(s):
+    s.names.add("more")
+
+
+def doubled_array(s):
+    s.array *= 2
+
+
+#: What is read in backward, and changed between it and forward.
+READ_OTHERWISE = {
+    "a number by getattr": (lambda s: getattr(s, "k"), doubled_number),  # noqa: B009
+    "a number by __dict__": (lambda s: s.__dict__["k"], doubled_number),
+    "a number by vars": (lambda s: vars(s)["k"], doubled_number),
+    "a variable of a function": (
+        lambda s: gain_of_a_closure(),
+        lambda s: set_gain_of_a_closure(2.0),
+    ),
+    "a number of a class": (lambda s: type(s.box).gain, another_number_of_a_class),
+    "a slot": (lambda s: s.slots.gain, doubled_slot),
+    "a set": (lambda s: len(s.names), one_more_in_a_set),
+    "a set by its entry": (lambda s: 3.0 if "more" in s.names else 1.0, one_more_in_a_set),
+    "an array": (lambda s: torch.as_tensor(s.array), doubled_array),
+}
+
+
 def all_but_a_buffer(s):
     doubled_number(s)
     doubled_attribute(s)
@@ -142,6 +201,9 @@ def holding(f):
         few=lambda: [torch.ones(1)],
         part=conv(size=1),
         other=conv(size=1),
+        slots=Slots,
+        names=lambda: {"one"},
+        array=lambda: np.ones(1, "float32"),
     )
 
 
@@ -194,6 +256,8 @@ def changed_between(change):
             train(run)
         finally:
             FACTOR = 1.0
+            set_gain_of_a_closure(1.0)
+            Box.gain = 1.5
 
     return steps
 
@@ -237,7 +301,7 @@ def normalized_in_a_checkpoint(s, x):
 
 
 def name_of(read):
-    return next(name for name, (each, _) in REPLACED.items() if each is read)
+    return next(name for name, (each, _) in (REPLACED | READ_OTHERWISE).items() if each is read)
 
 
 def variables_of_loops(s, x):
@@ -432,7 +496,7 @@ CASES = [
     *(
         replaced_between(way, *pair)
         for way in ("a hook", "a checkpoint")
-        for pair in REPLACED.values()
+        for pair in (REPLACED | READ_OTHERWISE).values()
     ),
     replaced_between("Function", *REPLACED["a buffer"]),
     replaced_between("a reentrant checkpoint", *REPLACED["a number"]),
