@@ -28,7 +28,7 @@ from torch._dynamo.variables.higher_order_ops import (
 
 from ooc_cudnn.torch.backend import job_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.late_state import LateRead, roots_of
+from ooc_cudnn.torch.late_state import LateRead, roots_of, users_alone
 from ooc_cudnn.torch.places import name_of, source_name, traced_line
 
 _HOOK = (
@@ -360,8 +360,10 @@ def late_reads_refused() -> Iterator[None]:
     def compiled(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
         of(tx).check(tx)
         call, _ = job_of()
-        call.late_reads = tuple(of(tx).reads.values())
-        call.globals = roots_of(call.late_reads, tx.output.global_scope)
+        reads = of(tx).reads.values()
+        roots = roots_of(reads, tx.output.global_scope)
+        call.late_reads = users_alone(reads, {"L": {"forward": call.forward}, "G": roots})
+        call.globals = roots
         return was(self, tx, *args, **how)
 
     def noted(tx: Any, owner: Any, name: str) -> None:

@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, MemberDescriptorType
+from types import CellType, CodeType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import name_of, users_frame
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
+_FIXED = frozenset((*_PLAIN, bool, type(None)))
 _CONTAINERS = (list, tuple, dict, deque)
 _GONE = object()
 _ROOT = re.compile(r"\bG\['([^']+)'\]")
@@ -58,12 +59,28 @@ class LateRead:
         """What is there now; objects that were found already are not looked for again."""
         if not isinstance(self.where, str):
             return self.where.get(self.name, _GONE)
+        return _held_by(self.owner(found, scope), self.name)[1]
+
+    def owner(self, found: dict[str, Any], scope: dict[str, Any]) -> Any:
+        """Whose name it is."""
+        if not isinstance(self.where, str):
+            return self.where
         if self.where not in found:
             try:
                 found[self.where] = eval(_code(self.where), scope)
             except (AttributeError, KeyError, IndexError, NameError):
                 found[self.where] = _GONE
-        return _held_by(found[self.where], self.name)
+        return found[self.where]
+
+    def is_of_pytorch(self, found: dict[str, Any], scope: dict[str, Any]) -> bool:
+        """True if a module or a class of PyTorch's has it, and not an object that the user made."""
+        owner = self.owner(found, scope)
+        if isinstance(owner, dict):
+            return _is_pytorchs(owner.get("__name__"))
+        holder, _ = _held_by(owner, self.name)
+        if isinstance(holder, ModuleType):
+            return _is_pytorchs(holder.__name__)
+        return isinstance(holder, type) and _is_pytorchs(holder.__module__)
 
 
 class LateState:
@@ -78,7 +95,7 @@ class LateState:
 
     def __init__(self, reads: Sequence[LateRead], scope: Mapping[str, Any]) -> None:
         self._reads, self._scope = reads, dict(scope)
-        self._seen = list[list[tuple[Any, Any]]]()
+        self._seen = list[Any]()
 
     def note(self) -> None:
         """Note what is there now that forward is over."""
@@ -102,7 +119,7 @@ class LateState:
                     f"it keep what it finds in forward{users_frame()}"
                 )
 
-    def _now(self) -> list[list[tuple[Any, Any]]]:
+    def _now(self) -> list[Any]:
         found: dict[str, Any] = {}
         return [
             _seen(read.value(found, self._scope), in_place=read.in_place) for read in self._reads
@@ -120,21 +137,35 @@ def roots_of(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> dict[str, A
     return {name: scope[name] for name in names if name in scope}
 
 
-def _held_by(owner: Any, name: str) -> Any:
-    """An attribute as it is held, without a call of what the user has written."""
+def users_alone(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> list[LateRead]:
+    """Reads but for those of what is PyTorch's own, which nobody replaces in the midst of a step.
+
+    These are most by far: functions of its modules, methods of its layers.
+    """
+    found, names = dict[str, Any](), dict(scope)
+    return [each for each in reads if not each.is_of_pytorch(found, names)]
+
+
+def _is_pytorchs(name: Any) -> bool:
+    return str(name).partition(".")[0] == "torch"
+
+
+def _held_by(owner: Any, name: str) -> tuple[Any, Any]:
+    """What holds an attribute, and what it is, without a call of what the user has written."""
     if isinstance(owner, CellType):  # of a function, whose variable has the name
-        return next(iter(_contents(owner)), _GONE)
+        return owner, next(iter(_contents(owner)), _GONE)
     own = getattr(owner, "__dict__", {})
     if name in own:
-        return own[name]
+        return owner, own[name]
     for kind in _HELD if isinstance(owner, torch.nn.Module) else ():
         if name in own[kind]:
-            return own[kind][name]
+            return owner, own[kind][name]
     kinds = (*getattr(owner, "__mro__", ()), *type(owner).__mro__)
-    found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), _GONE)
+    holder = next((kind for kind in kinds if name in vars(kind)), None)
+    found = _GONE if holder is None else vars(holder)[name]
     if isinstance(found, MemberDescriptorType) and isinstance(owner, found.__objclass__):
-        return getattr(owner, name, _GONE)  # one of __slots__
-    return found
+        return owner, getattr(owner, name, _GONE)  # one of __slots__
+    return holder, found
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
@@ -149,8 +180,14 @@ def _code(source: str) -> CodeType:
     return compile(source, "<what TorchDynamo calls it>", "eval")
 
 
-def _seen(value: Any, *, in_place: bool) -> list[tuple[Any, Any]]:
-    """A value, and what is in it, each with what may change in it: the version of a tensor, say."""
+def _seen(value: Any, *, in_place: bool) -> Any:
+    """A value that stays what it is; or else a list of it and of what is in it.
+
+    Each of these has beside it what may change in it: the version of a tensor, say.
+    """
+    kind = type(value)
+    if kind in _FIXED or (kind is tuple and all(type(each) in _FIXED for each in value)):
+        return value
     found = list[tuple[Any, Any]]()
     _look_at(value, found, (), in_place=in_place)
     return found
@@ -184,7 +221,12 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _alike(one: Sequence[tuple[Any, Any]], other: Sequence[tuple[Any, Any]]) -> bool:
+def _alike(one: Any, other: Any) -> bool:
+    """True if two values are what the same read would see."""
+    if one is other:
+        return True
+    if not isinstance(one, list) or not isinstance(other, list):
+        return type(one) is type(other) and bool(one == other)
     if len(one) != len(other):
         return False
     pairs = zip(one, other, strict=True)

@@ -8,7 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.torch import backend
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.late_state import LateState
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -157,3 +159,27 @@ def test_backward_after_its_capture_is_gone_has_pytorchs_gradients(then):
     y.sum().backward()
     eager(x).sum().backward()
     torch.testing.assert_close(model.conv.weight.grad, eager.conv.weight.grad)
+
+
+def test_what_is_pytorchs_own_is_not_compared_in_each_step(monkeypatch):
+    noted = []
+
+    class Noted(LateState):
+        def __init__(self, reads, scope):
+            noted.extend(reads)
+            super().__init__(reads, scope)
+
+    monkeypatch.setattr(backend, "LateState", Noted)
+    model = ooc.limit(Block(), "1MiB")
+    model(torch.randn(2, 3, 6, 7))
+    names = {read.name for read in noted}
+    assert {"conv", "weight", "stride", "scaled", "F"} <= names  # the user's, F of this file too
+    assert names.isdisjoint({"conv2d", "relu", "_conv_forward"})
+
+
+def test_a_method_of_the_users_that_is_replaced_before_backward_is_refused():
+    model = ooc.limit(Block(), "1MiB")
+    y = model(torch.randn(2, 3, 6, 7))
+    model.scaled = lambda y: y
+    with pytest.raises(UnsupportedModelError, match="a checkpoint reads scaled, which has changed"):
+        y.sum().backward()
