@@ -53,7 +53,7 @@ class LateRead:
     def key(self) -> tuple[Any, ...]:
         """The same for all that are alike."""
         where = self.where if isinstance(self.where, str) else id(self.where)
-        return where, self.name, self.in_place
+        return where, self.name, self.who
 
     def value(self, found: dict[str, Any], scope: dict[str, Any]) -> Any:
         """What is there now; objects that were found already are not looked for again."""
@@ -109,7 +109,7 @@ class LateState:
         UnsupportedModelError
             With its name.
         """
-        for read, before, now in zip(self._reads, self._seen, self._now(), strict=False):
+        for read, before, now in zip(self._reads, self._seen, self._now(), strict=True):
             if not _alike(before, now):
                 where = read.where if isinstance(read.where, str) else ""
                 name = name_of(f"{where}.{read.name}")

@@ -10,7 +10,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch import backend
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.late_state import LateState
+from ooc_cudnn.torch.late_state import LateRead, LateState
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -183,3 +183,15 @@ def test_a_method_of_the_users_that_is_replaced_before_backward_is_refused():
     model.scaled = lambda y: y
     with pytest.raises(UnsupportedModelError, match="a checkpoint reads scaled, which has changed"):
         y.sum().backward()
+
+
+def test_each_that_reads_a_name_is_told_and_not_the_last_alone():
+    hooked = LateRead("L['forward'].__self__", "gain", "a hook of a tensor", True)
+    computed = LateRead("L['forward'].__self__", "gain", "backward of an autograd.Function", True)
+    assert hooked.key != computed.key
+
+
+def test_what_was_not_noted_is_not_taken_for_unchanged():
+    state = LateState([LateRead({"gain": 1}, "gain", "a hook of a tensor", True)], {})
+    with pytest.raises(ValueError, match="zip"):
+        state.check()
