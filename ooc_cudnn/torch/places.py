@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 
-#: Whose lines are not the user's.
-NOT_THE_USERS = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, __file__))
+#: Whose lines are not the user's: PyTorch's and all of the library's.
+NOT_THE_USERS = tuple(
+    os.path.dirname(each) + os.sep for each in (torch.__file__, os.path.dirname(__file__))
+)
 _HELD = re.compile(r"\['?_(?:parameters|buffers|modules)'?\]|\._(?:parameters|buffers|modules)\b")
 _QUOTED = re.compile(r"\['([^']*)'\]")
 
