@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo import trace_rules
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import (
     SkipFunctionVariable,
@@ -18,6 +17,8 @@ from torch._dynamo.variables import (
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread, rules_in_this_thread
 
 #: Arguments of a checkpoint itself.
 _OWN = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
@@ -53,7 +54,7 @@ def _traced(function: Any) -> UserFunctionVariable:
     return UserFunctionVariable(function)
 
 
-def _followed(source: Any = None) -> UserFunctionVariable:
+def _followed(was: Any, source: Any = None) -> UserFunctionVariable:
     """What Dynamo traces in the place of PyTorch's function, as long as that stands there."""
     if source is not None:
         install_guard(source.make_guard(GuardBuilder.ID_MATCH))
@@ -97,13 +98,8 @@ class _Sequential(SkipFunctionVariable):
 @contextmanager
 def checkpoints_followed() -> Iterator[None]:
     """Let Dynamo follow checkpoints. By itself it takes none for reentrant, and skips rows."""
-    module: Any = builder
-    build = module.build_checkpoint_variable
-    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
-    module.build_checkpoint_variable = _followed
-    rules[checkpoint_sequential] = _Sequential
-    try:
+    with (
+        patched_in_this_thread((builder, "build_checkpoint_variable", _followed)),
+        rules_in_this_thread({checkpoint_sequential: _Sequential}),
+    ):
         yield
-    finally:
-        module.build_checkpoint_variable = build
-        del rules[checkpoint_sequential]  # it has none of PyTorch's

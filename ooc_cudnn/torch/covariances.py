@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo import trace_rules
 from torch._dynamo.variables import (
     TensorVariable,
     TorchInGraphFunctionVariable,
     UserFunctionVariable,
 )
+
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread, rules_in_this_thread
 
 
 def _cov(x: torch.Tensor, *, correction: int = 1) -> torch.Tensor:
@@ -56,18 +57,9 @@ class _Statistic(TorchInGraphFunctionVariable):
 @contextmanager
 def covariances_followed() -> Iterator[None]:
     """Let Dynamo follow them, as functions and as methods of tensors."""
-    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
-    before = {function: rules[function] for function in _OURS}
-    rules.update(dict.fromkeys(_OURS, _Statistic))
-    kind: Any = TensorVariable
-    for function in _OURS:
-        setattr(kind, f"method_{function.__name__}", _method(function))
-    try:
+    methods = [(TensorVariable, f"method_{each.__name__}", _method(each)) for each in _OURS]
+    with rules_in_this_thread(dict.fromkeys(_OURS, _Statistic)), patched_in_this_thread(*methods):
         yield
-    finally:
-        rules.update(before)
-        for function in _OURS:
-            delattr(kind, f"method_{function.__name__}")
 
 
 def _method(function: Any) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ooc_cudnn.torch.recorder_protocol import Recorder
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 #: Makes the view of a tensor along an axis, from a place on: of a length, or one place without the
 #: axis.
@@ -94,20 +95,15 @@ def in_place_of(
 @contextmanager
 def indices_followed() -> Iterator[None]:
     """Have TorchDynamo ask no index for its number."""
-    utils: Any = torch._dynamo.utils
-    run = utils.run_node
 
-    def run_by_tensors(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
+    def by_tensors(was: Any, tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
         function = in_place_of(node.target, args, kwargs)
         if function is not None:
             node.op, node.target = "call_function", function
-        return run(tracer, node, args, kwargs, nnmodule)
+        return was(tracer, node, args, kwargs, module)
 
-    utils.run_node = run_by_tensors
-    try:
+    with patched_in_this_thread((torch._dynamo.utils, "run_node", by_tensors)):
         yield
-    finally:
-        utils.run_node = run
 
 
 def recorded_part(

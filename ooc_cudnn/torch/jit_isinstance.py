@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo import trace_rules
 from torch._dynamo.variables import BuiltinVariable, SkipFunctionVariable
+
+from ooc_cudnn.torch.thread_patches import rules_in_this_thread
 
 #: These by themselves are an error: they need what they hold, `list[int]`.
 _CONTAINERS = (list, dict, tuple, set)
@@ -34,13 +35,5 @@ def _is_plain(kind: Any) -> bool:
 @contextmanager
 def jit_isinstance_followed() -> Iterator[None]:
     """Let Dynamo, which skips `torch.jit.isinstance` since 2.13, follow it for plain classes."""
-    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
-    before = rules.get(torch.jit.isinstance)
-    rules[torch.jit.isinstance] = _JitIsinstance
-    try:
+    with rules_in_this_thread({torch.jit.isinstance: _JitIsinstance}):
         yield
-    finally:
-        if before is None:
-            del rules[torch.jit.isinstance]
-        else:
-            rules[torch.jit.isinstance] = before

@@ -8,10 +8,8 @@ replaced it meanwhile.
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +28,7 @@ from ooc_cudnn.torch.backend import job_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.late_state import LateRead, roots_of, users_alone
 from ooc_cudnn.torch.places import name_of, source_name, traced_line
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 _HOOK = (
     "a hook of a tensor",
@@ -304,7 +303,6 @@ def _keep_tracked(before: SideEffects, now: SideEffects) -> None:
 @contextmanager
 def late_reads_refused() -> Iterator[None]:
     """Have Dynamo refuse what reads in backward what forward replaces after it was traced."""
-    thread = threading.get_ident()
     watched = _Watched()
 
     def of(tx: Any) -> _Watched:
@@ -419,18 +417,5 @@ def late_reads_refused() -> Iterator[None]:
         *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__getitem__", entry_of)]),
     )
 
-    def replaced(was: Any, ours: Any) -> Any:
-        @functools.wraps(was)
-        def call(*args: Any, **how: Any) -> Any:
-            if threading.get_ident() != thread:
-                return was(*args, **how)
-            return ours(was, *args, **how)
-
-        return call
-
-    with ExitStack() as stack:
-        for place, name, ours in places:
-            was = getattr(place, name)
-            stack.callback(setattr, place, name, was)
-            setattr(place, name, replaced(was, ours))
+    with patched_in_this_thread(*places):
         yield

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._decomp import decompositions
 
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread
+
 
 @contextmanager
 def lstm_results_as_computed() -> Iterator[None]:
@@ -18,20 +20,16 @@ def lstm_results_as_computed() -> Iterator[None]:
     it does not where the input has a gradient. Before 2.13 it drops the wrong axis of the last
     states, so that they have one too many.
     """
-    module: Any = decompositions
-    select, one_layer = module.select_one_layer_lstm_function, module.one_layer_lstm
 
-    def selected(sequence: Any, *others: Any) -> Any:
-        return select(sequence.detach(), *others)
+    def selected(was: Any, sequence: Any, *others: Any) -> Any:
+        return was(sequence.detach(), *others)
 
-    def mended(*args: Any, **kwargs: Any) -> Any:
-        outputs, states = one_layer(*args, **kwargs)
+    def mended(was: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs, states = was(*args, **kwargs)
         return outputs, tuple(each.reshape(each.shape[-2:]) for each in states)
 
-    module.select_one_layer_lstm_function = selected
+    places = [(decompositions, "select_one_layer_lstm_function", selected)]
     if torch.__version__ < "2.13":  # a TorchVersion, which compares so
-        module.one_layer_lstm = mended
-    try:
+        places.append((decompositions, "one_layer_lstm", mended))
+    with patched_in_this_thread(*places):
         yield
-    finally:
-        module.select_one_layer_lstm_function, module.one_layer_lstm = select, one_layer

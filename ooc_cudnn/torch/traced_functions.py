@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped
-from torch._dynamo import trace_rules
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import (
     AutogradFunctionContextVariable,
@@ -27,6 +26,7 @@ from torch._functorch import vmap
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import traced_line
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread, rules_in_this_thread
 
 #: Attributes of a function's class that it may read; TorchDynamo has no others than its methods.
 _NUMBERS = (int, float, str, tuple, torch.Tensor)
@@ -101,27 +101,19 @@ def functions_followed() -> Iterator[None]:
     Autograd looks into no container that forward returns, and where it is off nothing is marked.
     PyTorch runs what backward computes, `torch.autograd.grad` too.
     """
-    applied: Any = AutogradFunctionApplyVariable
-    context: Any = AutogradFunctionContextVariable
-    tensor: Any = TensorVariable
-    function: Any = AutogradFunctionVariable
-    apply, attribute_of = function.call_apply, function.var_getattr
-    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
-    prepare, call = applied.prepare_fn_vt, context.call_method
-    trace, accumulate = applied.trace_backward_graph, tensor.method_backward
 
-    def prepared(self: Any, tx: Any, ctx: Any, name: str, args: Any) -> Any:
-        function, given = prepare(self, tx, ctx, name, args)
+    def prepared(was: Any, self: Any, tx: Any, ctx: Any, name: str, args: Any) -> Any:
+        function, given = was(self, tx, ctx, name, args)
         return (_Forward(function) if name == "forward" else function), given
 
-    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def called(was: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name == "mark_dirty" and getattr(self, "proxy", None) is None:  # it is not applied
             return ConstantVariable.create(None)
-        return call(self, tx, name, args, kwargs)
+        return was(self, tx, name, args, kwargs)
 
-    def traced(*args: Any, **how: Any) -> Any:
+    def traced(was: Any, *args: Any, **how: Any) -> Any:
         with torch._dynamo.config.patch(trace_autograd_ops=True):
-            return trace(*args, **how)
+            return was(*args, **how)
 
     def accumulated(*args: Any, **how: Any) -> Any:
         raise UnsupportedModelError(
@@ -131,24 +123,26 @@ def functions_followed() -> Iterator[None]:
             f"  {traced_line()}"
         )
 
-    def attribute(self: Any, tx: Any, name: str) -> Any:
+    def attribute(was: Any, self: Any, tx: Any, name: str) -> Any:
         value = inspect.getattr_static(self.fn_cls, name, None)
         if self.source is None or not isinstance(value, _NUMBERS):
-            return attribute_of(self, tx, name)
+            return was(self, tx, name)
         return VariableTracker.build(tx, value, AttrSource(self.source, name))
 
-    def looked_at(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def looked_at(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         _check_vmap(self.fn_cls, (*args, *kwargs.values()))
-        return apply(self, tx, args, kwargs)
+        return was(self, tx, args, kwargs)
 
-    rules[vmap._get_name] = _Name
-    function.call_apply, function.var_getattr = looked_at, attribute
-    applied.prepare_fn_vt, context.call_method = prepared, called
-    applied.trace_backward_graph, tensor.method_backward = traced, accumulated
-    try:
+    names: Any = vmap._get_name
+    with (
+        rules_in_this_thread({names: _Name}),
+        patched_in_this_thread(
+            (AutogradFunctionVariable, "call_apply", looked_at),
+            (AutogradFunctionVariable, "var_getattr", attribute),
+            (AutogradFunctionApplyVariable, "prepare_fn_vt", prepared),
+            (AutogradFunctionApplyVariable, "trace_backward_graph", traced),
+            (AutogradFunctionContextVariable, "call_method", called),
+            (TensorVariable, "method_backward", accumulated),
+        ),
+    ):
         yield
-    finally:
-        function.call_apply, function.var_getattr = apply, attribute_of
-        del rules[vmap._get_name]  # it has none of PyTorch's
-        applied.prepare_fn_vt, context.call_method = prepare, call
-        applied.trace_backward_graph, tensor.method_backward = trace, accumulate

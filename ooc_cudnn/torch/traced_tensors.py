@@ -13,6 +13,7 @@ from torch._dynamo.variables.user_defined import RemovableHandleVariable
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.higher_order import REMOVED
 from ooc_cudnn.torch.places import traced_line
+from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 
 class _Handle(RemovableHandleVariable):
@@ -41,24 +42,22 @@ class _Handle(RemovableHandleVariable):
 @contextmanager
 def tensors_followed() -> Iterator[None]:
     """Have Dynamo follow `self.n += 1` of an `nn.Buffer`, and `remove()` of a tensor's hook."""
-    kind: Any = TensorVariable
-    attribute, hook = kind.dynamic_getattr, kind._method_register_hook
 
-    def read(self: Any, tx: Any, name: str) -> Any:
+    def read(was: Any, self: Any, tx: Any, name: str) -> Any:
         seen = self.proxy.node.meta["example_value"]
         if name == "persistent" and self.source is None and getattr(seen, "_is_buffer", False):
             return ConstantVariable.create(seen.persistent)
-        return attribute(self, tx, name)
+        return was(self, tx, name)
 
-    def hooked(self: Any, tx: Any, *args: Any, **how: Any) -> Any:
-        handle = hook(self, tx, *args, **how)
+    def hooked(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
+        handle = was(self, tx, *args, **how)
         node = self.as_proxy().node
         if self.source is not None or "register_hook" not in str(node.target):
             return handle  # a hook of an input; or before PyTorch 2.13, a function
         return _Handle(node, mutation_type=handle.mutation_type)
 
-    kind.dynamic_getattr, kind._method_register_hook = read, hooked
-    try:
+    with patched_in_this_thread(
+        (TensorVariable, "dynamic_getattr", read),
+        (TensorVariable, "_method_register_hook", hooked),
+    ):
         yield
-    finally:
-        kind.dynamic_getattr, kind._method_register_hook = attribute, hook

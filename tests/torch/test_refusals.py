@@ -141,9 +141,11 @@ def test_synchronised_batch_normalization_of_one_process_is_as_any_other():
 
 def test_averages_by_a_count_are_refused():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None))
-    with pytest.raises(ooc.UnsupportedModelError, match=r"1 \(BatchNorm2d\) has momentum=None") as error:
+    with pytest.raises(
+        ooc.UnsupportedModelError, match=r"1 \(BatchNorm2d\) has momentum=None"
+    ) as error:
         ooc.limit(model, LIMIT)
-    assert f'File "{__file__}"' in str(error.value)  # the line is the user's, none of the library
+    assert f'File "{__file__}"' in str(error.value)  # the user's line, not the library's
 
 
 def test_a_model_that_fsdp_shards_is_refused(tmp_path):
