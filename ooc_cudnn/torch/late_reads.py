@@ -27,7 +27,7 @@ from torch._dynamo.variables.higher_order_ops import (
 from ooc_cudnn.torch.backend import job_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.late_state import LateRead, roots_of, users_alone
-from ooc_cudnn.torch.places import name_of, source_name, traced_line
+from ooc_cudnn.torch.places import source_name, told_name, traced_line
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 _HOOK = (
@@ -228,7 +228,7 @@ def _replaced(first: _Reading, second: _Reading | None) -> list[str]:
     now = () if second is None else second.given
     gone = (each for each in first.given if each not in now and not isinstance(each, int))
     sources = (getattr(each.meta.get("grapharg"), "source", None) for each in gone)
-    return [name_of(source_name(each)) for each in sources if each is not None]
+    return [told_name(source_name(each)) for each in sources if each is not None]
 
 
 def _name_of_write(item: Any, name: str | None, tx: Any) -> str:
@@ -236,7 +236,7 @@ def _name_of_write(item: Any, name: str | None, tx: Any) -> str:
     if isinstance(item, CellVariable):
         return str(tx.current_instruction.argval)
     source = getattr(item, "source", None)
-    return name or (name_of(source_name(source)) if source is not None else _CONTAINER)
+    return name or (told_name(source_name(source)) if source is not None else _CONTAINER)
 
 
 def _told(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.places import name_of, users_frame
+from ooc_cudnn.torch.places import told_name, users_frame
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
 _FIXED = frozenset((*_PLAIN, bool, type(None)))
@@ -112,7 +112,7 @@ class LateState:
         for read, before, now in zip(self._reads, self._seen, self._now(), strict=True):
             if not _alike(before, now):
                 where = read.where if isinstance(read.where, str) else ""
-                name = name_of(f"{where}.{read.name}")
+                name = told_name(f"{where}.{read.name}")
                 raise UnsupportedModelError(
                     f"{read.who} reads {name}, which has changed between forward and backward, and "
                     "a plan has it as forward left it: change it after backward, or let what reads "

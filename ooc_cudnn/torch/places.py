@@ -17,6 +17,9 @@ NOT_THE_USERS = tuple(
     os.path.dirname(each) + os.sep for each in (torch.__file__, os.path.dirname(__file__))
 )
 _HELD = re.compile(r"\['?_(?:parameters|buffers|modules)'?\]|\._(?:parameters|buffers|modules)\b")
+#: The name by which TorchDynamo has a module; and what comes before the variable of a function.
+_IMPORTED = re.compile(r"^__import_(\w+)")
+_CELL = re.compile(r"^.*\.__closure__\[\d+\]\.(?:cell_contents\.)?")
 _QUOTED = re.compile(r"\['([^']*)'\]")
 
 
@@ -74,10 +77,32 @@ def name_of(source: str) -> str:
     'seq.0.mean'
     >>> name_of("L['forward'].__self__.gains[0]"), name_of("G['table']")
     ('gains.0', 'table')
+    >>> name_of("G['__import_nets_dot_parts'].table")
+    'nets.parts.table'
     """
     path = source.rpartition("__self__")[2] if "__self__" in source else source
     path = re.sub(r"^[LG](?=\[)", "", path).replace(".__dict__", "")
     path = _HELD.sub("", path)
     path = _QUOTED.sub(r".\1", path)
     path = re.sub(r"\[([^\]]*)\]", r".\1", path)
-    return path.strip(".") or source
+    path = _IMPORTED.sub(lambda found: found[1].replace("_dot_", "."), path.strip("."))
+    return path or source
+
+
+def told_name(source: str) -> str:
+    """The same as its user would write it, of what a function reads.
+
+    >>> told_name("G['__import___main__'].settings.gain")
+    'settings.gain'
+    >>> told_name("L['forward'].__func__.__closure__[0].gain")
+    'gain'
+    >>> told_name("type(L['forward'].__self__.box).gain"), told_name("L['forward'].__self__.gain")
+    ('type(box).gain', 'gain')
+    >>> told_name("L['forward'].__self__._buffers")
+    '_buffers'
+    """
+    within = re.fullmatch(r"type\((.*)\)((?:\.\w+)+)", source)
+    if within:
+        return f"type({told_name(within[1])}){within[2]}"
+    name = name_of(_CELL.sub("", source))
+    return source.rpartition(".")[2] if name == source else name.removeprefix("__main__.")

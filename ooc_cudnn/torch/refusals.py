@@ -16,7 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.places import name_of, source_name, users_frame
+from ooc_cudnn.torch.places import source_name, told_name, users_frame
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -136,14 +136,14 @@ def check_python_state() -> None:
         name = source_name(variable.source)
         if isinstance(variable, generator):
             raise UnsupportedModelError(
-                f"forward draws of a random.Random that it finds ({name_of(name)}), and "
+                f"forward draws of a random.Random that it finds ({told_name(name)}), and "
                 "TorchDynamo would draw the same number in every call: take random.random(), or "
                 f"give the number as an argument{users_frame()}"
             )
         if eval(name, scope).maxlen is not None:
             raise UnsupportedModelError(
-                f"forward has a deque with maxlen ({name_of(name)}), which TorchDynamo follows as "
-                f"if it forgot nothing: take a list, and del its first{users_frame()}"
+                f"forward has a deque with maxlen ({told_name(name)}), which TorchDynamo follows "
+                f"as if it forgot nothing: take a list, and del its first{users_frame()}"
             )
 
 

@@ -195,3 +195,32 @@ def test_what_was_not_noted_is_not_taken_for_unchanged():
     state = LateState([LateRead({"gain": 1}, "gain", "a hook of a tensor", True)], {})
     with pytest.raises(ValueError, match="zip"):
         state.check()
+
+
+class Settings:
+    """Of the process."""
+
+    gain = 1.5
+
+
+of_the_process = Settings()
+
+
+def test_a_global_is_told_as_its_user_writes_it():
+    model = ooc.limit(Model(lambda m, y: scaled_gradient(y, lambda: of_the_process.gain)), "1MiB")
+    y = model(torch.ones(2, 3, 6, 7))
+    of_the_process.gain = 3.0
+    try:
+        with pytest.raises(UnsupportedModelError) as error:
+            y.sum().backward()
+    finally:
+        del of_the_process.gain
+    assert "a hook of a tensor reads tests.torch.test_late_reads.of_the_process.gain, which" in str(
+        error.value
+    )
+
+
+def scaled_gradient(y, read):
+    z = y * 1
+    z.register_hook(lambda gradient: gradient * read())
+    return z * 1
