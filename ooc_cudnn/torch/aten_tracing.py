@@ -573,8 +573,10 @@ class GraphRecording(ProxyTorchDispatchMode):
         """A new value like a fake tensor."""
         if any(not isinstance(extent, int) for extent in tensor.shape):
             what = "" if self._node is None else f"{self._node.name} "
+            is_mask = what.startswith(("getitem", "setitem"))
+            remedy = "write torch.where(mask, v, y) for y[mask] = v, or " if is_mask else ""
             raise UnsupportedModelError(
-                f"{what}makes a tensor whose shape depends on data: take it out of forward"
+                f"{what}makes a tensor whose shape depends on data: {remedy}take it out of forward"
                 f"\n  {'' if self._node is None else source_line(self._node)}"
             )
         name = "made" if self._node is None else self._node.name

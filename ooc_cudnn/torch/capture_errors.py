@@ -33,6 +33,11 @@ _STACK = "\n\nfrom user code:"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in .*$')
 #: What to do about all that has no remedy of its own.
 _REMEDY = "take it out of forward, or limit the parts before and after it"
+#: And about a backward hook of a layer.
+_OF_AN_OUTPUT = (
+    "in forward write y.register_hook(lambda gradient: ...) on its output, or limit the parts "
+    "before and after it"
+)
 #: What is known by Dynamo's words: what forward does, and what to do.
 _KNOWN = (
     (
@@ -47,6 +52,31 @@ _KNOWN = (
         "and spectral norm), and PyTorch does so again in backward",
         "leave the checkpoint out, for the library computes again by itself what it does not keep; "
         "or set it behind the checkpoint",
+    ),
+    (
+        re.compile(r"HOP: [\w-]+ side effect\s+Higher Order Operator: autograd\.Function"),
+        "forward or backward of an autograd.Function changes something outside (a list, an "
+        "attribute), and a plan runs it without Python",
+        "let it compute alone, and note what is to be noted in forward of the model",
+    ),
+    (
+        re.compile(r"HOP: [\w-]+ side effect\s+Explanation"),
+        "a hook of a tensor changes something outside (a list, an attribute), and a plan runs it "
+        "without Python",
+        "return the gradient and do no more; note y.detach() in forward. To note a gradient, limit "
+        "the parts before and after y, and hook what goes from one to the other",
+    ),
+    (
+        re.compile(r"Tensor\.retain_grad\(\)"),
+        "forward calls y.retain_grad(), and a plan keeps no such gradient",
+        "limit the parts before and after y, and call it on what goes from one to the other; to "
+        "change the gradient, y.register_hook(...) in forward, with a hook that returns another",
+    ),
+    (
+        re.compile(r"builtin operator `print`|logging\.Logger method|builtin `_?warnings\.warn"),
+        "forward prints, logs or warns, and a plan runs without Python",
+        "write `if not torch.compiler.is_compiling():` before it, which is passed over under a "
+        "limit; or do so after the call",
     ),
     (
         re.compile(r"using `torch\.autograd\.grad`|`backward` in file \S*autograd"),
@@ -98,7 +128,8 @@ def _as_raised(error: Exception) -> Exception:
 def _refused(model: torch.nn.Module, error: Exception) -> UnsupportedModelError:
     text = str(error)
     known = (each for pattern, *each in _KNOWN if pattern.search(text))
-    why, remedy = next(known, (_why(model, text), _REMEDY))
+    other = _OF_AN_OUTPUT if _OF_BACKWARD.search(text) else _REMEDY
+    why, remedy = next(known, (_why(model, text), other))
     said = f"{type(model).__name__} cannot be captured: {why}: {remedy}"
     line = _line_in(text) or users_line(error, NOT_THE_USERS) or _line_of(model)
     return UnsupportedModelError(said + (f"\n  {line}" if line else ""))
@@ -108,8 +139,7 @@ def _why(model: torch.nn.Module, text: str) -> str:
     """Dynamo's reason, with what it does not say."""
     said = f"TorchDynamo says {_reason(text)}"
     if _OF_BACKWARD.search(text):
-        said += f": those of backward of {', '.join(_with_hooks_of_backward(model))}. Let forward "
-        said += "register a hook of the tensor"
+        said += f": those of backward of {', '.join(_with_hooks_of_backward(model))}"
     elif _OF_DATA.search(text):
         said += (
             ". The result of a branch, of a loop or of a size depends on data, or the place in a "

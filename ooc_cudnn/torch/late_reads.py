@@ -104,7 +104,7 @@ class _Watched:
         """Note a name, where a body reads it. A checkpoint changes statistics in place itself."""
         if self.within:
             kind = self.within[-1]
-            read = LateRead(where, name, kind[0], kind is not _CHECKPOINT)
+            read = LateRead(where, name, kind[0], kind is not _CHECKPOINT, kind[1])
             self.reads[read.key] = read
 
     def add(self, tx: Any, kind: tuple[str, str], first: _Reading, again: Any) -> None:

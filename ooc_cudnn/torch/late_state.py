@@ -42,12 +42,15 @@ class LateRead:
         What reads it.
     in_place : bool
         Whether tensors that change in place count, too.
+    remedy : str
+        How it would read in forward.
     """
 
     where: Any
     name: str
     who: str
     in_place: bool
+    remedy: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -115,8 +118,7 @@ class LateState:
                 name = told_name(f"{where}.{read.name}")
                 raise UnsupportedModelError(
                     f"{read.who} reads {name}, which has changed between forward and backward, and "
-                    "a plan has it as forward left it: change it after backward, or let what reads "
-                    f"it keep what it finds in forward{users_frame()}"
+                    f"a plan has it as forward left it: {_remedy(read)}{users_frame()}"
                 )
 
     def _now(self) -> list[Any]:
@@ -124,6 +126,12 @@ class LateState:
         return [
             _seen(read.value(found, self._scope), in_place=read.in_place) for read in self._reads
         ]
+
+
+def _remedy(read: LateRead) -> str:
+    if read.name == "training":
+        return "call model.train() and model.eval() after backward"
+    return "change it after backward" + (f", or {read.remedy}" if read.remedy else "")
 
 
 def roots_of(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -217,3 +218,71 @@ def test_a_loss_that_looks_at_a_variance_is_to_be_written_out():
         ooc.UnsupportedModelError, match=r"(?s)write it out, 0\.5 \* .*, in <lambda"
     ):
         ooc.limit(model, LIMIT)(torch.ones(2, 3, 8, 8))
+
+
+def kept_gradient(x):
+    y = x * 2
+    y.retain_grad()
+    return y * 3
+
+
+def noting(x):
+    y, noted = x * 2, FOUND
+    y.register_hook(lambda gradient: noted.append(gradient))
+    return y * 3
+
+
+def noting_function(x):
+    return Noting.apply(x * 2)
+
+
+def printing(x):
+    print("here")
+    return x * 2
+
+
+def of_a_mask(x):
+    y = x * 2
+    y[y > 0] = y[y > 0] * 3
+    return y
+
+
+class Noting(torch.autograd.Function):
+    """Notes gradients outside."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        FOUND.append(gradient)
+        return gradient
+
+
+FOUND = []
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (kept_gradient, "retain_grad(), and a plan keeps no such gradient: limit the parts before"),
+        (noting, "a hook of a tensor changes something outside"),
+        (noting, "return the gradient and do no more; note y.detach() in forward"),
+        (noting_function, "backward of an autograd.Function changes something outside"),
+        (printing, "write `if not torch.compiler.is_compiling():` before it"),
+        (of_a_mask, "depends on data: write torch.where(mask, v, y) for y[mask] = v, or take it"),
+    ],
+)
+def test_what_is_refused_has_a_remedy_of_its_own(function, said):
+    model = ooc.limit(Of(function), LIMIT)
+    with pytest.raises(ooc.UnsupportedModelError, match=re.escape(said)):
+        model(torch.randn(2, 3, 6, 7).requires_grad_())
+
+
+def test_a_backward_hook_of_a_layer_is_refused_with_the_hook_to_write():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    model[0].register_full_backward_hook(lambda *_: None)
+    said = r"0 \(Conv2d\): in forward write y\.register_hook\(lambda gradient: \.\.\.\) on its out"
+    with pytest.raises(ooc.UnsupportedModelError, match=said):
+        ooc.limit(model, LIMIT)(torch.randn(2, 3, 6, 7))

@@ -224,3 +224,22 @@ def scaled_gradient(y, read):
     z = y * 1
     z.register_hook(lambda gradient: gradient * read())
     return z * 1
+
+
+def test_what_a_change_before_backward_is_told_to_do():
+    for change, remedy in (
+        (nn.Module.eval, "call model.train() and model.eval() after"),
+        (zero, "as a default"),
+    ):
+        model = ooc.limit(
+            Model(lambda m, y: scaled_gradient(y, lambda: m.calls + m.training)), "1MiB"
+        )
+        y = model(torch.ones(2, 3, 6, 7))
+        change(model)
+        with pytest.raises(UnsupportedModelError) as error:
+            y.sum().backward()
+        assert remedy in str(error.value)
+
+
+def zero(model):
+    model.calls = 7
