@@ -314,11 +314,11 @@ def late_reads_refused() -> Iterator[None]:
     def speculated(was: Any, tx: Any, f: Any, *args: Any, **how: Any) -> Any:
         if _OF_HOOKS not in args[2:3]:
             return was(tx, f, *args, **how)
-        with of(tx).reading(_HOOK), _side_effects_kept(tx):
+        with torch.no_grad(), of(tx).reading(_HOOK), _side_effects_kept(tx):  # as in backward
             made = was(tx, f, *args, **how)
 
         def again(tx: Any) -> _Reading:
-            with _side_effects_kept(tx):
+            with torch.no_grad(), _side_effects_kept(tx):
                 _, graph, given = was(tx, f, *args, **how)
             return _reading(graph, list(given))
 

@@ -379,6 +379,10 @@ def of_the_input(s, x):
     return s.c(x)
 
 
+def by_grad_mode(s, x):
+    return by_a_hook(s.c(x), lambda: 2.0 if torch.is_grad_enabled() else 3.0)
+
+
 def others_behind_a_hook(s, x):
     made = by_a_hook(s.c(x), lambda: s.n)
     all_but_a_buffer(s)
@@ -546,6 +550,7 @@ CASES = [
         Idiom(name, holding(f), trained, expected)
         for name, (f, expected) in {
             "a hook of the input reads a buffer that is replaced": (of_the_input, EQUAL),
+            "a hook asks whether gradients are followed": (by_grad_mode, EQUAL_SINCE_2_13),
             "a hook has the variable of a loop as a default": (bound_variables_of_loops, EQUAL),
             "a Function reads a buffer, and forward replaces all else": (
                 others_behind_a_function,
