@@ -145,6 +145,27 @@ def beside_a_weight(model, h, loss):
     (found + found).sum()
 
 
+def in_a_sum(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    total = torch.zeros_like(h)
+    total += found
+
+
+def in_a_sum_by_name(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    torch.zeros_like(h).add_(found)
+
+
+def in_sums(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    torch._foreach_add_([torch.zeros_like(h)], [found])
+
+
+def in_a_sum_that_is_copied(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    torch.zeros_like(h).copy_(torch.zeros_like(h) + found)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -157,6 +178,10 @@ def beside_a_weight(model, h, loss):
         by_a_hook_of_what_is_gone,
         by_a_hook_of_its_node,
         beside_a_weight,
+        in_a_sum,
+        in_a_sum_by_name,
+        in_sums,
+        in_a_sum_that_is_copied,
     ],
 )
 def test_who_asks_is_told(ask):
