@@ -223,7 +223,8 @@ SETTINGS: Final = (
         0.0,
         _parse_seconds,
         "Seconds that planning a network may take to time what cuDNN's heuristics rank for "
-        "convolutions of which nothing was measured. What was timed is kept for later processes.",
+        "convolutions of which nothing was measured, and as many to time what the plan launches "
+        "then. What was timed is kept for later processes.",
         "What is not measured is predicted by a line, which may be several times off for one "
         "convolution. A `tune` by hand tries more engines, and checks them.",
     ),

@@ -35,8 +35,8 @@ from ooc_cudnn.torch.function import (
     state_of,
     tensor_of,
 )
-from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.input_independent import leave, run_after, run_before
+from ooc_cudnn.torch.graph import Graph, Operation, Value
+from ooc_cudnn.torch.input_independent import leave, run_before, run_operation
 from ooc_cudnn.torch.labels import compute_scores, label_scores
 from ooc_cudnn.torch.late_state import LateState
 from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
@@ -116,6 +116,7 @@ class ReadyModel:
             self._count(self.forward)
         self._read_further = self._outputs_of_outputs()
         self._read_first = self._handed_and_read_further()
+        self._behind = self._in_order()
         #: Arguments that forward changes in place, and what the network makes of each then.
         self._changed = {
             write.target: self._made_of(write.value)
@@ -185,22 +186,40 @@ class ReadyModel:
         return {at: later for at, later in further.items() if later}
 
     def _handed_and_read_further(self) -> dict[Value, tuple[Any, frozenset[str]]]:
-        """What is handed out before all else, what holds it, and what the network makes of it.
+        """What others are made of, what holds it, and what the network makes of it.
 
-        What others are made of comes before them.
+        That are outputs that the network or PyTorch reads further, and what PyTorch is handed.
         """
         to, outputs = self.lowered, self.graph.outputs
-        found = {of: (held, frozenset[str]()) for of, held in to.handed.items()}
+        none = frozenset[str]()
+        found: dict[Value, tuple[Any, frozenset[str]]]
+        found = {of: (held, none) for of, held in to.handed.items()}
+        behind = (value for each in to.after for value in each.results if value in outputs)
+        found |= {of: (of, none) for of in behind if of is not None}
         found |= {outputs[at]: (to.results[at], names) for at, names in self._read_further.items()}
-        return dict(sorted(found.items(), key=lambda each: -len(each[1][1])))
+        return found
+
+    def _in_order(self) -> tuple[Operation | Value, ...]:
+        """What PyTorch makes behind the network, and what others are made of, as forward has them.
+
+        One of them may be made of any before it.
+        """
+        to, graph = self.lowered, self.graph
+        place = {each: at for at, each in enumerate(graph.operations)}
+        made = {value: at for each, at in place.items() for value in each.results}
+        last = len(place)  # effects make nothing
+        steps: list[tuple[int, Operation | Value]] = [(place.get(e, last), e) for e in to.after]
+        steps += [(made.get(of, -1), of) for of in self._read_first]
+        steps.sort(key=lambda step: step[0])  # of one place, what makes a value comes before it
+        return tuple(step for _, step in steps)
 
     def _made_of(self, value: Value) -> frozenset[str]:
         """The outputs of the network whose gradients reach a value."""
         to, graph = self.lowered, self.graph
         held = [*zip(graph.outputs, to.results, strict=True), *to.handed.items()]
         names = {of: e.tensor.name for of, e in held if isinstance(e, LoweredValue)}
-        made = graph.made_of(value, but=to.after)
-        return frozenset(names[each] for each in made if each in names)
+        # what PyTorch makes behind the network, the network makes, too, where it is read further
+        return frozenset(names[each] for each in graph.made_of(value) if each in names)
 
     def _values_that_are_copies(self) -> set[Value]:
         """Those that are one tensor with others in the network, and lie apart in PyTorch."""
@@ -280,16 +299,17 @@ class ReadyModel:
         values = run_before(self.graph, self.lowered.before, known, together=together)
         outputs, changed, request = self._run(values, out)
         made, read = dict[Value, Any](), dict[str, list[torch.Tensor]]()
-        for of, (held, later) in self._read_first.items():
-            # what is made of it is made of what a user gets: hooks see the gradients of both
-            made[of] = self._result(held, of, values, outputs, read)
-            if of in self.lowered.handed:
-                values[of] = made[of]
-            for name in later if is_unhooked_alias(made[of]) else ():
-                read.setdefault(name, []).append(made[of])
         for value in self.graph.inputs if self.lowered.after else ():
             values[value] = tensor_of(values[value])
-        run_after(self.lowered.after, values)
+        for of in self._behind:
+            if isinstance(of, Operation):
+                run_operation(of, values)
+                continue
+            held, later = self._read_first[of]
+            # what is made of it is made of what a user gets: hooks see the gradients of both
+            values[of] = made[of] = self._result(held, of, values, outputs, read)
+            for name in later if is_unhooked_alias(made[of]) else ():
+                read.setdefault(name, []).append(made[of])
         results: list[Any] = []
         asked = zip(self.graph.same, self.lowered.results, self.graph.outputs, strict=True)
         for first, lowered, of in asked:

@@ -8,7 +8,7 @@ from typing import Any
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.function import tensor_of
 from ooc_cudnn.torch.graph import Graph, Value
-from ooc_cudnn.torch.input_independent import leave, run_after, run_before
+from ooc_cudnn.torch.input_independent import leave, run_before, run_operation
 from ooc_cudnn.torch.late_state import LateState
 
 
@@ -44,7 +44,8 @@ class EmptyModel:
             for value, each in zip(graph.given, tensors, strict=True)
         }
         values = run_before(graph, (), inputs)
-        run_after((*graph.operations, *graph.effects), values)
+        for operation in (*graph.operations, *graph.effects):
+            run_operation(operation, values)
         leave(graph.writes, values)
         return [values[each] if isinstance(each, Value) else each for each in graph.outputs]
 

@@ -6,7 +6,7 @@ images, constants) is told apart: PyTorch runs it before each call, under its au
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,11 +154,11 @@ class Graph:
         found = (value for value in self.given if value.kind == "input")
         return tuple(sorted(found, key=lambda value: int(value.source)))
 
-    def made_of(self, value: Value, *, but: Collection[Operation] = ()) -> set[Value]:
-        """The values whose gradients reach a value, through other operations than some."""
+    def made_of(self, value: Value) -> set[Value]:
+        """The values whose gradients reach a value."""
         reached = {value}
         for operation in self.operations:
-            if operation not in but and reached.intersection(operation.reads):
+            if reached.intersection(operation.reads):
                 reached.update(y for y in operation.results if y is not None and y.requires_grad)
         return reached - {value}
 

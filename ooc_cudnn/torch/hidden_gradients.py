@@ -18,7 +18,6 @@ from ooc_cudnn.torch.errors import HiddenGradientError
 from ooc_cudnn.torch.places import users_frame
 
 _aten = torch.ops.aten
-_ADDS = (_aten.add.Tensor, _aten.add_.Tensor)
 _HANDS_ON = (_aten.detach.default, _aten.alias.default)
 
 
@@ -56,8 +55,12 @@ class HiddenGradient(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Add, as autograd does; refuse all else."""
-        if func in _ADDS and not kwargs and all(isinstance(e, torch.Tensor) for e in args):
+        """Add, as autograd does, and never in place; refuse all else."""
+        if (
+            func is _aten.add.Tensor
+            and not kwargs
+            and all(isinstance(e, torch.Tensor) for e in args)
+        ):
             known = [each for each in map(shown, args) if each is not None]
             total = known[0] + known[1] if len(known) == 2 else next(iter(known), None)
             like = args[0]

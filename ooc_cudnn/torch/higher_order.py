@@ -93,9 +93,9 @@ class HigherOrder:
         return self._opaque(name, args, kwargs, examples, node.target)
 
     def _called(self, body: Any, *operands: Any) -> Any:
-        """What a checkpoint computes. In backward PyTorch reads again what has no gradient."""
+        """What a checkpoint computes. In backward PyTorch reads again all that it is given."""
         memories = self._recorder.memories
-        tensors = [each for each in operands if _is_tensor(each) and not each.requires_grad]
+        tensors = [each for each in operands if _is_tensor(each)]
         values = list(map(memories.read, tensors))
         made = self._recorder.run(body, operands)
         for tensor, value in zip(tensors, values, strict=True):

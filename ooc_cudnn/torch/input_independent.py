@@ -32,14 +32,18 @@ def run_before(
     found = {**given, **graph.constants}
     operations: Sequence[Operation] = (*graph.before, *more)
     for operation in cast_together(operations, found) if together else operations:
-        _run(operation, found)
+        run_operation(operation, found)
     return found
 
 
-def run_after(operations: Sequence[Operation], found: dict[Value, Any]) -> None:
-    """Run what is left to PyTorch on results of the network, under its autograd."""
-    for operation in operations:
-        _run(operation, found)
+def run_operation(operation: Operation, found: dict[Value, Any]) -> None:
+    """Run one in PyTorch, under its autograd."""
+    args = replace_values(operation.args, found.__getitem__)
+    result = operation.function(*args, **replace_values(dict(operation.kwargs), found.__getitem__))
+    parts = result if isinstance(result, tuple | list) else (result,)
+    for value, part in zip(operation.results, parts, strict=False):
+        if value is not None:
+            found[value] = part
 
 
 def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
@@ -61,12 +65,3 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
                     (target.data if write.as_data else target).copy_(found[write.value])
         for more, counters in together.items():
             torch._foreach_add_(counters, more)
-
-
-def _run(operation: Operation, values: dict[Value, Any]) -> None:
-    args = replace_values(operation.args, values.__getitem__)
-    result = operation.function(*args, **replace_values(dict(operation.kwargs), values.__getitem__))
-    parts = result if isinstance(result, tuple | list) else (result,)
-    for value, part in zip(operation.results, parts, strict=False):
-        if value is not None:
-            values[value] = part

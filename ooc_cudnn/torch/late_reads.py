@@ -181,8 +181,18 @@ def _drop_last(graph: torch.fx.Graph, parts: set[str]) -> None:
         graph.erase_node(last)
 
 
-def _reading(graph: torch.fx.Graph, given: Sequence[Any]) -> _Reading:
-    return _Reading(_as_numbered(graph), tuple(_below_hooks(each.node) for each in given))
+def _reading(graph: torch.fx.Graph, given: Sequence[Any], own: Sequence[Any] = ()) -> _Reading:
+    """What a body reads; its `own` results by number, for they are others outside of it."""
+    nodes = [_below_hooks(each.node) for each in given]
+    return _Reading(
+        _as_numbered(graph), tuple(own.index(each) if each in own else each for each in nodes)
+    )
+
+
+def _nodes_of(results: Any) -> list[torch.fx.Node]:
+    """The nodes of what a forward has returned, as they are now."""
+    items = [results] if results.is_tensor() else results.items
+    return [_below_hooks(each.as_proxy().node) for each in items if each.is_tensor()]
 
 
 def _as_numbered(graph: torch.fx.Graph) -> tuple[Any, ...]:
@@ -216,7 +226,7 @@ def _below_hooks(node: torch.fx.Node) -> torch.fx.Node:
 def _replaced(first: _Reading, second: _Reading | None) -> list[str]:
     """The names of the tensors that a body has read, and now does not."""
     now = () if second is None else second.given
-    gone = (each for each in first.given if each not in now)
+    gone = (each for each in first.given if each not in now and not isinstance(each, int))
     sources = (getattr(each.meta.get("grapharg"), "source", None) for each in gone)
     return [told_name(source_name(each)) for each in sources if each is not None]
 
@@ -263,6 +273,22 @@ class _Ended(VariableTracker):
         return made
 
 
+@contextmanager
+def _side_effects_kept(tx: Any) -> Iterator[None]:
+    """Have TorchDynamo know what forward writes after a body that it traces meanwhile.
+
+    It goes on with a copy then. What it met in the body it would forget; and objects whose
+    attributes forward has written before would still write to what was copied.
+    """
+    before = tx.output.side_effects
+    yield
+    now = tx.output.side_effects
+    if now is not before:
+        _keep_tracked(before, now)
+        vars(before).update(vars(now))
+        tx.output.side_effects = before
+
+
 def _keep_tracked(before: SideEffects, now: SideEffects) -> None:
     """Let TorchDynamo know what it met in a body: else it forgets what forward writes there."""
     kinds = base.ValueMutationExisting | base.AttributeMutationExisting
@@ -288,13 +314,12 @@ def late_reads_refused() -> Iterator[None]:
     def speculated(was: Any, tx: Any, f: Any, *args: Any, **how: Any) -> Any:
         if _OF_HOOKS not in args[2:3]:
             return was(tx, f, *args, **how)
-        before = tx.output.side_effects
-        with of(tx).reading(_HOOK):
+        with torch.no_grad(), of(tx).reading(_HOOK), _side_effects_kept(tx):  # as in backward
             made = was(tx, f, *args, **how)
-        _keep_tracked(before, tx.output.side_effects)
 
         def again(tx: Any) -> _Reading:
-            _, graph, given = was(tx, f, *args, **how)
+            with torch.no_grad(), _side_effects_kept(tx):
+                _, graph, given = was(tx, f, *args, **how)
             return _reading(graph, list(given))
 
         _, graph, given = made
@@ -311,10 +336,11 @@ def late_reads_refused() -> Iterator[None]:
         def again(tx: Any) -> _Reading:
             with _without_new_inputs(tracer):
                 _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
-                return _reading(graph, list(given))
+                return _reading(graph, list(given), _nodes_of(results))
 
         _, _, graph, given, _ = made
-        of(tx).add(tx, _BACKWARD, _reading(graph, list(given)), again)
+        first = _reading(graph, list(given), _nodes_of(kept))
+        of(tx).add(tx, _BACKWARD, first, again)
         return made
 
     def wrapped(was: Any, self: Any, tx: Any, function: Any, *args: Any, **how: Any) -> Any:

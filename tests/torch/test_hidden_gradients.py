@@ -145,6 +145,27 @@ def beside_a_weight(model, h, loss):
     (found + found).sum()
 
 
+def in_a_sum(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    total = torch.zeros_like(h)
+    total += found
+
+
+def in_a_sum_by_name(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    torch.zeros_like(h).add_(found)
+
+
+def in_sums(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    torch._foreach_add_([torch.zeros_like(h)], [found])
+
+
+def in_a_sum_that_is_copied(model, h, loss):
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    torch.zeros_like(h).copy_(torch.zeros_like(h) + found)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -157,6 +178,10 @@ def beside_a_weight(model, h, loss):
         by_a_hook_of_what_is_gone,
         by_a_hook_of_its_node,
         beside_a_weight,
+        in_a_sum,
+        in_a_sum_by_name,
+        in_sums,
+        in_a_sum_that_is_copied,
     ],
 )
 def test_who_asks_is_told(ask):
@@ -165,6 +190,37 @@ def test_who_asks_is_told(ask):
         ask(model, h, loss)
     assert "put the limit on the parts before and behind" in str(error.value)
     assert all(each.grad is None for each in model.parameters())
+
+
+class Centred(nn.Module):
+    """Returns numbers of the whole batch, which PyTorch makes of the first map, and others use."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        y = self.first(x)
+        mean = y.mean()
+        return y, mean, mean + 1, self.second(x) - mean
+
+
+# of y, mean and mean + 1 what they are made of, and of what is used further what is made of it
+@pytest.mark.parametrize(("of", "by"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize("other", [0.0, 1.0])
+def test_a_number_of_the_batch_is_made_of_what_a_user_holds(of, by, other):
+    def asked(model):
+        outputs = model(image())
+        loss = outputs[of].square().sum() + other * outputs[by].sin().sum()
+        return torch.autograd.grad(loss, outputs[by])
+
+    model = ooc.limit(Centred(), "1MiB")
+    if of == 3:
+        with pytest.raises(HiddenGradientError):
+            asked(model)
+    else:
+        torch.testing.assert_close(asked(model), asked(Centred()))
 
 
 def test_who_asks_behind_torch_compile_is_told():

@@ -76,6 +76,8 @@ class Convolutions:
         #: What the heuristics choose, by the workspace that they may choose from.
         self._ranked: dict[AnyConvolution, dict[float, Executable | None]] = {}
         self._of_engines: dict[tuple[AnyConvolution, Engine], Executable | None] = {}
+        #: `_split`.
+        self._splits: dict[AnyConvolution, Executable | None] = {}
         #: What runs in so much workspace, by what the tables of that version say.
         self._chosen: dict[tuple[AnyConvolution, int], Executable | None] = {}
         self._chosen_by: tuple[Tables, int] | None = None
@@ -168,6 +170,7 @@ class Convolutions:
         """Let go of what was built to be measured; what is chosen is built again."""
         with self._lock:
             self._of_engines.clear()
+            self._splits.clear()
 
     def _choose(self, operation: AnyConvolution, available_bytes: int) -> Executable | None:
         tables = self._tables()
@@ -251,6 +254,8 @@ class Convolutions:
         """The plan of a small filter's gradient that keeps all of the card at work."""
         if not leaves_the_card_idle(operation):
             return None
+        if operation in self._splits:
+            return self._splits[operation]
         engines = (
             (form, engine)
             for form in forms(operation)
@@ -260,7 +265,8 @@ class Convolutions:
         )
         plans = (self._plans.of_engine(form, engine) for form, engine in engines)
         found = next(filter(None, plans), None)
-        return found and found._replace(asked=None)
+        self._splits[operation] = found and found._replace(asked=None)
+        return self._splits[operation]
 
     # Checking -----------------------------------------------------------------------------------
 
@@ -446,6 +452,7 @@ class Convolutions:
     def _forget_choices(self) -> None:
         self._ranked.clear()
         self._of_engines.clear()
+        self._splits.clear()
         self._chosen.clear()
 
 

@@ -125,6 +125,11 @@ class LinearProgram:
         """
         return self._minimize(whole=False, maxiter=most_iterations)
 
+    @property
+    def entries(self) -> int:
+        """How many coefficients all rows have."""
+        return sum(len(terms) for terms, _, _ in self.rows)
+
     def minimize_whole(
         self, gap: float, most_nodes: int, most_seconds: float = np.inf
     ) -> Solution | None:

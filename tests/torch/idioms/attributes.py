@@ -254,7 +254,87 @@ def call_with_defaults(run):
         run.backward(loss_of(run(leaf(image()), **how)))
 
 
+def hooked(y):
+    """A gradient doubled by a hook."""
+    y.register_hook(lambda gradient: gradient * 2)
+    return y
+
+
+def noted_behind_a_hook(s, x):
+    s.calls += 1
+    y = hooked(s.c(x))
+    s.last = "seen"
+    return y
+
+
+def read_again_behind_a_hook(s, x):
+    s.calls = s.calls * 2
+    y = hooked(s.c(x))
+    s.calls = s.calls + 1
+    return y * s.calls
+
+
+def shared_block_with_a_hook(s, x):
+    for _ in range(2):
+        s.calls += 1
+        x = hooked(s.c(x))
+        s.aux = x.detach().mean()
+    return x * s.aux
+
+
+def object_behind_a_hook(s, x):
+    s.box.calls += 1
+    y = hooked(s.c(x))
+    s.box.t = y.sin()
+    s.box.calls += 2
+    return s.box.t * s.box.calls
+
+
+def training_behind_a_hook(s, x):
+    s.c.train(False)
+    y = hooked(s.c(x))
+    s.c.train(True)
+    return y
+
+
+class Box:
+    """Something that is no module."""
+
+    def __init__(self):
+        self.calls = 1
+
+
 CASES = [
+    Idiom(
+        "a note on self, before and behind a hook",
+        model(noted_behind_a_hook, c=conv(), calls=held(0), last=held(None)),
+        train,
+        EQUAL_SINCE_2_13,
+    ),
+    Idiom(
+        "a number on self that is read behind a hook",
+        model(read_again_behind_a_hook, c=conv(), calls=held(1)),
+        train,
+        EQUAL_SINCE_2_13,
+    ),
+    Idiom(
+        "a block with a hook that is used twice, and counts",
+        model(shared_block_with_a_hook, c=conv(padding=1), calls=held(0), aux=held(None)),
+        train,
+        EQUAL_SINCE_2_13,
+    ),
+    Idiom(
+        "an object that is written before and behind a hook",
+        model(object_behind_a_hook, c=conv(), box=Box),
+        train,
+        EQUAL_SINCE_2_13,
+    ),
+    Idiom(
+        "a layer set to eval and back around a hook",
+        model(training_behind_a_hook, c=conv()),
+        train,
+        EQUAL_SINCE_2_13,
+    ),
     Idiom("a loss kept on self, a number before", model(aux, c=conv(), aux=held(0.0)), with_aux),
     Idiom(
         "a loss kept on self, a tensor before",

@@ -194,6 +194,59 @@ class SavesItsOwn(torch.autograd.Function):
         return made.mul_(gradient)
 
 
+class Sigmoid(torch.autograd.Function):
+    """Saves its result."""
+
+    @staticmethod
+    def forward(x):
+        return x.sigmoid()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * y * (1 - y)
+
+
+class Exponential(torch.autograd.Function):
+    """Keeps its result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = x.exp()
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.y
+
+
+class LargestChannel(torch.autograd.Function):
+    """Saves which it is, which it returns, too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        values, index = x.max(1, keepdim=True)
+        ctx.save_for_backward(index)
+        ctx.mark_non_differentiable(index)
+        ctx.shape = x.shape
+        return values, index
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (index,) = ctx.saved_tensors
+        return torch.zeros(ctx.shape, dtype=gradient.dtype).scatter(1, index, gradient)
+
+
+def noted(s, y):
+    """The same, and forward writes something on the model."""
+    s.last = 1
+    return y
+
+
 class CountingBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seen):
@@ -585,6 +638,21 @@ CASES = [
         train,
         REFUSED,
         LATER,
+    ),
+    Idiom(
+        "Function: saves its result, and is used twice",
+        model(lambda s, x: Sigmoid.apply(s.d(Sigmoid.apply(s.c(x)))), c=conv(), d=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: keeps its result, and forward writes something behind it",
+        model(lambda s, x: noted(s, Exponential.apply(s.c(x))), c=conv()),
+        train,
+    ),
+    Idiom(
+        "Function: saves an index that it returns, and forward writes something behind it",
+        model(lambda s, x: noted(s, LargestChannel.apply(s.c(x))[0]), c=conv()),
+        train,
     ),
     Idiom("a hook that counts", model(hooked, c=conv(), n=buffer()), train, REFUSED, EVERY),
     of_conv("a hook that changes its gradient", hooked_in_place, REFUSED, though=SHARED),

@@ -379,6 +379,10 @@ def of_the_input(s, x):
     return s.c(x)
 
 
+def by_grad_mode(s, x):
+    return by_a_hook(s.c(x), lambda: 2.0 if torch.is_grad_enabled() else 3.0)
+
+
 def others_behind_a_hook(s, x):
     made = by_a_hook(s.c(x), lambda: s.n)
     all_but_a_buffer(s)
@@ -416,6 +420,20 @@ def in_place_behind_a_checkpoint(s, x):
     made = by_a_checkpoint(s.c(x), lambda: s.n)
     doubled_in_place(s)
     return made
+
+
+def a_map_behind_a_checkpoint(s, x):
+    y = s.c(x)
+    made = by_a_checkpoint(s.c(x + 1), lambda: y.detach())
+    y.mul_(3)
+    return made + y
+
+
+def a_part_behind_a_checkpoint(s, x):
+    y = s.c(x)
+    made = by_a_checkpoint(s.c(x + 1), lambda: y[:, :1])
+    y.mul_(3)
+    return made + y
 
 
 def in_place_before_a_checkpoint(s, x):
@@ -524,12 +542,15 @@ CASES = [
             "a hook within a checkpoint reads a variable of it": a_variable_of_a_checkpoint,
             "a hook reads a buffer, and forward replaces all else": others_behind_a_hook,
             "a checkpoint reads what forward changes in place": in_place_behind_a_checkpoint,
+            "a checkpoint reads a map that is changed in place": a_map_behind_a_checkpoint,
+            "a checkpoint reads a part of a map, changed in place": a_part_behind_a_checkpoint,
         }.items()
     ),
     *(
         Idiom(name, holding(f), trained, expected)
         for name, (f, expected) in {
             "a hook of the input reads a buffer that is replaced": (of_the_input, EQUAL),
+            "a hook asks whether gradients are followed": (by_grad_mode, EQUAL_SINCE_2_13),
             "a hook has the variable of a loop as a default": (bound_variables_of_loops, EQUAL),
             "a Function reads a buffer, and forward replaces all else": (
                 others_behind_a_function,

@@ -56,6 +56,58 @@ def nested(s, x):
     return {"levels": [y, {"small": y.mean((2, 3))}], "none": None, "count": 3, "name": "a"}
 
 
+class MaxWithIndex(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, indices = x.max(1)
+        ctx.save_for_backward(indices)
+        ctx.shape = x.shape
+        ctx.mark_non_differentiable(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (indices,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.shape).scatter(1, indices[:, None], gradient[:, None])
+
+
+def with_maxima(s, x):
+    y = s.c(x)
+    values, indices = MaxWithIndex.apply(y)
+    return s.d(y) * values[:, None] + indices[:, None], values, indices
+
+
+def standardised(y, x):
+    mean, deviation = y.mean(), y.std()
+    return (y - mean) / deviation, mean, deviation
+
+
+def of_numbers_of_numbers(y, x):
+    """Numbers of the whole batch, each made of the one before and used by what comes behind."""
+    mean = y.mean()
+    centred = y - mean
+    deviation = centred.square().mean().sqrt()
+    half = deviation / 2
+    return centred / half, half, mean, centred.square().mean() + half, deviation
+
+
+def quantised(s, x):
+    """As VQ-VAE does it: the codes, which of them, and a loss."""
+    y = s.c(x)
+    chosen = (y[:, None] - s.codes[:, :, None, None]).square().sum(2).argmin(1)
+    codes = s.codes[chosen].permute(0, 3, 1, 2)
+    loss = (codes - y.detach()).square().mean() + 0.25 * (codes.detach() - y).square().mean()
+    return y + (codes - y).detach() + 0 * loss, chosen, loss
+
+
+def with_auxiliary(s, x):
+    s.aux = 0.0
+    for _ in range(2):
+        x = s.c(x)
+        s.aux = s.aux + x.square().mean()
+    return x + s.aux
+
+
 def by_star(s, *xs, **more):
     y = sum(s.c(x) for x in xs)
     for name in sorted(more):
@@ -153,6 +205,32 @@ CASES = [
     of_conv("detached beside not", lambda y, x: (y.detach().mean(), y.mean())),
     of_conv("x.data", lambda y, x: y * y.data.abs().amax()),
     of_conv("bool and integer outputs", lambda y, x: (y > 0, y.argmax(1), y)),
+    of_conv("a mean of the batch as an output, and used", lambda y, x: (y - y.mean(), y.mean())),
+    of_conv("a loss as an output, and used", lambda y, x: (a := y.square().mean(), y + a, a + 1)),
+    of_conv("a norm that is divided by", lambda y, x: (n := y.norm(), y / n)),
+    of_conv("mean and deviation as outputs, and used", standardised),
+    of_conv("numbers made of numbers as outputs", of_numbers_of_numbers),
+    of_conv("a mean that is used detached", lambda y, x: (m := y.mean(), y - m.detach())),
+    of_conv("a mask as an output, and used", lambda y, x: (m := y > y.mean(), (y * m).sin())),
+    of_conv(
+        "an index as an output, and used",
+        lambda y, x: (i := y.argmax(1, keepdim=True), y.gather(1, i) * 2),
+    ),
+    Idiom(
+        "maxima and where they are, used",
+        model(with_maxima, c=conv(padding=1), d=conv(padding=1)),
+        train,
+    ),
+    Idiom(
+        "a vector-quantised map, its codes and a loss",
+        model(quantised, c=conv(), codes=lambda: nn.Parameter(drawn(6, 4, seed=5))),
+        train,
+    ),
+    Idiom(
+        "a loss kept as an attribute, and used",
+        model(with_auxiliary, c=conv(padding=1), aux=lambda: 0.0),
+        train,
+    ),
     of_conv("a new tensor beside", lambda y, x: (y, torch.zeros(3), torch.arange(2))),
     Idiom(
         "one of two outputs in the loss",
