@@ -35,8 +35,8 @@ from ooc_cudnn.torch.function import (
     state_of,
     tensor_of,
 )
-from ooc_cudnn.torch.graph import Graph, Operation, Value
-from ooc_cudnn.torch.input_independent import leave, run_before, run_operation
+from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
+from ooc_cudnn.torch.input_independent import follows, leave, run_before, run_operation
 from ooc_cudnn.torch.labels import compute_scores, label_scores
 from ooc_cudnn.torch.late_state import LateState
 from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
@@ -48,6 +48,7 @@ from ooc_cudnn.torch.scalar_inputs import Number
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.tensor_refs import TensorRefs
 from ooc_cudnn.torch.unhooked_alias import is_unhooked_alias, unhooked_alias
+from ooc_cudnn.torch.written_history import outcome, write_history
 from perfmodel.cached import cached_property
 
 
@@ -199,17 +200,21 @@ class ReadyModel:
         found |= {outputs[at]: (to.results[at], names) for at, names in self._read_further.items()}
         return found
 
-    def _in_order(self) -> tuple[Operation | Value, ...]:
+    def _in_order(self) -> tuple[Operation | Value | Write, ...]:
         """What PyTorch makes behind the network, and what others are made of, as forward has them.
 
-        One of them may be made of any before it.
+        So are arguments that are changed in place. One of them may be made of any before it.
         """
         to, graph = self.lowered, self.graph
         place = {each: at for at, each in enumerate(graph.operations)}
         made = {value: at for each, at in place.items() for value in each.results}
         last = len(place)  # effects make nothing
-        steps: list[tuple[int, Operation | Value]] = [(place.get(e, last), e) for e in to.after]
+        steps: list[tuple[int, Operation | Value | Write]]
+        steps = [(place.get(e, last), e) for e in to.after]
         steps += [(made.get(of, -1), of) for of in self._read_first]
+        if self.pausing is not None:
+            writes = [write for write in graph.writes if write.target.kind == "input"]
+            steps += [(made.get(write.value, -1), write) for write in writes]
         steps.sort(key=lambda step: step[0])  # of one place, what makes a value comes before it
         return tuple(step for _, step in steps)
 
@@ -299,39 +304,50 @@ class ReadyModel:
         values = run_before(self.graph, self.lowered.before, known, together=together)
         outputs, changed, request = self._run(values, out)
         made, read = dict[Value, Any](), dict[str, list[torch.Tensor]]()
+        with_history = set[Write]()
         for value in self.graph.inputs if self.lowered.after else ():
             values[value] = tensor_of(values[value])
-        for of in self._behind:
-            if isinstance(of, Operation):
-                run_operation(of, values)
-                continue
-            held, later = self._read_first[of]
-            # what is made of it is made of what a user gets: hooks see the gradients of both
-            values[of] = made[of] = self._result(held, of, values, outputs, read)
-            for name in later if is_unhooked_alias(made[of]) else ():
-                read.setdefault(name, []).append(made[of])
-        results: list[Any] = []
-        asked = zip(self.graph.same, self.lowered.results, self.graph.outputs, strict=True)
-        for first, lowered, of in asked:
-            if first < len(results):  # what is one tensor is handed out as one
-                results.append(results[first])
-            elif isinstance(lowered, Number):
-                results.append(lowered.of(tensors))
-            elif isinstance(of, Value) and of in made:
-                results.append(made[of])
-            else:
-                results.append(self._result(lowered, of, values, outputs, read))
-        if request is not None:
-            watched = [(results[at], later) for at, later in self._read_further.items()]
-            watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
-            request.watch(watched)
-            request.late_state = late_state
-        with interrupts.defer_signals(), torch.no_grad():
-            interrupts.hear()
-            # the call has succeeded: from here on, nothing is left half done
-            if changed:
-                torch._foreach_copy_([*changed.values()], [self._copies[n] for n in changed])
-            leave(self.graph.writes, values)
+        with outcome() as of_this:
+            for of in self._behind:
+                if isinstance(of, Operation):
+                    run_operation(of, values)
+                    continue
+                if isinstance(of, Write):
+                    target = tensor_of(values[of.target])
+                    if target._is_view() or not follows(of, target):
+                        continue
+                    write_history(target, values[of.value], of_this)
+                    with_history.add(of)
+                    found, later = target, self._changed[of.target]
+                else:
+                    held, later = self._read_first[of]
+                    # others are made of what a user gets: hooks see the gradients of both
+                    found = values[of] = made[of] = self._result(held, of, values, outputs, read)
+                    later = later if is_unhooked_alias(found) else frozenset()
+                for name in later:
+                    read.setdefault(name, []).append(found)
+            results: list[Any] = []
+            asked = zip(self.graph.same, self.lowered.results, self.graph.outputs, strict=True)
+            for first, lowered, of in asked:
+                if first < len(results):  # what is one tensor is handed out as one
+                    results.append(results[first])
+                elif isinstance(lowered, Number):
+                    results.append(lowered.of(tensors))
+                elif isinstance(of, Value) and of in made:
+                    results.append(made[of])
+                else:
+                    results.append(self._result(lowered, of, values, outputs, read))
+            if request is not None:
+                watched = [(results[at], later) for at, later in self._read_further.items()]
+                watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
+                request.watch(watched)
+                request.late_state = late_state
+            with interrupts.defer_signals(), torch.no_grad():
+                interrupts.hear()
+                # the call has succeeded: from here on, nothing is left half done
+                if changed:
+                    torch._foreach_copy_([*changed.values()], [self._copies[n] for n in changed])
+                leave(self.graph.writes, values, with_history)
         return results
 
     def lasting(self, tensors: Sequence[Any]) -> dict[str, Any]:

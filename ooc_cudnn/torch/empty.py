@@ -46,7 +46,7 @@ class EmptyModel:
         values = run_before(graph, (), inputs)
         for operation in (*graph.operations, *graph.effects):
             run_operation(operation, values)
-        leave(graph.writes, values)
+        leave(graph.writes, values, ())
         return [values[each] if isinstance(each, Value) else each for each in graph.outputs]
 
 

@@ -1,5 +1,7 @@
 """Gradients of outputs that forward reads further: in part within a plan, and so not to be seen.
 
+So are those of arguments that forward changes in place, and reads after that.
+
 Autograd adds up what reaches an output from a loss. What comes by way of another output, which
 forward made of the first, is added up where the model's backward runs. So who asks for the gradient
 of the first one (`torch.autograd.grad(loss, h)`, a hook of `h` or of `h.grad_fn`) would be given a
@@ -108,9 +110,10 @@ def check_not_asked_for(nodes: Iterable[Any]) -> None:
 
 
 def hidden_gradient_error() -> HiddenGradientError:
-    """What is said to who asks for the gradient of an output of which another one is made."""
+    """What is said to who asks for the gradient of what another output is made of."""
     return HiddenGradientError(
-        "the gradient of an output is asked for, and forward makes another output of it, whose "
-        "gradient it would not see: register a hook in forward (y.register_hook), or put the limit "
-        f"on the parts before and behind that tensor{users_frame()}"
+        "the gradient of an output, or of an argument that forward changes in place, is asked for, "
+        "and forward makes another output of it, whose gradient it would not see: register a hook "
+        "in forward (y.register_hook), have forward change no argument (x = x.relu()), or put the "
+        f"limit on the parts before and behind that tensor{users_frame()}"
     )

@@ -5,7 +5,7 @@ Folded weights (weight_norm), drawn masks of whole images, constants, counters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,10 +46,18 @@ def run_operation(operation: Operation, found: dict[Value, Any]) -> None:
             found[value] = part
 
 
-def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
+def follows(write: Write, target: torch.Tensor) -> bool:
+    """True if what is written hands on its history."""
+    is_own = target.is_leaf and target.requires_grad  # then autograd did not see it
+    return write.value.requires_grad and not write.as_data and not is_own
+
+
+def leave(
+    writes: Sequence[Write], found: Mapping[Value, Any], with_history: Collection[Write]
+) -> None:
     """Write what forward leaves in what it was given, and its history: the call has succeeded.
 
-    Counters that go up alike do so together.
+    Counters that go up alike do so together. Some have the history already.
     """
     together: dict[int, list[torch.Tensor]] = {}
     with torch.no_grad():
@@ -59,9 +67,7 @@ def leave(writes: Sequence[Write], found: Mapping[Value, Any]) -> None:
                 together.setdefault(write.step, []).append(target)
             else:
                 target = tensor_of(target)
-                is_own = target.is_leaf and target.requires_grad  # then autograd did not see it
-                follows = write.value.requires_grad and not write.as_data and not is_own
-                with torch.set_grad_enabled(follows):
+                with torch.set_grad_enabled(write not in with_history and follows(write, target)):
                     (target.data if write.as_data else target).copy_(found[write.value])
         for more, counters in together.items():
             torch._foreach_add_(counters, more)

@@ -223,6 +223,114 @@ def test_a_number_of_the_batch_is_made_of_what_a_user_holds(of, by, other):
         torch.testing.assert_close(asked(model), asked(Centred()))
 
 
+class Written(nn.Module):
+    """Changes its argument in place, and makes its result of that."""
+
+    def __init__(self, change):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+        self.change = change
+
+    def forward(self, x):
+        self.change(self, x)
+        return self.first(x)
+
+
+CHANGES = {
+    "rectified": lambda s, x: x.relu_(),
+    "scaled": lambda s, x: x.mul_(2),
+    "a part": lambda s, x: x[:, 0].zero_(),
+    "a view": lambda s, x: x.view(2, 3, -1)[:, 1].mul_(3),
+    "a layer is added": lambda s, x: x.add_(s.second(x.clone())),
+}
+
+
+def argument_and_result(model):
+    z = image() * 2
+    return z, model(z)
+
+
+def of_both(model):
+    z, y = argument_and_result(model)
+    return torch.autograd.grad(y.sin().sum() + z.square().sum(), z)
+
+
+def of_the_result(model):
+    z, y = argument_and_result(model)
+    return torch.autograd.grad(y.sin().sum(), z)
+
+
+def of_the_result_beside_a_weight(model):
+    z, y = argument_and_result(model)
+    found = torch.autograd.grad(y.sin().sum(), [z, model.first.weight])
+    return found[0] + 0
+
+
+def kept_in_the_argument(model):
+    z, y = argument_and_result(model)
+    y.sin().sum().backward(inputs=[z])
+    return z.grad
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "ask", [of_both, of_the_result, of_the_result_beside_a_weight, kept_in_the_argument]
+)
+def test_who_asks_for_the_gradient_of_a_changed_argument_is_told(ask, change):
+    assert ask(Written(CHANGES[change])) is not None
+    with pytest.raises(HiddenGradientError, match=r"x = x\.relu\(\)"):
+        ask(ooc.limit(Written(CHANGES[change]), "1MiB"))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_asks_for_other_gradients_of_a_changed_argument_has_them(change):
+    def found(model):
+        z, y = argument_and_result(model)
+        (of_z,) = torch.autograd.grad(z.square().sum(), z, retain_graph=True)
+        return y, z, of_z
+
+    def trained(model):
+        x = image()
+        z = x * 2
+        y = model(z)
+        w = z * 3
+        (y.sin().sum() + w.square().sum()).backward()
+        return y, z, x.grad, *(each.grad for each in model.parameters())
+
+    for use in (found, trained):
+        eager = use(Written(CHANGES[change]))
+        limited = use(ooc.limit(Written(CHANGES[change]), "1MiB"))
+        torch.testing.assert_close(limited, eager, rtol=1e-4, atol=1e-4)
+
+
+def test_an_argument_that_a_failed_call_was_to_change_has_its_history():
+    class Checked(Written):
+        def forward(self, x):
+            y = super().forward(x)
+            torch._assert_async((y.square() < 0).all())
+            return y
+
+    x = image()
+    z = x * 2
+    before = z.detach().clone()
+    with pytest.raises(RuntimeError):
+        ooc.limit(Checked(CHANGES["scaled"]), "1MiB")(z)
+    assert torch.equal(z, before)
+    z.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 2))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_who_asks_behind_torch_compile_for_a_changed_argument_is_told():
+    model = Written(CHANGES["rectified"])
+    compiled = torch.compile(model, backend="ooc_cudnn", options={"memory_limit": "1MiB"})
+    z = image() * 2
+    y = compiled(z)
+    with pytest.raises(HiddenGradientError):
+        torch.autograd.grad(y.sum() + z.sum(), z)
+
+
 def test_who_asks_behind_torch_compile_is_told():
     compiled = torch.compile(
         Pyramid(), backend="ooc_cudnn", options={"memory_limit": "1MiB"}, fullgraph=True

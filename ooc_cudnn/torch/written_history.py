@@ -1,0 +1,71 @@
+"""The history of an argument that forward changes in place: there before its elements are.
+
+Of the version that is left others are made, whose histories are to lead to it. Its elements are
+written when the call has succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ooc_cudnn.torch.hidden_gradients import shown
+
+
+@dataclass(eq=False)
+class Outcome:
+    """Whether the elements were written, too."""
+
+    failed: bool = False
+
+
+class _Written(torch.autograd.Function):
+    """A tensor that has another's history; its elements stay."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, target: torch.Tensor, value: torch.Tensor, outcome: Outcome
+    ) -> torch.Tensor:
+        """The target itself."""
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(target)
+        ctx.outcome, ctx.dtype, ctx.device = outcome, value.dtype, value.device
+        return target
+
+    @staticmethod
+    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        """The gradient for the value; for what was there, where nothing was written."""
+        gradient = shown(gradient)
+        if gradient is None or ctx.outcome.failed:
+            return gradient, None, None
+        return None, gradient.to(ctx.device, ctx.dtype), None
+
+
+def write_history(target: torch.Tensor, value: torch.Tensor, outcome: Outcome) -> None:
+    """Let a tensor have the history of what will be written to it.
+
+    >>> w = torch.ones(2, requires_grad=True)
+    >>> x = torch.zeros(2)
+    >>> write_history(x, w * 3, Outcome())
+    >>> x, w.grad = x * 2, None
+    >>> x.sum().backward()
+    >>> w.grad
+    tensor([6., 6.])
+    """
+    _Written.apply(target, value, outcome)
+
+
+@contextmanager
+def outcome() -> Iterator[Outcome]:
+    """Note whether what is within raises."""
+    of = Outcome()
+    try:
+        yield of
+    except BaseException:
+        of.failed = True
+        raise
