@@ -47,6 +47,7 @@ class HiddenGradient(torch.Tensor):
         made: HiddenGradient = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=device
         )
+        torch._C._set_throw_on_mutable_data_ptr(made)  # what DLPack hands on is not dispatched
         made.known = known
         return made
 
@@ -75,7 +76,7 @@ class HiddenGradient(torch.Tensor):
         raise hidden_gradient_error()
 
 
-def _refused(self: HiddenGradient, *_: Any) -> Any:
+def _refused(self: HiddenGradient, *_: Any, **more: Any) -> Any:
     raise hidden_gradient_error()
 
 
@@ -87,6 +88,12 @@ _OPERATORS = (
 for _name in _OPERATORS:
     for _kind in ("", "r", "i"):
         setattr(HiddenGradient, f"__{_kind}{_name}__", _refused)
+# nor are these dispatched: who reads memory, or hands it on
+for _name in (
+    "__array__", "__bool__", "__dlpack__", "__float__", "__int__", "__reduce_ex__", "data_ptr",
+    "item", "numpy", "share_memory_", "storage", "tolist", "untyped_storage",
+):  # fmt: skip
+    setattr(HiddenGradient, _name, _refused)
 
 
 def shown(gradient: torch.Tensor | None) -> torch.Tensor | None:

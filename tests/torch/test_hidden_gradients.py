@@ -1,5 +1,10 @@
 """Gradients of outputs that forward reads further: who asks for one is told, nobody else is."""
 
+import copy
+import io
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -164,6 +169,35 @@ def in_sums(model, h, loss):
 def in_a_sum_that_is_copied(model, h, loss):
     found, _ = torch.autograd.grad(loss, [h, model.first.weight])
     torch.zeros_like(h).copy_(torch.zeros_like(h) + found)
+
+
+READERS = {
+    "to_dlpack": torch.utils.dlpack.to_dlpack,
+    "from_dlpack": torch.from_dlpack,
+    "NumPy's from_dlpack": np.from_dlpack,
+    "numpy": lambda gradient: gradient.numpy(),
+    "asarray": np.asarray,
+    "tolist": lambda gradient: gradient.tolist(),
+    "item": lambda gradient: gradient.item(),
+    "bool": bool,
+    "save": lambda gradient: torch.save(gradient, io.BytesIO()),
+    "pickle": pickle.dumps,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "data_ptr": lambda gradient: gradient.data_ptr(),
+    "storage": lambda gradient: gradient.untyped_storage(),
+    "shared": lambda gradient: gradient.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_who_reads_the_memory_of_one_is_told(read):
+    model, h, loss = called()
+    found, _ = torch.autograd.grad(loss, [h, model.first.weight])
+    # PyTorch says it of what no method of ours is asked for
+    error = RuntimeError if read == "to_dlpack" else HiddenGradientError
+    with pytest.raises(error, match=r"data pointer|makes another output of it"):
+        READERS[read](found)
 
 
 @pytest.mark.parametrize(
