@@ -47,7 +47,7 @@ from ooc_cudnn.torch.ranks import bucket_bytes, over_ranks, unwrap_ddp
 from ooc_cudnn.torch.scalar_inputs import Number
 from ooc_cudnn.torch.targets import check_targets, targets_of
 from ooc_cudnn.torch.tensor_refs import TensorRefs
-from ooc_cudnn.torch.unhooked_alias import is_unhooked_alias, unhooked_alias
+from ooc_cudnn.torch.unhooked_alias import takes_hidden_gradients, unhooked_alias
 from ooc_cudnn.torch.written_history import outcome, write_history
 from perfmodel.cached import cached_property
 
@@ -323,7 +323,7 @@ class ReadyModel:
                     held, later = self._read_first[of]
                     # others are made of what a user gets: hooks see the gradients of both
                     found = values[of] = made[of] = self._result(held, of, values, outputs, read)
-                    later = later if is_unhooked_alias(found) else frozenset()
+                    later = later if takes_hidden_gradients(found) else frozenset()
                 for name in later:
                     read.setdefault(name, []).append(found)
             results: list[Any] = []

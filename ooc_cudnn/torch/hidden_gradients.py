@@ -20,6 +20,17 @@ from ooc_cudnn.torch.errors import HiddenGradientError
 from ooc_cudnn.torch.places import users_frame
 
 _aten = torch.ops.aten
+#: What backward does where a view was made, and the nodes in which it does.
+_MOVES = {
+    _aten.view.default, _aten.permute.default, _aten.transpose.int, _aten.t.default,
+    _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims,
+    _aten.slice_backward.default, _aten.select_backward.default,
+}  # fmt: skip
+MOVING_NODES = frozenset(
+    f"{name}Backward{number}"
+    for name in ("View", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Slice", "Select")
+    for number in range(3)
+)
 _HANDS_ON = (_aten.detach.default, _aten.alias.default)
 
 
@@ -71,6 +82,11 @@ class HiddenGradient(torch.Tensor):
         if func in _HANDS_ON:
             (like,) = args
             return cls(like.shape, like.dtype, like.device, like.known)
+        if func in _MOVES and not kwargs:
+            like, *more = args
+            shape = func(torch.empty(like.shape, dtype=like.dtype, device="meta"), *more).shape
+            moved = None if like.known is None else func(like.known.contiguous(), *more)
+            return cls(shape, like.dtype, like.device, moved)
         if func is _aten.isnan.default and torch.is_anomaly_enabled():  # which looks at all
             return torch.zeros(args[0].shape, dtype=torch.bool, device=args[0].device)
         raise hidden_gradient_error()

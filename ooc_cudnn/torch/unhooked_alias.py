@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.torch.hidden_gradients import HiddenGradient, check_not_asked_for, shown
+from ooc_cudnn.torch.hidden_gradients import (
+    MOVING_NODES,
+    HiddenGradient,
+    check_not_asked_for,
+    shown,
+)
 
 
 class _UnhookedAlias(torch.autograd.Function):
@@ -31,10 +36,13 @@ class _UnhookedAlias(torch.autograd.Function):
         return gradient, *(HiddenGradient(*each) for each in ctx.read)
 
 
-def is_unhooked_alias(tensor: Any) -> bool:
-    """True if a tensor is what `unhooked_alias` has made."""
+def takes_hidden_gradients(tensor: Any) -> bool:
+    """True if a tensor is what `unhooked_alias` has made, or shows it, moved alone."""
     kind: Any = _UnhookedAlias
-    return isinstance(tensor, torch.Tensor) and isinstance(tensor.grad_fn, kind._backward_cls)
+    node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
+    while node is not None and node.name() in MOVING_NODES:
+        ((node, _),) = node.next_functions
+    return isinstance(node, kind._backward_cls)
 
 
 def unhooked_alias(

@@ -257,6 +257,55 @@ def test_a_number_of_the_batch_is_made_of_what_a_user_holds(of, by, other):
         torch.testing.assert_close(asked(model), asked(Centred()))
 
 
+VIEWS = {
+    "flattened": lambda h: h.flatten(1),
+    "permuted": lambda h: h.permute(0, 2, 3, 1),
+    "transposed and flattened": lambda h: h.flatten(2).transpose(1, 2),
+    "a part": lambda h: h[:, 1:, 2],
+    "with an axis": lambda h: h.unsqueeze(1),
+    "without an axis": lambda h: h[:, :1].squeeze(1),
+    "chunks": lambda h: h.chunk(3, 1)[1],
+}
+
+
+class Viewed(nn.Module):
+    """Returns a map, a view of it, and what is made of that."""
+
+    def __init__(self, view):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.view = nn.Conv2d(3, 3, 3, padding=1), view
+        self.scale = nn.Parameter(torch.full((), 1.5))
+
+    def forward(self, x):
+        h = self.first(x)
+        v = self.view(h)
+        return h, v, (v * self.scale).sin()
+
+
+@pytest.mark.parametrize("view", sorted(VIEWS.keys() - {"chunks"}))
+@pytest.mark.parametrize("other", [0, 1])
+def test_who_asks_for_the_gradient_of_a_view_is_told(view, other):
+    _, v, y = ooc.limit(Viewed(VIEWS[view]), "1MiB")(image())
+    with pytest.raises(HiddenGradientError):
+        torch.autograd.grad(y.square().sum() + other * v.sum(), v, allow_unused=True)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_who_asks_for_other_gradients_beside_a_view_has_them(view):
+    def found(model):
+        def loss():
+            return sum(each.square().sum() + each.sum() for each in model(image()))
+
+        weights = torch.autograd.grad(loss(), [*model.parameters()])
+        loss().backward()
+        h, v, _ = model(image())
+        return [*weights, *(p.grad for p in model.parameters()), *torch.autograd.grad(v.sum(), h)]
+
+    limited = found(ooc.limit(Viewed(VIEWS[view]), "1MiB"))
+    torch.testing.assert_close(limited, found(Viewed(VIEWS[view])), rtol=1e-4, atol=1e-4)
+
+
 class Written(nn.Module):
     """Changes its argument in place, and makes its result of that."""
 
