@@ -314,7 +314,7 @@ class ReadyModel:
                     continue
                 if isinstance(of, Write):
                     target = tensor_of(values[of.target])
-                    if target._is_view() or not follows(of, target):
+                    if not follows(of, target):
                         continue
                     write_history(target, values[of.value], of_this)
                     with_history.add(of)

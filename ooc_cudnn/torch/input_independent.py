@@ -67,7 +67,10 @@ def leave(
                 together.setdefault(write.step, []).append(target)
             else:
                 target = tensor_of(target)
-                with torch.set_grad_enabled(write not in with_history and follows(write, target)):
-                    (target.data if write.as_data else target).copy_(found[write.value])
+                has_history = write in with_history
+                # a view whose version changes has another node of its own
+                as_data = write.as_data or (has_history and target._is_view())
+                with torch.set_grad_enabled(not has_history and follows(write, target)):
+                    (target.data if as_data else target).copy_(found[write.value])
         for more, counters in together.items():
             torch._foreach_add_(counters, more)

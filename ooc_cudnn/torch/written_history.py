@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.torch.hidden_gradients import shown
+from ooc_cudnn.torch.hidden_gradients import HiddenGradient, shown
 
 
 @dataclass(eq=False)
@@ -46,6 +46,50 @@ class _Written(torch.autograd.Function):
         return None, gradient.to(ctx.device, ctx.dtype), None
 
 
+def _as_shown(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+    """What a view hands on; who asks for its gradient has it before this.
+
+    There is no way to hand on nothing: what is not known is zeros.
+    """
+    (gradient,) = gradients
+    if not isinstance(gradient, HiddenGradient):
+        return gradients
+    known = shown(gradient)
+    if known is None:
+        known = torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+    return (known,)
+
+
+class _OfValue(torch.autograd.Function):
+    """What has the history of a value, and the elements of a target."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, target: torch.Tensor, outcome: Outcome
+    ) -> torch.Tensor:
+        """The memory of the target."""
+        ctx.set_materialize_grads(False)
+        ctx.outcome, ctx.dtype, ctx.device = outcome, value.dtype, value.device
+        return target.detach()
+
+    @staticmethod
+    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        """The gradient for the value.
+
+        Raises
+        ------
+        RuntimeError
+            If nothing was written: what was there has lost its history.
+        """
+        if ctx.outcome.failed:
+            raise RuntimeError(
+                "backward through a view that a model under a limit was to change in place, in a "
+                "call that failed: make the view anew"
+            )
+        return None if gradient is None else gradient.to(ctx.device, ctx.dtype), None, None
+
+
 def write_history(target: torch.Tensor, value: torch.Tensor, outcome: Outcome) -> None:
     """Let a tensor have the history of what will be written to it.
 
@@ -57,7 +101,12 @@ def write_history(target: torch.Tensor, value: torch.Tensor, outcome: Outcome) -
     >>> w.grad
     tensor([6., 6.])
     """
-    _Written.apply(target, value, outcome)
+    if target._is_view():  # PyTorch's own functions alone rebase the history of what it shows
+        target.copy_(_OfValue.apply(value, target, outcome))
+        assert target.grad_fn is not None
+        target.grad_fn.register_prehook(_as_shown)
+    else:
+        _Written.apply(target, value, outcome)
 
 
 @contextmanager

@@ -329,8 +329,8 @@ CHANGES = {
 }
 
 
-def argument_and_result(model):
-    z = image() * 2
+def argument_and_result(model, shown=lambda z: z):
+    z = shown(image() * 2)
     return z, model(z)
 
 
@@ -385,6 +385,44 @@ def test_who_asks_for_other_gradients_of_a_changed_argument_has_them(change):
         eager = use(Written(CHANGES[change]))
         limited = use(ooc.limit(Written(CHANGES[change]), "1MiB"))
         torch.testing.assert_close(limited, eager, rtol=1e-4, atol=1e-4)
+
+
+def as_a_view(x):
+    return x.flatten(1).view(x.shape)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_asks_for_the_gradient_of_a_changed_view_is_told(change):
+    def argument():
+        model = ooc.limit(Written(CHANGES[change]), "1MiB")
+        z, y = argument_and_result(model, as_a_view)
+        return model.first.weight, z, y.sin().sum() + z.square().sum()
+
+    for ask in (
+        lambda w, z, loss: torch.autograd.grad(loss, z),
+        lambda w, z, loss: torch.autograd.grad(loss, [z, w])[0] + 0,
+        lambda w, z, loss: loss.backward(inputs=[z]),
+        lambda w, z, loss: (z.retain_grad(), loss.backward()),
+        lambda w, z, loss: (z.register_hook(lambda gradient: gradient * 2), loss.backward()),
+    ):
+        with pytest.raises(HiddenGradientError):
+            ask(*argument())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_asks_for_other_gradients_of_a_changed_view_has_them(change):
+    def found(model):
+        z, y = argument_and_result(model, as_a_view)
+        (of_z,) = torch.autograd.grad(z.square().sum(), z, retain_graph=True)
+        (of_w,) = torch.autograd.grad(y.sin().sum(), model.first.weight)
+        x = image()
+        z = as_a_view(x * 2)
+        y = model(z)
+        (y.sin().sum() + (z * 3).square().sum()).backward()
+        return y, z, of_z, of_w, x.grad, *(each.grad for each in model.parameters())
+
+    limited = found(ooc.limit(Written(CHANGES[change]), "1MiB"))
+    torch.testing.assert_close(limited, found(Written(CHANGES[change])), rtol=1e-4, atol=1e-4)
 
 
 def test_an_argument_that_a_failed_call_was_to_change_has_its_history():
