@@ -18,8 +18,9 @@ from ooc_cudnn.operations.convolution.gradients import (
 )
 from ooc_cudnn.tensor import ORDERS
 
-#: Where engines were measured, but there is room for none of them, what runs is taken to be so many
-#: times as slow as the slowest. (On an H200 it was 1 to 300 times as slow.)
+#: Where engines were measured, but there is room for none of them, or in the other memory order
+#: alone, what runs is taken to be so many times as slow as the slowest. (On an H200 it was 1 to 300
+#: times as slow.)
 UNTIMED = 4.0
 
 
@@ -79,9 +80,13 @@ def _seconds_of(
     for candidate in (operation, *plain, _evened(in_memory_order(operation, layout))):
         options = known(candidate)
         if options:
-            has = _named if asked and candidate == operation else _fitting
+            if asked and candidate == operation:
+                taken = _named(options, plan)
+            else:
+                is_other = asked and forward_of(candidate).layout != layout
+                taken = _fitting(options, plan) * (UNTIMED if is_other else 1.0)
             seconds = float(target.machine.compute.seconds(candidate.work()))
-            return seconds * has(options, plan) / options[0].seconds
+            return seconds * taken / options[0].seconds
     return 0.0
 
 

@@ -209,8 +209,15 @@ class ReadyModel:
         place = {each: at for at, each in enumerate(graph.operations)}
         made = {value: at for each, at in place.items() for value in each.results}
         last = len(place)  # effects make nothing
-        steps: list[tuple[int, Operation | Value | Write]]
-        steps = [(place.get(e, last), e) for e in to.after]
+        steps = list[tuple[int, Operation | Value | Write]]()
+        there = dict[Value | None, int]()  # what is made behind the network
+        for each in to.after:
+            makes = [made[value] for value in each.results if value in made]
+            first = place.get(each, min(makes, default=last))  # a rewrite may have added it
+            at_least = max([first, *(there[value] for value in each.reads if value in there)])
+            there |= dict.fromkeys(each.results, at_least)
+            steps.append((at_least, each))
+        made |= there
         steps += [(made.get(of, -1), of) for of in self._read_first]
         if self.pausing is not None:
             writes = [write for write in graph.writes if write.target.kind == "input"]

@@ -159,9 +159,9 @@ def test_what_was_corrected_before_another_measured_is_not_kept(monkeypatch):
     tables.add(measured(1.0))
     correct = Tables._with_factors
 
-    def meanwhile_another_adds(self, *arguments):
+    def meanwhile_another_adds(self, *arguments, **how):
         monkeypatch.undo()
-        found = correct(self, *arguments)
+        found = correct(self, *arguments, **how)
         tables.add(measured(2.0))
         return found
 
