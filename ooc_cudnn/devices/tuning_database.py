@@ -154,9 +154,9 @@ def _stored(device: Device, tells_of_others: bool) -> Iterable[Measurement]:
 
 def _say_what_others_have(path: Path) -> None:
     """Say it if engines are stored, but of other cards or versions of cuDNN alone."""
-    own_name, *names = (
-        each.stem.rpartition("_")[0] for each in (path, *sorted(path.parent.glob("*.json")))
-    )
+    # another process may have stored them since
+    stored = (each for each in sorted(path.parent.glob("*.json")) if each != path)
+    own_name, *names = (each.stem.rpartition("_")[0] for each in (path, *stored))
     others = [name for name in dict.fromkeys(names) if name]
     if others:
         warn_once(

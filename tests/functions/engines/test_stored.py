@@ -345,3 +345,18 @@ def test_what_no_user_may_ask_for_is_not_stored(make):
 def test_an_operation_is_what_its_file_says():
     with pytest.raises(ValueError, match="function is 'x'"):
         operation_from({"function": "x", "layout": "", "result_dtype": "", "dtype": ""})
+
+
+def test_what_another_process_stores_meanwhile_is_not_taken_for_another_card(make, monkeypatch):
+    """It was not there as it was read, and is as others are listed."""
+    device = make(FakeEngine(100, 1e-6))
+    path = tuning_database.engines_path(device)
+
+    def read_before_it_is_stored(*arguments):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tuning_database, "read_file", read_before_it_is_stored)
+    with no_warning():
+        assert list(tables_of(device)) == []
