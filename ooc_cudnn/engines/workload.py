@@ -340,8 +340,8 @@ def fit_images(operation: AnyConvolution, limit_bytes: int, share: float) -> Any
     Most room is for workspace: of one image that takes too much, there are fewer rows.
     """
     room = ROOM_SHARE * limit_bytes
-    few = reduce_images(operation, min(share, room / held_bytes(operation)))
-    held = held_bytes(few)
+    few = reduce_images(operation, min(share, room / operand_bytes(operation)))
+    held = operand_bytes(few)
     return few if held <= room else reduce_rows(few, room / held)
 
 
@@ -351,7 +351,7 @@ def reduce_size(operation: AnyConvolution, share: float) -> AnyConvolution:
     return less if less != operation else reduce_rows(operation, share)
 
 
-def held_bytes(operation: AnyConvolution) -> int:
+def operand_bytes(operation: AnyConvolution) -> int:
     """Return the bytes of what a convolution by itself takes and makes, 1 at the least."""
     _, buffers = launch_of(operation)
     return max(1, sum(buffer.nbytes for buffer in buffers.values()))

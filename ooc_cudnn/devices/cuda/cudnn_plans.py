@@ -132,9 +132,9 @@ class Plans:
             forget_frames(graph)
 
     def split(self, form: Form) -> list[Engine]:
-        """Return the engine that the heuristics rank first for a form, set as `SPLIT` has it.
+        """Return the first engine that the heuristics rank with the knobs of `SPLIT`, set so.
 
-        None where that is not for it: for half filter gradients with float32 results alone.
+        Of half filter gradients with float32 results; of other forms there is none.
         """
         operation, modes = form.operation, self._cudnn.heur_mode
         is_half = DTYPES[forward_of(operation).dtype] == 2

@@ -29,8 +29,8 @@ from ooc_cudnn.engines.workload import (
     PlannedWork,
     engines_of_others,
     fit_images,
-    held_bytes,
     known_options,
+    operand_bytes,
     reduce_size,
     serves,
 )
@@ -355,7 +355,7 @@ def _with_room(engines: EngineProvider, bench: Bench, operation: AnyConvolution)
     while (engine := engines.chosen(operation)) is not None:
         with engines.forced(operation, engine) as built:
             nbytes = 0 if built is None else built[0]
-        needed = held_bytes(operation) + nbytes
+        needed = operand_bytes(operation) + nbytes
         less = reduce_size(operation, 0.5)
         if bench.fits(needed) or less == operation:
             break

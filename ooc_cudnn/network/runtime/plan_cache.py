@@ -65,7 +65,7 @@ def load_or_plan(
     check_asked(policy, micro_batches)
     path = kept = None
     if current().plan_cache:
-        path = plans_folder() / f"{_key(name, step, constraints, policy, micro_batches)}.json"
+        path = _path(name, step, constraints, policy, micro_batches)
         with activity(f"reading the plan of {name}", current().progress):
             kept = _load(path, step, constraints, policy)
     begin = time.perf_counter()
@@ -101,14 +101,14 @@ def keep_plan(
 ) -> None:
     """Keep a plan as if `load_or_plan` had found it: by what is known of engines now."""
     if current().plan_cache:
-        key = _key(name, step, constraints, policy, micro_batches)
-        _keep(plans_folder() / f"{key}.json", planned.plan, _host_bytes(step, constraints))
+        path = _path(name, step, constraints, policy, micro_batches)
+        _keep(path, planned.plan, _host_bytes(step, constraints))
 
 
-def _key(
+def _path(
     name: str, step: Step, constraints: PlanConstraints, policy: str, micro_batches: int | None
-) -> str:
-    """A digest of all that a plan depends on, but for what host memory has free."""
+) -> Path:
+    """The file of a plan, by all that it depends on but what host memory has free."""
     target = constraints.target
     asked: object = None
     if target.ask_workspace is not None:
@@ -116,7 +116,7 @@ def _key(
         known = (each for each in tables_of(device) if each.operation is not None)
         # whichever process measured it
         asked = device.identity(), [replace(each, is_stored=True) for each in known]
-    return digest_of(
+    digest = digest_of(
         library_digest(),
         name,
         policy,
@@ -127,6 +127,7 @@ def _key(
         (constraints.given, constraints.order, constraints.synchronous, constraints.misaligned),
         None if constraints.host is None else constraints.host.limit_bytes,
     )
+    return plans_folder() / f"{digest}.json"
 
 
 def _host_bytes(step: Step, constraints: PlanConstraints) -> int | None:
