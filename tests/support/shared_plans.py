@@ -26,7 +26,7 @@ def shared():
 
     def planned_once(name, step, constraints, *, policy, micro_batches, seconds):
         key = (
-            plan_cache._key(name, step, constraints, policy, micro_batches),
+            plan_cache._path(name, step, constraints, policy, micro_batches),
             plan_cache._host_bytes(step, constraints),
             seconds,
             *(
