@@ -7,6 +7,7 @@ writes over rows that a band of an earlier phase is still to read.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -128,12 +129,12 @@ class TilingRegions:
 
     def _crossing(self) -> set[str]:
         """Banded tensors that several regions touch."""
-        names = set[str]()
-        for name in self.banded_tensors:
-            phases = self.uses[name].phases
-            if not any(a <= phases[0] and phases[-1] < b for a, b in self.intervals):
-                names.add(name)
-        return names
+        ends = [end for _, end in self.intervals]
+        return {
+            name
+            for name in self.banded_tensors
+            if (phases := self.uses[name].phases)[-1] >= ends[bisect_right(ends, phases[0])]
+        }
 
 
 class _WholeTensorUses:
