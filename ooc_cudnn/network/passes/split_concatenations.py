@@ -25,8 +25,10 @@ _JOINED = {Chain: "x", FilterGradientCall: "x", DataGradientCall: "dx"}
 
 def split_concatenations(step: Step) -> Step:
     """Rewrite a step without concatenations that convolutions alone read whole."""
+    seen_in_parts = {step.base(name) for name, tensor in step.tensors.items() if tensor.of}
     for name, tensor in step.tensors.items():
-        parts = _parts(step, name) if tensor.kind in ("map", "gradient") and not tensor.of else ()
+        may_be_joined = name in seen_in_parts and tensor.kind in ("map", "gradient")
+        parts = _parts(step, name) if may_be_joined else ()
         if parts:
             step = _split_concatenation(step, name, parts)
     return step
@@ -35,9 +37,11 @@ def split_concatenations(step: Step) -> Step:
 def _parts(step: Step, joined: str) -> tuple[Range, ...]:
     """The channels of each part of a concatenation; none where it must stay whole."""
     shape, ranges = step.tensors[joined].shape, set[Range]()
-    if joined in step.results | set(step.seeds.values()) or len(shape) < 3:
+    if joined not in step.uses or joined in step.results | set(step.seeds.values()):
         return ()
-    for phase in step.phases:
+    if len(shape) < 3:
+        return ()
+    for phase in (step.phases[at] for at in step.uses[joined].phases):
         for operand, name in phase.binds.items():
             base, region = step.place(name)
             if base != joined:
