@@ -3,7 +3,7 @@
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
 that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
 `host_split`, `model_accuracy`, `planning`, `planning_networks`, `planning_models`, `trades`,
-`mo_sos`, `network_steps` and `cluster_scaling` do.
+`network_steps` and `cluster_scaling` do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import mo_sos, network_steps, planning_models, planning_networks, trades
+from benchmarks import network_steps, planning_models, planning_networks, trades
 from benchmarks.pages import (
     amp,
     curve,
@@ -38,7 +38,6 @@ BLOCKS = (
     *readme.BLOCKS,
     *steps.BLOCKS,
     *model.BLOCKS,
-    *mo_sos.BLOCKS,
     *network_steps.BLOCKS,
     *planning_networks.BLOCKS,
     *planning_models.BLOCKS,

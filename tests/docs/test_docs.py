@@ -233,3 +233,26 @@ def test_the_table_of_vdnn_s_networks_is_of_what_is_stored():
         assert shows(lost, simulated["loss"], "%")
         for cell, key in zip(memory, ("peak", "most", "average", "offloaded"), strict=True):
             assert shows(cell, float(simulated[f"{key}_bytes"] / 2**30), "GiB"), (name, key)
+
+
+def test_the_tables_of_mo_sos_are_of_what_is_stored():
+    stored = script.load_record("mo_sos")
+    table, fates = (rows_of("mo-sos.md", name) for name in ("table", "fates"))
+    for (name, *cells), (_, *moved) in zip(table, fates, strict=True):
+        of = [stored["measurements"].pop(f"{name}: {p}") for p in ("checkmate", "str", "mo_sos")]
+        of.append(stored["measurements"].pop(f"{name}: best"))
+        seconds = [each.get("seconds") for each in of]
+        ours = seconds[2]
+        less = [1 - ours / other if ours else None for other in seconds[:2]]
+        for cell, each in zip(cells, seconds + less, strict=True):
+            held = cell in ("no plan", "") if each is None else shows(cell, each, cell[-1])
+            assert held, name
+        for cell, each in zip(moved, of, strict=True):
+            known = [each.get(f"{fate}_bytes") for fate in ("offloaded", "remade")]
+            assert cell == " / ".join("none" if b is None else f"{b / 2**30:.1f}" for b in known)
+        assert ours is None or seconds[3] < ours, name
+    assert all(": keep all" in name for name in stored["measurements"])
+    rows = rows_of("mo-sos.md", "means")
+    for (name, value, bound), claim in zip(rows, stored["claims"], strict=True):
+        assert (name, float(value)) == (claim["name"], pytest.approx(claim["value"], abs=5.001e-4))
+        assert bound == f"{claim['relation']} {claim['bound']:.3f}"
