@@ -18,7 +18,6 @@ from benchmarks.pages import canvas
 from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.ir.constraints import PlanConstraints
@@ -31,7 +30,6 @@ from ooc_cudnn.units import format_bytes, format_seconds, parse_limit
 from perfmodel import shipped
 
 NAME, MACHINE, PAGE = "network_steps", "h200", "docs/networks.md"
-IMAGES = ROOT / "docs" / "images" / "networks"
 #: What a tensor may come to, as the table counts it.
 MOVED = ("offloaded", "recomputed", "streamed")
 
@@ -143,16 +141,19 @@ def explained(folder: Path = script.RESULTS) -> str:
 BLOCKS = (Block(PAGE, "explain", explained), Block(PAGE, "policies", table))
 
 
-def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULTS) -> int:
-    """Draw what is out of date, or name it; 1 where something was named."""
-    kept = load_record(NAME, folder)["measurements"]
+def drawn(policy: str) -> dict[str, Any]:
+    """The course of the first case by a policy."""
+    return load_record(NAME)["measurements"][policy]
 
-    def draw(drawn: Any, path: Path) -> None:
-        canvas.save(figure_of(course_from(drawn)), path, drawn)
 
-    return max(
-        [canvas.redrawn(images / f"{name}.png", kept[name], draw, check=check) for name in DRAWN]
+PICTURES = tuple(
+    canvas.Picture(
+        f"docs/images/networks/{policy}.png",
+        partial(drawn, policy),
+        lambda course: figure_of(course_from(course)),
     )
+    for policy in DRAWN
+)
 
 
 main = partial(script.run, NAME, body, __doc__, needs_card=False)

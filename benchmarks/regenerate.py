@@ -12,7 +12,6 @@ import argparse
 import runpy
 import sys
 from collections.abc import Callable
-from functools import partial
 
 from benchmarks import network_steps, planning_models, planning_networks, trades
 from benchmarks.pages import (
@@ -33,22 +32,11 @@ from benchmarks.pages import (
 )
 from ooc_cudnn.bench.environment import ROOT
 
-BLOCKS = (
-    *curve.BLOCKS,
-    *readme.BLOCKS,
-    *steps.BLOCKS,
-    *model.BLOCKS,
-    *network_steps.BLOCKS,
-    *planning_networks.BLOCKS,
-    *planning_models.BLOCKS,
-    *performance.BLOCKS,
-    *kernels.BLOCKS,
-    *engines.BLOCKS,
-    *in_core.BLOCKS,
-    *trials.BLOCKS,
-    *scaling.BLOCKS,
-    *amp.BLOCKS,
-)
+#: What has `BLOCKS` of pages, or `PICTURES`.
+MODULES = (
+    pictures, model_pictures, trades, curve, readme, steps, model, network_steps, planning_networks,
+    planning_models, performance, kernels, engines, in_core, trials, scaling, amp,
+)  # fmt: skip
 SETTINGS_PAGE = "docs/settings_page.py"
 
 
@@ -57,18 +45,12 @@ def _settings_page(*, check: bool) -> int:
     return main(["--check"] if check else [])
 
 
+BLOCKS = [block for module in MODULES for block in getattr(module, "BLOCKS", ())]
+PICTURES = [picture for module in MODULES for picture in getattr(module, "PICTURES", ())]
 #: Pictures first, since pages show those that there are; sentences last.
 GENERATORS: dict[str, Callable[..., int]] = {
-    "pictures of the suite": pictures.generate,
-    "pictures of the model": model_pictures.generate,
-    "pictures of networks": network_steps.pictures,
-    "pictures of trades": trades.pictures,
-    "picture of kernels": kernels.picture,
-    "picture of engines": engines.picture,
-    "picture of training steps": steps.picture,
-    "picture of the curve": curve.picture,
-    "picture of autocast": amp.picture,
-    **{f"{block.page}: {block.name}": partial(block.write) for block in BLOCKS},
+    **{picture.path: picture.write for picture in PICTURES},
+    **{f"{block.page}: {block.name}": block.write for block in BLOCKS},
     "comments of kernels": kernels.comments,
     SETTINGS_PAGE: _settings_page,
     "figures in sentences": quoted.check_pages,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import canvas
@@ -16,13 +15,11 @@ from benchmarks.planning_networks import CASES as PLANNED
 from benchmarks.planning_networks import MACHINE, SMALL, Case
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import load_record
 from ooc_cudnn.network.tradeoff.curve import SHARES, Trade, trade_off
 from ooc_cudnn.network.tradeoff.plot import figure_of
 
 NAME = "trades"
-IMAGES = ROOT / "docs" / "images" / "networks"
 #: Those of which pictures are drawn; and all, of which `best` is compared with every policy.
 DRAWN = (Case("resnet50", 256), Case("unet", 1))
 CASES = (*DRAWN, *(case for case in PLANNED if case.network not in {c.network for c in DRAWN}))
@@ -54,17 +51,19 @@ def best_is_fastest(trade: Trade) -> bool:
 # The pictures ------------------------------------------------------------------------------------
 
 
-def pictures(*, check: bool, images: Path = IMAGES, folder: Path = script.RESULTS) -> int:
-    """Draw what is out of date, or name it; 1 where something was named."""
-    kept = load_record(NAME, folder)["measurements"]
+def drawn(case: Case) -> dict[str, Any]:
+    """The curves of a case."""
+    return load_record(NAME)["measurements"][str(case)]
 
-    def draw(record: Any, path: Path) -> None:
-        canvas.save(figure_of(Trade.from_json(record)), path, record)
 
-    return max(
-        canvas.redrawn(images / f"trade-{case.network}.png", kept[str(case)], draw, check=check)
-        for case in DRAWN
+PICTURES = tuple(
+    canvas.Picture(
+        f"docs/images/networks/trade-{case.network}.png",
+        partial(drawn, case),
+        lambda curves: figure_of(Trade.from_json(curves)),
     )
+    for case in DRAWN
+)
 
 
 main = partial(script.run, NAME, body, __doc__, needs_card=False)

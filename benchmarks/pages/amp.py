@@ -13,11 +13,9 @@ from benchmarks.pages import canvas
 from benchmarks.pages.blocks import NOT_MEASURED, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 
 NAME, PAGE = "amp", "docs/pytorch.md"
-PICTURE = ROOT / "docs" / "images" / "networks" / "amp.png"
 HEAD = ("network", "way", "a step, ms", "of eager", "of compile", "peak, GiB", "first step, s",
         "planning, s", "predicted / measured")  # fmt: skip
 #: PyTorch's ways, and whose colours and marks they have.
@@ -57,11 +55,10 @@ def records(folder: Path = script.RESULTS) -> list[Mapping[str, Any]]:
 
 def section(folder: Path = script.RESULTS) -> str:
     """The picture, and a table for each dtype."""
-    parts, found = [], records(folder)
+    found = records(folder)
     if not found:
         return f"Steps under autocast are {NOT_MEASURED}: `python -m benchmarks.{NAME}`."
-    if PICTURE.exists():
-        parts.append(f"![Seconds over memory](images/networks/{PICTURE.name})")
+    parts = [PICTURE.link("Seconds over memory", PAGE)]
     for dtype in dict.fromkeys(each["measurements"]["dtype"] for each in found):
         of = [each for each in found if each["measurements"]["dtype"] == dtype]
         cards = ", ".join(dict.fromkeys(each["environment"]["gpu"]["name"] for each in of))
@@ -88,7 +85,7 @@ def drawn(folder: Path = script.RESULTS) -> dict[str, dict[str, list[float]]]:
     return shown
 
 
-def draw(values: Mapping[str, Mapping[str, list[float]]], path: Path) -> None:
+def draw(values: Mapping[str, Mapping[str, list[float]]]) -> Any:
     """Ours as a line, PyTorch's ways as points."""
     rows = -(-len(values) // COLUMNS)
     figure, axes = canvas.panels(rows, COLUMNS, width=11, height=2.6 * rows + 0.5)
@@ -108,12 +105,9 @@ def draw(values: Mapping[str, Mapping[str, list[float]]], path: Path) -> None:
         panel.set_xlabel("peak memory, of eager's", fontsize=7)
         panel.set_ylabel("a step, of eager's", fontsize=7)
     canvas.legend_below(figure, axes.flat, columns=5)
-    canvas.save(figure, path, values)
+    return figure
 
 
-def picture(*, check: bool, path: Path = PICTURE, folder: Path = script.RESULTS) -> int:
-    """Draw it where it is out of date, or say so; 1 where it was named."""
-    return canvas.redrawn(path, drawn(folder), draw, check=check)
-
-
+PICTURE = canvas.Picture("docs/images/networks/amp.png", drawn, draw)
+PICTURES = (PICTURE,)
 BLOCKS = (Block(PAGE, "autocast", section),)

@@ -1,4 +1,4 @@
-"""A blank picture in the project's style, and how it is saved: the same bytes from same values.
+"""Pictures in the project's style: the same bytes of the same values, drawn where they are stale.
 
 A picture carries the digest of what it was drawn from, in a text chunk of the PNG file
 (specification, 11.3.4.3), so that a stale one is found out whatever matplotlib drew it.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.pages.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
+from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.plotting import COLOURS
 from ooc_cudnn.plotting import legend as legend
 from ooc_cudnn.plotting import panels as panels
@@ -117,15 +119,31 @@ def is_current(path: Path, drawn: Any) -> bool:
     return stamped(path) == digest_of(drawn)
 
 
-def redrawn(path: Path, drawn: Any, draw: Callable[[Any, Path], None], *, check: bool) -> int:
-    """Draw a picture that is out of date, or with `check` say so; 1 where it was said.
+class Picture(NamedTuple):
+    """A picture: its path in the repository, plain values, and what draws a figure of them.
 
-    Where there is nothing to show, there is no picture.
+    Where there is nothing to show, values are empty, and there is no picture.
     """
-    if not drawn or is_current(path, drawn):
+
+    path: str
+    values: Callable[[], Any]
+    draw: Callable[[Any], Any]
+
+    def link(self, about: str, page: str) -> str:
+        """Show it on a page, if it is there."""
+        path = os.path.relpath(self.path, Path(page).parent)
+        return f"![{about}]({path})" if (ROOT / self.path).exists() else ""
+
+    def write(self, *, check: bool, root: Path = ROOT) -> int:
+        """Draw it, or look only; return 1 if it was out of date and still is."""
+        path, values = root / self.path, self.values()
+        if is_current(path, values) if values else not path.exists():
+            return 0
+        if check:
+            print(f"{self.path} is out of date: make figures", file=sys.stderr)
+            return 1
+        if values:
+            save(self.draw(values), path, values)
+        else:
+            path.unlink()
         return 0
-    if check:
-        print(f"{path.parent.name}/{path.name} is out of date: make figures", file=sys.stderr)
-        return 1
-    draw(drawn, path)
-    return 0

@@ -14,12 +14,10 @@ from benchmarks.pages import canvas, steps
 from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import join_paragraphs, markdown
 from ooc_cudnn.units import format_bytes, format_seconds
 
 CASE = "resnet50"
-PICTURE = ROOT / "docs" / "images" / "networks" / "curve.png"
 #: Limits of ours that make a curve.
 FEWEST = 4
 MARKERS = "sD^vP*Xd"
@@ -44,12 +42,11 @@ def section(folder: Path = script.RESULTS) -> str:
     if not ways:
         return ""
     where = steps.records(folder)[CASE]["environment"]
-    image = f"![Seconds over memory]({PICTURE.relative_to(ROOT).as_posix()})"
     head = ("a training step by", *steps.HEAD[2:])
     rows = [steps.row(steps.TRAINED[CASE], way)[1:] for way in in_table(ways)]
     return join_paragraphs(
         (
-            image if PICTURE.exists() else "",
+            PICTURE.link("Seconds over memory", "README.md"),
             ABOUT.format(steps.TRAINED[CASE], where["gpu"]["name"]),
             markdown(head, rows, align="lr"),
             _beside_table(ways),
@@ -98,7 +95,7 @@ def drawn(folder: Path = script.RESULTS) -> list[list[Any]]:
     ]
 
 
-def draw(values: list[list[Any]], path: Path) -> None:
+def draw(values: list[list[Any]]) -> Any:
     """Ours as a line, PyTorch's ways as points; both axes are logarithmic."""
     figure, axes = canvas.panels(1, 1, width=8, height=4.2)
     over, ours = axes[0, 0], sorted((held, took) for who, _, took, held in values if who == OURS)
@@ -123,12 +120,9 @@ def draw(values: list[list[Any]], path: Path) -> None:
     every = [took for *_, took, _ in values]
     over.set_ylim(0.85 * min(every), 1.2 * max(every))
     canvas.legend(over)
-    canvas.save(figure, path, values)
+    return figure
 
 
-def picture(*, check: bool, path: Path = PICTURE, folder: Path = script.RESULTS) -> int:
-    """Draw it where it is out of date, or say so; 1 where it was named."""
-    return canvas.redrawn(path, drawn(folder), draw, check=check)
-
-
+PICTURE = canvas.Picture("docs/images/networks/curve.png", drawn, draw)
+PICTURES = (PICTURE,)
 BLOCKS = (Block("README.md", "curve", section),)

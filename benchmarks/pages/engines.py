@@ -12,13 +12,11 @@ from benchmarks.engines import SETS as LAYERS
 from benchmarks.pages import canvas
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 from ooc_cudnn.plotting import COLOURS
 
 PAGE = "docs/kernels.md"
 SETS = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "unet_3d": "3-D U-Net"}
-IMAGE = ROOT / "docs" / "images" / "kernels" / "engines.png"
 #: By its letter in a cell: why a ratio says little of the engine.
 HOST, EXACT = "h", "e"
 
@@ -77,7 +75,7 @@ def figures(folder: Path = script.RESULTS) -> str:
         "issue one call of ours than PyTorch's takes on the card. "
         f"*{EXACT}*: PyTorch's error is more than ten times ours.",
         _overall([problem for record in by_set.values() for problem in problems(record)]),
-        "![Ours over PyTorch's, convolution by convolution](images/kernels/engines.png)",
+        PICTURE.link("Ours over PyTorch's, convolution by convolution", PAGE),
     ]
     for key, record in by_set.items():
         grid = {(p.layer, p.precision, p.direction): p for p in problems(record)}
@@ -119,21 +117,18 @@ def _overall(of: Sequence[Problem]) -> str:
     )
 
 
-BLOCKS = (Block(PAGE, "engines", figures),)
-
-
 # The picture -------------------------------------------------------------------------------------
 
 
-def shown(found: Mapping[str, Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
+def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
     """Set -> [layer, precision, direction, ratio, marks] of each problem."""
     return {
         SETS[key]: [[*p[:3], round(p.ratio, 3), p.marks] for p in problems(record)]
-        for key, record in found.items()
+        for key, record in records(folder).items()
     }
 
 
-def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
+def draw(drawn: Mapping[str, Sequence[Sequence[Any]]]) -> Any:
     """A panel for each set: a point for each problem, hollow where its ratio says little."""
     figure, axes = canvas.panels(len(drawn), 1, width=9, height=3.4 * len(drawn))
     for panel, (title, cases) in zip(axes[:, 0], drawn.items(), strict=True):
@@ -159,10 +154,9 @@ def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
             f"{title}; hollow: bound by the host, or not as exact", fontsize=10, loc="left"
         )
         panel.legend(fontsize=7, ncols=len(PRECISIONS), frameon=False, loc="upper left")
-    canvas.save(figure, path, drawn)
+    return figure
 
 
-def picture(*, check: bool, image: Path = IMAGE, folder: Path = script.RESULTS) -> int:
-    """Draw it if it is out of date, or say so; 1 where it was said."""
-    found = records(folder)
-    return canvas.redrawn(image, shown(found) if found else None, draw, check=check)
+PICTURE = canvas.Picture("docs/images/kernels/engines.png", drawn, draw)
+PICTURES = (PICTURE,)
+BLOCKS = (Block(PAGE, "engines", figures),)

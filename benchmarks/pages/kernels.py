@@ -18,7 +18,6 @@ from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 from ooc_cudnn.plotting import COLOURS
 
 NAME, PAGE = "kernels", "docs/kernels.md"
-IMAGE = ROOT / "docs" / "images" / "kernels" / "shares.png"
 Row = Mapping[str, Any]
 #: How a case's name is taken apart: what it is about, and in which way; and its group's bound.
 GROUPS = {
@@ -79,7 +78,7 @@ def figures(folder: Path = script.RESULTS) -> str:
     parts = [
         f"{measured_on(stored)} A cell has the share of the copy's speed, and PyTorch's time over "
         "ours; bold where a bound is missed.",
-        "![Shares of the copy's speed, case by case](images/kernels/shares.png)",
+        PICTURE.link("Shares of the copy's speed, case by case", PAGE),
     ]
     titles = {"relayout": "Re-layout", "softmax": "Softmax", "pooling": "Pooling"}
     for group, title in titles.items():
@@ -129,9 +128,6 @@ def passes(folder: Path = script.RESULTS) -> str:
             lines.append((f"`{kernel}.cu`", way, *cells))
     head = ("kernel", "case", *(" ".join(column) for column in COLUMNS))
     return join_paragraphs((measured_on(stored), markdown(head, lines)))
-
-
-BLOCKS = (Block(PAGE, "figures", figures), Block(PAGE, "passes", passes))
 
 
 # Comments ------------------------------------------------------------------------------------
@@ -197,18 +193,18 @@ def comments(
 # The picture -------------------------------------------------------------------------------------
 
 
-def shown(found: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
     """Group -> [subject, way, share] of each case."""
+    stored = record(folder)
+    measured = stored["measurements"] if stored else {}
     return {
-        group: [
-            [*apart(group, row), round(row["share"], 4)] for row in found["measurements"][group]
-        ]
+        group: [[*apart(group, row), round(row["share"], 4)] for row in measured[group]]
         for group in GROUPS
-        if group in found["measurements"]
+        if group in measured
     }
 
 
-def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
+def draw(drawn: Mapping[str, Sequence[Sequence[Any]]]) -> Any:
     """A panel for each group: a point for each case, and the bound."""
     figure, axes = canvas.panels(len(drawn), 1, width=9, height=3.1 * len(drawn))
     for panel, (group, cases) in zip(axes[:, 0], drawn.items(), strict=True):
@@ -224,10 +220,9 @@ def draw(drawn: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
         panel.set_ylabel("% of the copy's speed", fontsize=8)
         panel.set_title(group, fontsize=10, loc="left")
         panel.legend(fontsize=7, ncols=len(ways), frameon=False, loc="lower left")
-    canvas.save(figure, path, drawn)
+    return figure
 
 
-def picture(*, check: bool, image: Path = IMAGE, folder: Path = script.RESULTS) -> int:
-    """Draw it if it is out of date, or say so; 1 where it was said."""
-    found = record(folder)
-    return canvas.redrawn(image, found and shown(found), draw, check=check)
+PICTURE = canvas.Picture("docs/images/kernels/shares.png", drawn, draw)
+PICTURES = (PICTURE,)
+BLOCKS = (Block(PAGE, "figures", figures), Block(PAGE, "passes", passes))

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,41 @@ import numpy as np
 
 from benchmarks.accuracy_summary import BOUNDS
 from benchmarks.pages import canvas
-from benchmarks.pages.canvas import is_current, stamp
 from benchmarks.pages.model import calls_stored, machine_of
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.calibration.pictures import draw_calibration
+from ooc_cudnn.calibration.pictures import calibration_figure
 from ooc_cudnn.plotting import COLOURS
-from perfmodel.named import named_machine
+from perfmodel import MachineModel, shipped
 
-IMAGES = ROOT / "docs" / "images"
-FIT, ACCURACY = "model-fit.png", "model-accuracy.png"
 #: Where the slowest of a call's large operands lies, in the order of their colours.
 PLACED = ("pinned", "pageable", "disk", "device")
 TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
-def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw predicted over measured seconds of calls, a panel for each stored result."""
-    figure, panels = canvas.panels(1, len(stored), width=6 * len(stored), height=4.2)
-    for axes, result in zip(panels[0], stored, strict=True):
-        calls = result["measurements"]["calls"]
+def accuracy(folder: Path = script.RESULTS) -> list[Any]:
+    """Return each result's machine, and its calls: where, how long, how well predicted."""
+    keys = ("placement", "seconds", "predicted/measured")
+    return [
+        [
+            machine_of(result),
+            [[call[key] for key in keys] for call in result["measurements"]["calls"]],
+        ]
+        for result in calls_stored(folder)
+    ]
+
+
+def draw_accuracy(results: Sequence[Any]) -> Any:
+    """Draw predicted over measured seconds of calls, a panel for each result."""
+    figure, panels = canvas.panels(1, len(results), width=6 * len(results), height=4.2)
+    for axes, (machine, calls) in zip(panels[0], results, strict=True):
         for colour, placement in zip(COLOURS, PLACED, strict=False):
-            placed = [call for call in calls if call["placement"] == placement]
+            placed = [call for call in calls if call[0] == placement]
             axes.plot(
-                [call["seconds"] for call in placed],
-                np.clip([call["predicted/measured"] for call in placed], TICKS[0], TICKS[-1]),
+                [seconds for _, seconds, _ in placed],
+                np.clip([ratio for _, _, ratio in placed], TICKS[0], TICKS[-1]),
                 color=colour, marker="o", markersize=4.5, linestyle="", label=placement,
             )  # fmt: skip
-        median, tail = BOUNDS["host" if result["environment"]["device"] == "host" else "cuda"]
+        median, tail = BOUNDS["host" if machine.startswith("host") else "cuda"]
         for share, strength in ((median, 0.14), (tail, 0.07)):
             axes.axhspan(1 - share, 1 + share, color="#3f9e6e", alpha=strength, linewidth=0)
         axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
@@ -52,47 +58,22 @@ def draw_accuracy(stored: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_yticks(TICKS, map(str, TICKS))
         axes.set_xlabel("measured seconds of a call")
         axes.set_ylabel("predicted / measured")
-        axes.set_title(machine_of(result), fontsize=11, loc="left")
+        axes.set_title(machine, fontsize=11, loc="left")
         canvas.legend(axes, title="slowest operand", title_fontsize=8)
-    canvas.save(figure, path, shown(stored))
+    return figure
 
 
-def shown(stored: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return what `draw_accuracy` shows of calls, as plain values."""
-    keys = ("placement", "seconds", "predicted/measured")
-    return [
-        [
-            machine_of(result),
-            [[call[key] for key in keys] for call in result["measurements"]["calls"]],
-        ]
-        for result in stored
-    ]
+def calibrated() -> dict[str, Any]:
+    """Return the shipped H200; nothing of a profile that keeps no samples."""
+    model = shipped("h200")
+    return model.to_json() if model.samples else {}
 
 
-def generate(
-    *,
-    check: bool,
-    machine: str = "h200",
-    results: Path = script.RESULTS,
-    output: Path = IMAGES,
-) -> int:
-    """Draw both, or say which is not of what is stored; 1 where one is not.
-
-    So it is of a machine, a profile or a file, that keeps no samples: its picture stays as it is.
-    """
-    stored, model = calls_stored(results), named_machine(machine)
-    accuracy = output / ACCURACY, stored and shown(stored)
-    fit = output / FIT, model.samples and model.to_json()
-    if check:
-        stale = [path.name for path, of in (accuracy, fit) if of and not is_current(path, of)]
-        for name in stale:
-            print(f"{name} is out of date: make figures", file=sys.stderr)
-        return int(bool(stale))
-    if stored:
-        draw_accuracy(stored, accuracy[0])
-    if not model.samples:
-        print(f"{model.name} keeps no samples: {FIT} is left as it is", file=sys.stderr)
-        return 1
-    draw_calibration(model, fit[0])
-    stamp(*fit)
-    return 0
+PICTURES = (
+    canvas.Picture(
+        "docs/images/model-fit.png",
+        calibrated,
+        lambda model: calibration_figure(MachineModel.from_json(model)),
+    ),
+    canvas.Picture("docs/images/model-accuracy.png", accuracy, draw_accuracy),
+)

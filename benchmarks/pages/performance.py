@@ -9,7 +9,7 @@ from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
 from benchmarks.pages import words
 from benchmarks.pages.blocks import NOTHING, Block
 from benchmarks.pages.claims import claims_table, scripts_table
-from benchmarks.pages.pictures import shown
+from benchmarks.pages.pictures import BY_NAME
 from benchmarks.pages.records import Records, feature_bytes, load, names, stage_seconds
 from benchmarks.pages.words import LABELS, PRECISIONS, Cell, precision_of, section
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
@@ -18,6 +18,7 @@ from ooc_cudnn.bench.cases import FIGURE_9
 from ooc_cudnn.bench.record import join_paragraphs, markdown
 from ooc_cudnn.units import format_seconds
 
+PAGE = "docs/performance.md"
 IN_CORE = (OURS, "in_core", "cudnn")
 OTHERS = (*UNIFIED_MEMORY, *LOOPS, "serial", "torch_in_core")
 OTHERS_OF_NETWORKS = ("in_core", *LOOPS, "torch_in_core")
@@ -135,7 +136,6 @@ RATIOS = (
 
 
 def page(records: Records) -> str:
-    drawn = shown(records)
     return join_paragraphs(
         (
             "### What it is held to",
@@ -145,16 +145,16 @@ def page(records: Records) -> str:
             "### Unified Memory and the other ways (figure 14)",
             "A fused convolution, bias and ReLU, of features in host memory to features in host "
             "memory. The three forms of Unified Memory are those of the paper's section 6.5.",
-            words.image("fig14", "Seconds by the size of the features", drawn),
+            BY_NAME["fig14"].link("Seconds by the size of the features", PAGE),
             figure_14(records),
             "### Channels (figure 9)",
-            words.image("fig9", "GFLOPS over the number of channels", drawn),
+            BY_NAME["fig9"].link("GFLOPS over the number of channels", PAGE),
             figure_9(records),
             "### Table 4",
-            words.image("table4", "GFLOPS beside the paper's", drawn),
+            BY_NAME["table4"].link("GFLOPS beside the paper's", PAGE),
             table_4(records),
             "### Fused and unfused (figure 10)",
-            words.image("fig10", "What each stage of each call took", drawn),
+            BY_NAME["fig10"].link("What each stage of each call took", PAGE),
             figure_10(records),
             "### Layers of real networks",
             networks(records),
@@ -167,4 +167,4 @@ def page(records: Records) -> str:
     )
 
 
-BLOCKS = (Block("docs/performance.md", "figures", lambda: page(load())),)
+BLOCKS = (Block(PAGE, "figures", lambda: page(load())),)

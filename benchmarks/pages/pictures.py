@@ -1,29 +1,21 @@
-"""docs/images/bench, drawn from benchmarks/results/bench.
-
-Each picture is made of plain values, empty where nothing was measured; their digest stands in the
-file, so that a stale picture is found without drawing it again.
-"""
+"""docs/images/bench, drawn from benchmarks/results/bench."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.cases import CASES, LOOPS, UNIFIED_MEMORY
-from benchmarks.pages import canvas, records
-from benchmarks.pages.records import Records, feature_bytes, names, stage_seconds
+from benchmarks.pages import canvas
+from benchmarks.pages.records import Records, feature_bytes, load, names, stage_seconds
 from benchmarks.pages.words import LABELS, PRECISIONS
 from benchmarks.paper_figures import CHANNEL_GFLOPS, CHANNELS, FUSED_OVER_UNFUSED
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.cases import FIGURE_9
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.units import format_seconds
 
-IMAGES = ROOT / "docs" / "images" / "bench"
 Drawn = dict[str, Any]
 
 LINES_OF_14 = (OURS, *UNIFIED_MEMORY, *LOOPS, "torch_in_core", "copy_limit")
@@ -58,7 +50,6 @@ def lines(
 
 def draw_lines(
     drawn: Drawn,
-    path: Path,
     *,
     across: str,
     up: str,
@@ -67,7 +58,7 @@ def draw_lines(
     tick: Callable[[float], str] = str,
     style: Callable[[str], str] = lambda contender: "-",
     more: Callable[[Any], None] = lambda panel: None,
-) -> None:
+) -> Any:
     """Draw them, both axes in powers; `more` draws into each panel what is not a contender's."""
     figure, axes = canvas.precisions(drawn, height=height)
     for precision, panel in axes.items():
@@ -85,7 +76,7 @@ def draw_lines(
         panel.set_xlabel(across)
         panel.set_ylabel(up)
     canvas.legend_below(figure, axes.values(), columns=columns if len(axes) > 1 else 2)
-    canvas.save(figure, path, drawn)
+    return figure
 
 
 def figure_9(records: Records) -> Drawn:
@@ -96,7 +87,7 @@ def figure_9(records: Records) -> Drawn:
     )
 
 
-def draw_figure_9(drawn: Drawn, path: Path) -> None:
+def draw_figure_9(drawn: Drawn) -> Any:
     """With the paper's range and values in both panels."""
     stated = [(channels, value) for channels, (_, value) in FIGURE_9.items() if value is not None]
 
@@ -107,8 +98,8 @@ def draw_figure_9(drawn: Drawn, path: Path) -> None:
             *zip(*stated, strict=True), color=canvas.PAPER, marker="*", markersize=8, linestyle=""
         )
 
-    draw_lines(
-        drawn, path, across="channels, one image of 1024 x 1024", up="GFLOPS", height=3.8,
+    return draw_lines(
+        drawn, across="channels, one image of 1024 x 1024", up="GFLOPS", height=3.8,
         style=lambda contender: "-" if contender == OURS else "--", more=papers,
     )  # fmt: skip
 
@@ -142,7 +133,7 @@ def table_4(records: Records) -> Drawn:
     }
 
 
-def draw_table_4(drawn: Drawn, path: Path) -> None:
+def draw_table_4(drawn: Drawn) -> Any:
     """Bars, the paper's beside; from 0, so that their lengths are as their values."""
     figure, axes = canvas.panels(1, 1, width=7, height=3)
     panel = axes[0][0]
@@ -157,7 +148,7 @@ def draw_table_4(drawn: Drawn, path: Path) -> None:
     panel.margins(x=0.12)
     panel.set_xlabel("GFLOPS")
     canvas.legend(panel, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    canvas.save(figure, path, drawn)
+    return figure
 
 
 def figure_10(records: Records) -> Drawn:
@@ -178,7 +169,7 @@ def figure_10(records: Records) -> Drawn:
     return by_case
 
 
-def draw_figure_10(drawn: Drawn, path: Path) -> None:
+def draw_figure_10(drawn: Drawn) -> Any:
     """For each call of each way, what its streams were busy with, and how long it took."""
     figure, axes = canvas.panels(1, max(len(drawn), 1), width=11, height=3.6)
     for panel, (case, shown) in zip(axes[0], drawn.items(), strict=True):
@@ -198,7 +189,7 @@ def draw_figure_10(drawn: Drawn, path: Path) -> None:
         )  # fmt: skip
     axes[0][0].set_ylabel("ms")
     canvas.legend_below(figure, axes[0], columns=4)  # within a panel it would hide marks
-    canvas.save(figure, path, drawn)
+    return figure
 
 
 def summary(records: Records) -> Drawn:
@@ -210,7 +201,7 @@ def summary(records: Records) -> Drawn:
     return {"bars": bars, "copy_limit": records.seconds(SUMMARY_CASE, "copy_limit")}
 
 
-def draw_summary(drawn: Drawn, path: Path) -> None:
+def draw_summary(drawn: Drawn) -> Any:
     """One bar for each way; one that did not run says so."""
     figure, axes = canvas.panels(1, 1, width=8, height=2.8)
     panel, bars = axes[0][0], drawn["bars"]
@@ -231,49 +222,19 @@ def draw_summary(drawn: Drawn, path: Path) -> None:
         "seconds: 4.3 GB from host memory, a convolution, 4.3 GB back (dots: raw copies)",
         fontsize=8,
     )
-    canvas.save(figure, path, drawn)
+    return figure
 
 
 # All of them -------------------------------------------------------------------------------------
 
-PICTURES: dict[str, tuple[Callable[[Records], Drawn], Callable[[Drawn, Path], None]]] = {
-    "fig9": (figure_9, draw_figure_9),
-    "table4": (table_4, draw_table_4),
-    "fig10": (figure_10, draw_figure_10),
-    "fig14": (figure_14, draw_figure_14),
-    "summary": (summary, draw_summary),
+BY_NAME = {
+    name: canvas.Picture(f"docs/images/bench/{name}.png", lambda make=make: make(load()), draw)
+    for name, make, draw in (
+        ("fig9", figure_9, draw_figure_9),
+        ("table4", table_4, draw_table_4),
+        ("fig10", figure_10, draw_figure_10),
+        ("fig14", figure_14, draw_figure_14),
+        ("summary", summary, draw_summary),
+    )
 }
-
-
-def shown(found: Records) -> dict[str, Drawn]:
-    """Return what each picture shows, of those that show anything."""
-    values = {name: make(found) for name, (make, _) in PICTURES.items()}
-    return {name: drawn for name, drawn in values.items() if drawn}
-
-
-def stale(found: Records, images: Path = IMAGES) -> list[str]:
-    """Name the pictures that are missing, of other results, or of none."""
-    drawn = shown(found)
-    wrong = [name for name in drawn if not canvas.is_current(images / f"{name}.png", drawn[name])]
-    return wrong + [name.stem for name in images.glob("*.png") if name.stem not in drawn]
-
-
-def draw(found: Records, images: Path = IMAGES) -> None:
-    """Draw all of which anything was measured; remove the others."""
-    drawn = shown(found)
-    for path in images.glob("*.png"):
-        if path.stem not in drawn:
-            path.unlink()
-    for name, values in drawn.items():
-        PICTURES[name][1](values, images / f"{name}.png")
-
-
-def generate(*, check: bool) -> int:
-    """Draw what is out of date, or name it; 1 where something was named."""
-    stored = records.load()
-    if not check:
-        draw(stored)
-        return 0
-    for name in stale(stored):
-        print(f"{name}.png is out of date: make figures", file=sys.stderr)
-    return int(bool(stale(stored)))
+PICTURES = tuple(BY_NAME.values())

@@ -7,12 +7,10 @@ from pathlib import Path
 
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED, Block
+from benchmarks.pages.pictures import BY_NAME
 from benchmarks.pages.records import FOLDER, Records, load
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import markdown
 from ooc_cudnn.units import format_seconds
-
-CHART = "docs/images/bench/summary.png"
 
 STORY = "fig14-4gb-tf32"
 #: (what a row says, which host memory x and y lie in, case, contender)
@@ -47,9 +45,8 @@ def figures(folder: Path = FOLDER) -> str:
         f"**{format_seconds(seconds)}** with pinned memory. Times are medians of rounds in turns. "
         "Every result was checked."
     )
-    picture = [f"![4.3 GB in and 4.3 GB out, by each way]({CHART})", "",
-               *textwrap.wrap(CAPTION, 100), ""]  # fmt: skip
-    lines = [*(picture if (ROOT / CHART).exists() else []), *textwrap.wrap(setting, 100)]
+    picture = BY_NAME["summary"].link("4.3 GB in and 4.3 GB out, by each way", "README.md")
+    lines = [picture, "", *textwrap.wrap(CAPTION, 100), "", *textwrap.wrap(setting, 100)]
     head = ("the same work by another way", "host memory", "takes", "time (`ooc_cudnn`: 1.00x)")
     rows = [(label, memory, *_took(records, *way)) for label, memory, *way in ROWS]
     return "\n".join(

@@ -18,11 +18,9 @@ from benchmarks.pages import canvas
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
 from ooc_cudnn.units import format_bytes, format_seconds
 
-PICTURE = ROOT / "docs" / "images" / "networks" / "measured.png"
 #: What each case of `benchmarks.networks` trains.
 TRAINED = {
     "vgg16": "VGG-16, 1024 images",
@@ -165,15 +163,13 @@ def short(folder: Path = script.RESULTS) -> str:
     if any(way.tuning_seconds for case, each in by_case.items() for way in ways(case, each)):
         about += TUNED
     about += "*"
-    image = f"![Seconds and memory of the card]({PICTURE.relative_to(ROOT).as_posix()})"
+    image = PICTURE.link("Seconds and memory of the card", "README.md")
     rows = [
         row(_trained(case, each, card), way)
         for case, each in by_case.items()
         for way in ways(case, each)
     ]
-    return join_paragraphs(
-        (image if PICTURE.exists() else "", about, markdown(HEAD, rows, align="llr"))
-    )
+    return join_paragraphs((image, about, markdown(HEAD, rows, align="llr")))
 
 
 ABOUT = (
@@ -249,7 +245,7 @@ def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
     }  # fmt: skip
 
 
-def draw(values: Mapping[str, Any], path: Path) -> None:
+def draw(values: Mapping[str, Any]) -> Any:
     """A row of panels for each network: seconds on the left, memory of the card on the right."""
     lines = max(map(len, values.values()))
     figure, axes = canvas.panels(len(values), 2, width=9, height=(0.45 * lines + 0.5) * len(values))
@@ -269,12 +265,9 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
             panel.grid(axis="y", visible=False)
     axes[-1][0].set_xlabel("seconds of a training step", fontsize=8)
     axes[-1][1].set_xlabel("memory of the card, GiB", fontsize=8)
-    canvas.save(figure, path, values)
+    return figure
 
 
-def picture(*, check: bool, path: Path = PICTURE, folder: Path = script.RESULTS) -> int:
-    """Draw it where it is out of date, or say so; 1 where it was named."""
-    return canvas.redrawn(path, drawn(folder), draw, check=check)
-
-
+PICTURE = canvas.Picture("docs/images/networks/measured.png", drawn, draw)
+PICTURES = (PICTURE,)
 BLOCKS = (Block("README.md", "steps", short), Block("docs/performance.md", "steps", long))

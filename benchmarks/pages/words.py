@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
@@ -121,11 +121,6 @@ def notes(records: Records, cases: Sequence[str]) -> str:
         f"- {note}" + ("" if len(where) == len(cases) else f" ({', '.join(where)})")
         for note, where in by_note.items()
     )
-
-
-def image(name: str, about: str, drawn: Mapping[str, object]) -> str:
-    """Show a picture of docs/images/bench, if there is anything to draw in it."""
-    return f"![{about}](images/bench/{name}.png)" if name in drawn else ""
 
 
 def section(

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import card, networks, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from benchmarks.pages import canvas, claims, performance, pictures, quoted, steps, trials
+from benchmarks.pages import canvas, claims, performance, quoted, steps, trials
 from benchmarks.pages.blocks import NOT_MEASURED
 from benchmarks.pages.records import Records, load, names
 from ooc_cudnn.bench.command import select
@@ -184,7 +184,6 @@ def test_a_table_says_where_and_when_it_was_measured(folder):
 def test_the_page_without_results_says_so():
     text = performance.page(Records({}, {}))
     assert "Not measured yet: `python -m benchmarks.contenders`, 33 cases." in text
-    assert "images/bench" not in text
     assert "PASS" not in text
 
 
@@ -308,16 +307,6 @@ def test_part_of_a_network_is_compared_with_nothing(tmp_path):
     ]
 
 
-def test_the_picture_of_steps_is_drawn_where_it_is_stale(tmp_path):
-    pytest.importorskip("matplotlib")
-    record = step_record("googlenet", "0.83GiB")
-    (tmp_path / "networks_googlenet.json").write_text(json.dumps(record))
-    path = tmp_path / "measured.png"
-    assert steps.picture(check=True, path=path, folder=tmp_path) == 1
-    assert steps.picture(check=False, path=path, folder=tmp_path) == 0
-    assert steps.picture(check=True, path=path, folder=tmp_path) == 0
-
-
 # Reliability ---------------------------------------------------------------------------------
 
 
@@ -364,36 +353,35 @@ def test_the_reliability_page_counts_what_the_records_have(tmp_path):
 # Pictures ------------------------------------------------------------------------------------
 
 
-def test_pictures_are_small_current_and_the_same_twice(folder, tmp_path):
+def test_a_picture_is_drawn_where_it_is_stale_and_goes_where_nothing_is_shown(tmp_path):
     pytest.importorskip("matplotlib")
-    records, images = load(folder), tmp_path / "images"
-    assert set(pictures.stale(records, images)) == set(pictures.PICTURES)
-    pictures.draw(records, images)
-    assert pictures.stale(records, images) == []
-    first = {path.name: path.read_bytes() for path in images.glob("*.png")}
-    assert len(first) == len(pictures.PICTURES)
-    assert max(map(len, first.values())) < 60_000
-    for path in images.glob("*.png"):
-        path.unlink()
-    pictures.draw(records, images)
-    assert {path.name: path.read_bytes() for path in images.glob("*.png")} == first
+    values = {"line": [1, 2]}
+
+    def draw(values):
+        figure, axes = canvas.panels(1, 1, width=2, height=1)
+        axes[0, 0].plot(values["line"])
+        return figure
+
+    picture, path = canvas.Picture("images/one.png", lambda: values, draw), tmp_path / "images"
+    written = lambda: [picture.write(check=each, root=tmp_path) for each in (True, False, True)]  # noqa: E731
+    assert written() == [1, 0, 0]
+    (drawn,) = [each.read_bytes() for each in path.iterdir()]
+    (path / "one.png").unlink()
+    assert written() == [1, 0, 0]
+    assert (path / "one.png").read_bytes() == drawn
+    values["line"] = [2, 1]
+    assert written() == [1, 0, 0]
+    assert (path / "one.png").read_bytes() != drawn
+    values.clear()
+    assert written() == [1, 0, 0]
+    assert not [*path.iterdir()]
 
 
-def test_pictures_of_other_results_are_found_and_those_of_none_removed(folder, tmp_path):
+@pytest.mark.parametrize("picture", regenerate.PICTURES, ids=lambda picture: picture.path)
+def test_what_is_stored_is_drawn_and_small(picture, tmp_path):
     pytest.importorskip("matplotlib")
-    images = tmp_path / "images"
-    pictures.draw(load(folder), images)
-
-    def slower(record):
-        record["contenders"]["ooc_cudnn"]["seconds"]["median"] *= 2
-
-    rewrite(folder, "fig14-4gb-tf32", slower)
-    assert pictures.stale(load(folder), images) == ["fig14", "summary"]
-    (folder / "fig14-4gb-tf32.json").unlink()
-    assert sorted(pictures.stale(load(folder), images)) == ["fig14", "summary"]
-    pictures.draw(load(folder), images)
-    assert not (images / "summary.png").exists()
-    assert pictures.stale(load(folder), images) == []
+    assert picture.write(check=False, root=tmp_path) == 0
+    assert 5_000 < (tmp_path / picture.path).stat().st_size < 150_000
 
 
 def test_a_stamp_is_a_chunk_that_readers_of_pictures_know(tmp_path):

@@ -38,16 +38,14 @@ def test_every_case_has_its_cell(folder):
     assert "- one note" in page
 
 
-def test_the_picture_is_drawn_once(folder, tmp_path):
-    image = tmp_path / "made" / "shares.png"
-    assert kernels.picture(check=True, image=image, folder=folder) == 1
-    assert kernels.picture(check=False, image=image, folder=folder) == 0
-    assert kernels.picture(check=True, image=image, folder=folder) == 0
+def test_the_picture_has_every_case(folder):
+    shown = kernels.drawn(folder)
+    assert shown["relayout"] == [["CV6", "NCHW to NHWC", 0.95], ["CV5 scaled", "NHWC to CHWN", 0.6]]
 
 
 def test_nothing_measured_is_said(tmp_path):
     assert "not measured yet" in kernels.figures(tmp_path)
-    assert kernels.picture(check=True, image=tmp_path / "none.png", folder=tmp_path) == 0
+    assert kernels.drawn(tmp_path) == {}
 
 
 def test_every_case_has_a_name_of_its_own_that_the_page_takes_apart():

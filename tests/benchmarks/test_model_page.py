@@ -129,26 +129,13 @@ def test_one_without_samples_shows_what_it_has():
     assert "computing" not in section
 
 
-def test_pictures_are_drawn_of_what_is_stored(folder, calibrated, tmp_path):
-    pytest.importorskip("matplotlib")
-    calibrated.save(tmp_path / "model.json")
-    given = {"results": folder, "output": tmp_path, "machine": str(tmp_path / "model.json")}
-    assert model_pictures.generate(check=False, **given) == 0
-    assert model_pictures.generate(check=True, **given) == 0
-    for name in (model_pictures.FIT, model_pictures.ACCURACY):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_machine_without_samples_keeps_its_picture(folder, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    given = {"results": folder, "output": tmp_path, "machine": "p100"}
-    assert model_pictures.generate(check=False, **given) == 1
-    assert "p100 keeps no samples" in capsys.readouterr().err
-    assert not (tmp_path / model_pictures.FIT).exists()
+def test_the_picture_shows_every_call(folder):
+    calls = [["pinned", 0.1, 0.9], ["disk", 1.0, 0.01]]
+    shown = model_pictures.accuracy(folder)
+    assert shown == [["A card", calls], ["host device, 2 cores", calls]]
 
 
 def test_both_pictures_of_the_page_are_there():
     text = (ROOT / model_page.METHOD).read_text(encoding="utf-8")
-    for name in (model_pictures.FIT, model_pictures.ACCURACY):
-        assert f"(images/{name})" in text
-        assert (model_pictures.IMAGES / name).stat().st_size > 10_000
+    for picture in model_pictures.PICTURES:
+        assert picture.link("", model_page.METHOD).removeprefix("![]") in text

@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks import network_steps
 from benchmarks.network_steps import CASES, Case, course_from, figures, plain, planned
-from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import load_record
 from ooc_cudnn.network.report.timeline import course_of
@@ -39,14 +38,6 @@ def test_the_record_has_every_case_and_its_pictures():
     assert record["verified"]
     assert {name.rsplit(": ", 1)[0] for name in record["checks"]} == set(map(str, CASES))
     assert set(network_steps.DRAWN) < set(record["measurements"])
-
-
-def test_a_stale_picture_is_found_and_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    images, folder = tmp_path, script.RESULTS
-    assert network_steps.pictures(check=True, images=images, folder=folder) == 1
-    assert network_steps.pictures(check=False, images=images, folder=folder) == 0
-    assert network_steps.pictures(check=True, images=images, folder=folder) == 0
 
 
 def test_the_page_explains_every_policy():
