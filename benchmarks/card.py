@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 
-SCRIPTS = ("convolution_link", "functions", "kernels", "passes")
+SCRIPTS = ("functions", "kernels", "passes")
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = (
     "vgg16", "resnet50", "features", "unet_3d", "googlenet", "densenet121", "unet", "unet_3d-128",

@@ -14,7 +14,6 @@ from ooc_cudnn.bench.timing import Timing, interleave, paired_ratio
 from perfmodel import Split
 
 NAMES = [
-    "convolution_link",
     "host_split",
     "functions",
     "functions_in_core",
@@ -94,7 +93,7 @@ def test_wrong_gradients_of_networks_are_found(tmp_path, monkeypatch):
 
 
 def test_a_full_run_needs_a_card(capsys):
-    from benchmarks.convolution_link import main
+    from benchmarks.functions import main
 
     with pytest.raises(SystemExit):
         main(["--device", "host"])
