@@ -8,6 +8,7 @@ import pytest
 from benchmarks.kernel_cases import Laid, cases, scaled
 from benchmarks.kernels import holds, line
 from benchmarks.pages import kernels
+from ooc_cudnn.bench.record import load_record
 
 
 def row(name, share, time_over=None, bound=None):
@@ -67,6 +68,35 @@ def test_a_line_says_what_is_missed():
     assert line(row("PL1 max NCHW forward", 0.8, 0.5, 0.85))[-1] == "MISS"
     assert line(row("PL1 max NCHW forward", 0.9, 1.5, 0.85))[-1] == "MISS"
     assert line(row("PL1 max NCHW forward", 0.9, 0.9, 0.85))[-1] == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "unwritten"), [(lambda y: 1.001 * y, 0), (lambda y: math.nan, 1)]
+)
+def test_what_is_wrong_or_unwritten_is_found(spoil, unwritten, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks import kernels as measuring
+    from benchmarks import passes
+
+    ours = measuring.Bench.ours
+
+    def spoiled(self, case, tensors, on=None):
+        run = ours(self, case, tensors, on)
+
+        def run_and_spoil():
+            run()
+            if on is None:
+                y, at = tensors[case.launch.output], (2, 5, 6, 7)
+                y[at] = spoil(y.abs().max())
+
+        return run_and_spoil
+
+    monkeypatch.setattr(measuring.Bench, "ours", spoiled)
+    given = ["--quick", "--device", "host", "--output", str(tmp_path), "--only", "gelu NHWC float3"]
+    assert passes.main(given) == 1
+    (found,) = load_record("passes", tmp_path)["checks"].values()
+    assert found["error"] > 1e-4
+    assert found["unwritten"] == unwritten
 
 
 @pytest.fixture
