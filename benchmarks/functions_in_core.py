@@ -73,23 +73,22 @@ CLASSES = ((256, 1000), (1, 4, 128, 128, 128))
 QUICK_CLASSES = ((4, 10),)
 
 
+Way = Callable[[dict[str, Any]], Any]
+
+
 class Problem:
     """One function on one shape: tensors in both memory orders, and the two ways.
 
-    Attributes
-    ----------
-    name : str
-    ours : callable
-        Given a memory order, of our tensors.
-    theirs : callable
-        The same of PyTorch's.
+    `function` and `peer` take operands: x, dy, scale and bias of channels, and what is added here.
     """
 
-    def __init__(self, torch: Any, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
-        self.torch, self.name, self.dtype = torch, name, dtype
+    def __init__(
+        self, torch: Any, about: str, shape: Sequence[int], dtype: str, place: str, what: str,
+        function: Way, peer: Way,
+    ) -> None:  # fmt: skip
+        self.torch, self.name, self.dtype = torch, f"{about} {dtype} {what}", dtype
         self._shape, self._place = shape, place
-        self.function: Callable[[Any], Any] = lambda of: None
-        self.peer: Callable[[Any], Any] = lambda of: None
+        self.function, self.peer = function, peer
 
     def drawn(self, shape: Sequence[int], seed: int) -> Any:
         generator = self.torch.Generator(device=self._place).manual_seed(seed)
@@ -100,7 +99,7 @@ class Problem:
 
     @cached_property
     def of(self) -> dict[str, dict[str, Any]]:
-        """By memory order the operands: x, y (ReLU of it) and dy; scale and bias, of channels."""
+        """The operands by memory order."""
         torch, axes = self.torch, len(self._shape) - 2
         last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(
             axes, torch.contiguous_format
@@ -134,7 +133,7 @@ def _all(found: Any) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
-def gradient(torch: Any, make: Callable[..., Any], names: Sequence[str]) -> Callable[[Any], Any]:
+def gradient(torch: Any, make: Callable[..., Any], names: Sequence[str]) -> Way:
     """PyTorch's gradient of what `make` makes of operands: forward once, backward at each call."""
     kept: dict[int, Any] = {}
 
@@ -144,78 +143,57 @@ def gradient(torch: Any, make: Callable[..., Any], names: Sequence[str]) -> Call
                 leaves = {name: of[name].detach().requires_grad_() for name in names}
                 kept[id(of)] = make(**{**of, **leaves}), tuple(leaves.values()), of
         result, leaves, _ = kept[id(of)]
-        dy = of["dy"] if result.shape == of["dy"].shape else of["dy_small"]
-        return torch.autograd.grad(result, leaves, dy, retain_graph=True)
+        return torch.autograd.grad(result, leaves, of["dy"], retain_graph=True)
 
     return call
 
 
-Make = Callable[..., Problem]
+#: (what is called, our way, PyTorch's way) -> the problem.
+Make = Callable[[str, Way, Way], Problem]
 
 
 def problems(torch: Any, quick: bool, dtypes: Sequence[str], place: str) -> Iterator[Problem]:
     for layer in QUICK if quick else LAYERS:
         for dtype in dtypes:
-            yield from of_layer(torch, layer, partial(_problem, torch, layer, dtype, place))
+            yield from of_layer(
+                torch, layer, partial(Problem, torch, layer.name, layer.shape, dtype, place)
+            )
     for shape in QUICK_CLASSES if quick else CLASSES:
+        about = f"softmax {'x'.join(map(str, shape))}"
         for dtype in dtypes:
-            yield from of_classes(torch, shape, dtype, place)
+            yield from pair(
+                torch, partial(Problem, torch, about, shape, dtype, place),
+                ("forward", lambda of: ooc_cudnn.softmax_forward(of["x"])),
+                ("backward", lambda of: ooc_cudnn.softmax_backward(of["y"], of["dy"])),
+                lambda x, **_: torch.softmax(x, 1),
+            )  # fmt: skip
 
 
-def _problem(
-    torch: Any, layer: Layer, dtype: str, place: str, what: str, ours: Any, theirs: Any
-) -> Problem:
-    made = Problem(torch, f"{layer.name} {dtype} {what}", layer.shape, dtype, place)
-    made.function, made.peer = ours, theirs
-    return made
+def pair(
+    torch: Any, problem: Make, forward: tuple[str, Way], backward: tuple[str, Way],
+    make: Callable[..., Any], leaves: Sequence[str] = ("x",),
+) -> Iterator[Problem]:  # fmt: skip
+    """A function that PyTorch's `make` makes, too, and its gradient, from y and dy."""
+    yield problem(*forward, lambda of: make(**of))
+    of_gradient = problem(*backward, gradient(torch, make, leaves))
+    for of in of_gradient.of.values():
+        of["y"] = make(**of)
+        of["dy"] = torch.empty_like(of["y"]).copy_(of_gradient.drawn(of["y"].shape, 1))
+    yield of_gradient
 
 
 def of_layer(torch: Any, layer: Layer, problem: Make) -> Iterator[Problem]:
-    yield from _pointwise(torch, problem)
-    yield from _pooling(torch, layer, problem)
-    if layer.normalized:
-        yield from _normalization(torch, problem)
-
-
-def of_classes(torch: Any, shape: Sequence[int], dtype: str, place: str) -> Iterator[Problem]:
-    make, about = partial(_softmax, torch), f"softmax {'x'.join(map(str, shape))} {dtype}"
-    forward = Problem(torch, f"{about} forward", shape, dtype, place)
-    forward.function = lambda of: ooc_cudnn.softmax_forward(of["x"])
-    forward.peer = lambda of: make(**of)
-    yield forward
-    backward = Problem(torch, f"{about} backward", shape, dtype, place)
-    backward.function = lambda of: ooc_cudnn.softmax_backward(of["y"], of["dy"])
-    backward.peer = gradient(torch, make, ("x",))
-    for of in backward.of.values():
-        of["y"] = make(**of)
-    yield backward
-
-
-def _softmax(torch: Any, x: Any, **_: Any) -> Any:
-    return torch.softmax(x, 1)
-
-
-def _pointwise(torch: Any, problem: Make) -> Iterator[Problem]:
-    def relu(x: Any, **_: Any) -> Any:
-        return torch.relu(x)
-
-    yield problem(
-        "activation_forward",
-        lambda of: ooc_cudnn.activation_forward(of["x"]),
-        lambda of: relu(**of),
-    )
-    backward = problem(
-        "activation_backward",
-        lambda of: ooc_cudnn.activation_backward(of["y"], of["dy"]),
-        gradient(torch, relu, ("x",)),
-    )
-    for of in backward.of.values():
-        of["y"] = relu(**of)
-    yield backward
+    functional, axes = torch.nn.functional, layer.axes
+    yield from pair(
+        torch, problem,
+        ("activation_forward", lambda of: ooc_cudnn.activation_forward(of["x"])),
+        ("activation_backward", lambda of: ooc_cudnn.activation_backward(of["y"], of["dy"])),
+        lambda x, **_: torch.relu(x),
+    )  # fmt: skip
     in_place = problem(
         "add_tensor",
         lambda of: ooc_cudnn.add_tensor(of["bias"], of["y"]),
-        lambda of: of["y"].add_(_of_channels(of["bias"], of["y"])),
+        lambda of: of["y"].add_(of["bias"].reshape(1, -1, *[1] * axes)),
     )
     for of in in_place.of.values():
         of["y"] = of["x"].clone()
@@ -223,79 +201,49 @@ def _pointwise(torch: Any, problem: Make) -> Iterator[Problem]:
     yield problem(
         "convolution_backward_bias",
         lambda of: ooc_cudnn.convolution_backward_bias(of["dy"]),
-        lambda of: of["dy"].sum([axis for axis in range(of["dy"].dim()) if axis != 1]),
+        lambda of: of["dy"].sum((0, *range(2, 2 + axes))),
     )
-
-
-def _of_channels(vector: Any, x: Any) -> Any:
-    return vector.reshape(1, -1, *[1] * (x.dim() - 2))
-
-
-def _pooling(torch: Any, layer: Layer, problem: Make) -> Iterator[Problem]:
-    functional, axes = torch.nn.functional, layer.axes
-    kind = "max" if layer.mode == "max" else "avg"
-    pool = getattr(functional, f"{kind}_pool{axes}d")
+    pool = getattr(functional, f"{'max' if layer.mode == 'max' else 'avg'}_pool{axes}d")
     geometry = {"stride": layer.stride, "padding": layer.padding}
-
-    def make(x: Any, **_: Any) -> Any:
-        return pool(x, layer.window, **geometry)
-
     mine = {"window": axes * (layer.window,), "mode": layer.mode, **geometry}
-    yield problem(
-        f"pooling_forward {layer.window}/{layer.stride}",
-        lambda of: ooc_cudnn.pooling_forward(of["x"], **mine),
-        lambda of: make(**of),
-    )
-    backward = problem(
-        f"pooling_backward {layer.window}/{layer.stride}",
-        lambda of: ooc_cudnn.pooling_backward(of["y"], of["dy_small"], of["x"], **mine),
-        gradient(torch, make, ("x",)),
-    )
-    for of in backward.of.values():
-        of["y"] = make(**of)
-        of["dy_small"] = torch.empty_like(of["y"]).copy_(backward.drawn(of["y"].shape, 4))
-    yield backward
+    what = f"{layer.window}/{layer.stride}"
+    yield from pair(
+        torch, problem,
+        (f"pooling_forward {what}", lambda of: ooc_cudnn.pooling_forward(of["x"], **mine)),
+        (f"pooling_backward {what}",
+         lambda of: ooc_cudnn.pooling_backward(of["y"], of["dy"], of["x"], **mine)),
+        lambda x, **_: pool(x, layer.window, **geometry),
+    )  # fmt: skip
+    if layer.normalized:
+        yield from _normalization(torch, problem)
 
 
 def _normalization(torch: Any, problem: Make) -> Iterator[Problem]:
-    functional = torch.nn.functional
-
-    def make(x: Any, scale: Any, bias: Any, **_: Any) -> Any:
-        return functional.batch_norm(x, None, None, scale, bias, training=True)
-
-    def infer(of: dict[str, Any]) -> Any:
-        return functional.batch_norm(of["x"], of["mean"], of["variance"], of["scale"], of["bias"])
-
-    forward = problem(
-        "batch_normalization_forward_training",
-        lambda of: _all(
-            ooc_cudnn.batch_normalization_forward_training(of["x"], of["scale"], of["bias"])
-        )[0],
-        lambda of: make(**of),
-    )
-    backward = problem(
-        "batch_normalization_backward",
-        lambda of: ooc_cudnn.batch_normalization_backward(
-            of["x"], of["dy"], of["scale"],
-            saved_mean=of["saved_mean"], saved_inverse_variance=of["saved_inverse_variance"],
-        ),
-        gradient(torch, make, ("x", "scale", "bias")),
+    normalize, name = torch.nn.functional.batch_norm, "batch_normalization"
+    train = ooc_cudnn.batch_normalization_forward_training
+    saved = ("saved_mean", "saved_inverse_variance")
+    variants = pair(
+        torch, problem,
+        (f"{name}_forward_training", lambda of: train(of["x"], of["scale"], of["bias"])[0]),
+        (f"{name}_backward", lambda of: ooc_cudnn.batch_normalization_backward(
+            of["x"], of["dy"], of["scale"], **{each: of[each] for each in saved})),
+        lambda x, scale, bias, **_: normalize(x, None, None, scale, bias.to(scale), training=True),
+        ("x", "scale", "bias"),
     )  # fmt: skip
+    known = ("scale", "bias", "mean", "variance")
     inference = problem(
-        "batch_normalization_forward_inference",
+        f"{name}_forward_inference",
         lambda of: ooc_cudnn.batch_normalization_forward_inference(
-            of["x"], of["scale"], of["bias"], of["mean"], of["variance"]
+            of["x"], *(of[each] for each in known)
         ),
-        infer,
+        lambda of: normalize(of["x"], of["mean"], of["variance"], of["scale"], of["bias"]),
     )
-    for variant in (forward, backward, inference):
+    for variant in (*variants, inference):
         for of in variant.of.values():
+            axes, wide = [axis for axis in range(of["x"].dim()) if axis != 1], of["x"].double()
             of["bias"] = of["bias"].float()
-            axes = [axis for axis in range(of["x"].dim()) if axis != 1]
-            wide = of["x"].double()
-            of["mean"] = wide.mean(axes).float()
+            of["mean"] = of["saved_mean"] = wide.mean(axes).float()
             of["variance"] = wide.var(axes, unbiased=False).float()
-            of["saved_mean"] = of["mean"]
             of["saved_inverse_variance"] = (of["variance"] + 1e-5).rsqrt()
         yield variant
 
