@@ -24,6 +24,7 @@ import numpy as np
 import ooc_cudnn
 from benchmarks.contenders import torch_networks
 from benchmarks.contenders.torch_ways import WAYS
+from examples import twins
 from ooc_cudnn import Network, networks
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
@@ -114,7 +115,7 @@ CASES = {
     "vgg16": Case(
         lambda: networks.vgg16(1024, dropout=0),
         _small_vgg16,
-        torch_networks.vgg16,
+        twins.vgg(*twins.VGG16),
         {"16GiB": 1.05, "8GiB": 1.02},
         "2MiB",
         micro_batches=True,
@@ -122,7 +123,7 @@ CASES = {
     "resnet50": Case(
         lambda: networks.resnet50(768),
         lambda: networks.resnet50(3, 64, width=1 / 16, **SMALL),
-        torch_networks.resnet50,
+        twins.resnet(3, 4, 6, 3),
         {"64GiB": 1.0, "32GiB": 1.0, "24GiB": 1.25, "16GiB": 1.0, "8GiB": None, "4GiB": None},
         "2MiB",
         ways=tuple(WAYS),
@@ -130,7 +131,7 @@ CASES = {
     "features": Case(
         lambda: feature_layers(16384, 16384),
         lambda: feature_layers(64, 128, "float64", 1 / 16),
-        torch_networks.features,
+        twins.features,
         {"16GiB": 4.5},
         "768KiB",
         against_forward=True,
@@ -138,7 +139,7 @@ CASES = {
     "unet_3d": Case(
         lambda: networks.unet_3d(1, 512),
         lambda: networks.unet_3d(1, 16, stages=4, width=1 / 16, **SMALL),
-        torch_networks.unet_3d,
+        twins.unet_3d,
         {"100GiB": 11.0, "40GiB": 18.0},
         "1MiB",
         beside=lambda: networks.unet_3d(1, 256),
@@ -147,28 +148,28 @@ CASES = {
     "googlenet": Case(
         lambda: networks.googlenet(128, dropout=0),
         lambda: networks.googlenet(2, 128, width=1 / 16, dropout=0, **SMALL),
-        torch_networks.googlenet,
+        twins.googlenet,
         {"0.83GiB": 1.1},
         "1MiB",
     ),
     "densenet121": Case(
         lambda: networks.densenet121(128),
         lambda: networks.densenet121(3, 64, width=1 / 16, **SMALL),
-        torch_networks.densenet121,
+        twins.densenet121,
         {"4.2GiB": 1.1},
         "1MiB",
     ),
     "unet": Case(
         lambda: networks.unet(8, dropout=0),
         lambda: networks.unet(1, 188, width=1 / 16, dropout=0, **SMALL),
-        torch_networks.unet,
+        twins.unet,
         {"2.7GiB": 1.1},
         "6MiB",
     ),
     "unet_3d-128": Case(
         lambda: networks.unet_3d(2),
         lambda: networks.unet_3d(2, 16, stages=4, width=1 / 16, **SMALL),
-        torch_networks.unet_3d,
+        twins.unet_3d,
         {"3.8GiB": 1.1},
         "1MiB",
     ),
@@ -176,7 +177,7 @@ CASES = {
         f"vgg16-n{batch}": Case(
             functools.partial(networks.vgg16, batch, dropout=0),
             _small_vgg16,
-            torch_networks.vgg16,
+            twins.vgg(*twins.VGG16),
             {"16GiB": None},
             "2MiB",
             micro_batches=True,

@@ -8,7 +8,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.contenders.torch_networks import Tensors, Twin
+from benchmarks.contenders.torch_networks import Tensors
+from examples.twins import Twin
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.units import format_bytes

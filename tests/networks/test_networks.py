@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from examples import twins
 from ooc_cudnn import networks
-from tests.networks import twins
 from tests.support.network_checks import check_network
 
 #: Name: (arguments of a small one, its twin).
@@ -12,13 +12,13 @@ SMALL = {
     "alexnet": ({"image": 67, "width": 1 / 16, "dropout": 0}, twins.alexnet),
     "overfeat": ({"image": 95, "width": 1 / 32, "dropout": 0}, twins.overfeat),
     "googlenet": ({"image": 224, "width": 1 / 16, "dropout": 0, "batch": 1}, twins.googlenet),
-    "vgg16": ({"image": 32, "width": 1 / 16, "dropout": 0}, twins.vgg(2, 2, 3, 3, 3)),
+    "vgg16": ({"image": 32, "width": 1 / 16, "dropout": 0}, twins.vgg(*twins.VGG16)),
     "vgg19": ({"image": 32, "width": 1 / 16, "dropout": 0}, twins.vgg(2, 2, 4, 4, 4)),
     "resnet50": ({"image": 64, "width": 1 / 16, "batch": 3}, twins.resnet(3, 4, 6, 3)),
     "resnet152": ({"image": 64, "width": 1 / 32, "batch": 4}, twins.resnet(3, 8, 36, 3)),
     "densenet121": ({"image": 64, "width": 1 / 8, "batch": 3}, twins.densenet121),
     "unet": ({"image": 188, "width": 1 / 32, "dropout": 0, "batch": 1}, twins.unet),
-    "unet_3d": ({"image": 16, "width": 1 / 16, "stages": 4}, twins.unet_3d(4)),
+    "unet_3d": ({"image": 16, "width": 1 / 16, "stages": 4}, twins.unet_3d),
 }
 
 #: Parameters as published (with 1000 classes), or as torchvision counts them.
@@ -44,7 +44,11 @@ def test_a_small_one_is_its_twin(name):
             net.parameters[each] *= 0.2
     shape = net.graph.tensors["labels"].shape
     labels = np.random.default_rng(0).integers(0, 4, shape)
-    step = check_network(net, loss, twin, inputs={"labels": labels}, inference=False)
+
+    def loss_of(t):
+        return twin(t, t["images"], t["labels"])
+
+    step = check_network(net, loss, loss_of, inputs={"labels": labels}, inference=False)
     assert set(step.gradients) == set(net.parameters)
 
 

@@ -58,7 +58,7 @@ def twin_step(net, output, twin, given, seed_gradient):
 
 class _Tensors(SimpleNamespace):
     def __init__(self, tensors, *, training):
-        super().__init__(tensors=tensors, training=training)
+        super().__init__(torch=torch, tensors=tensors, training=training)
 
     def __getitem__(self, name):
         return self.tensors[name]
