@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy_chains import LAYERS, chain_of
-from benchmarks.accuracy_records import planned_for
+from benchmarks.accuracy_plans import planned_for
 from benchmarks.accuracy_summary import rounded
 from benchmarks.planning_problems import MACHINE, feasible, network_of, problem, problems
 from benchmarks.searches import Prices, descended

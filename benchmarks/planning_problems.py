@@ -28,7 +28,7 @@ from benchmarks.accuracy_draw import (
     flops_by_kind,
     placements_of,
 )
-from benchmarks.accuracy_records import planned_for
+from benchmarks.accuracy_plans import planned_for
 from benchmarks.accuracy_sketches import SKETCHES, Shape, Shapes, windowed
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.plan import PlannedCall

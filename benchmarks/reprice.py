@@ -9,13 +9,16 @@ by the replay, so that a change of the model is judged by all measurements there
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.accuracy_records import Measured, Way, measured
+from benchmarks.accuracy_draw import Drawn
+from benchmarks.accuracy_plans import planned_for
 from benchmarks.accuracy_summary import errors
 from ooc_cudnn.bench.record import RESULTS, table
 from ooc_cudnn.call_planner.plan import Plan
@@ -23,11 +26,69 @@ from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.call_planner.search import PricedSplit, Search
 from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
+from perfmodel import MachineModel, Split
 
 #: Where calls that were measured are kept.
 RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_accuracy_host")
 #: Deepest ring that is looked for in what was measured.
 DEEPEST = 129
+
+
+class Way(NamedTuple):
+    """How a call runs: what tells its plans apart."""
+
+    split: Split
+    order: tuple[str, ...]
+    rings: tuple[tuple[str, int], ...]
+    layout: str
+
+    @classmethod
+    def of(cls, ran: Mapping[str, Any]) -> Way:
+        """The way of a plan that was kept."""
+        rings = tuple(ran["rings"].items())
+        return cls(Split(**ran["split"]), tuple(ran["order"]), rings, ran["layout"])
+
+
+class Run(NamedTuple):
+    """A way that a call ran, and the seconds that it took."""
+
+    way: Way
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A call that ran in one way, or in all those of a grid."""
+
+    kind: str
+    drawn: Drawn
+    limit_bytes: int
+    machine: MachineModel
+    runs: tuple[Run, ...]
+    then: float = float("nan")
+
+    @cached_property
+    def planned(self) -> tuple[Request, Plan] | None:
+        """What is planned for it; None where it is cut into several runs."""
+        parts = planned_for(self.drawn, self.machine, self.limit_bytes).parts
+        return (parts[0].request, parts[0].plan) if len(parts) == 1 else None
+
+
+def measured(path: Path) -> Iterator[Measured]:
+    """The calls of a record; those that ran as several calls are left out."""
+    held = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+    machine = MachineModel.from_json(held["machine model"])
+    device = "host" if "host" in path.name else "card"
+    for call in held.get("calls", ()):
+        if call["parts"] == 1:
+            runs = (Run(Way.of(call["profile"]), call["seconds"]),)
+            drawn, limit = Drawn.from_json(call["drawn"]), call["memory_limit"]
+            then = call["predicted/measured"]
+            yield Measured(f"{device}, calls", drawn, limit, machine, runs, then)
+    for problem in held.get("splits", ()):
+        runs = tuple(Run(Way.of(each), each["seconds"]) for each in problem["splits"])
+        drawn, limit = Drawn.from_json(problem["drawn"]), problem["memory_limit"]
+        yield Measured(f"{device}, splits", drawn, limit, machine, runs)
 
 
 def priced(request: Request, way: Way) -> PricedSplit:

@@ -15,7 +15,7 @@ from benchmarks.accuracy_calls import measure_again, measure_call
 from benchmarks.accuracy_chains import CHAINS, FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
 from benchmarks.accuracy_operands import Blocks, Bound, shaped, stored_bytes, words
-from benchmarks.accuracy_records import Described, measured
+from benchmarks.accuracy_plans import Described
 from benchmarks.accuracy_sketches import SKETCHES, convolution_flops, windowed
 from benchmarks.accuracy_splits import (
     LEAST_SPLITS,
@@ -351,7 +351,7 @@ def test_the_best_split_is_found_round_by_round():
 
 def test_what_was_measured_is_priced_again(capsys):
     record = model_accuracy.script.RESULTS / "model_accuracy_cuda_calls.json"
-    calls = list(reprice.repriced(list(measured(record))))
+    calls = list(reprice.repriced(list(reprice.measured(record))))
     assert len(calls) > 40
     # Where the link binds, neither trials nor what was learnt of staging since make a difference.
     pinned = [each for each in calls if each.call.drawn.placement_class == "pinned"]
@@ -370,7 +370,7 @@ def test_splits_whose_pieces_take_turns_are_told_apart():
     def errors_by_kind():
         forget_plans()
         found = {}
-        for each in reprice.repriced(list(itertools.islice(measured(record), 2, 4))):
+        for each in reprice.repriced(list(itertools.islice(reprice.measured(record), 2, 4))):
             found.setdefault(each.kind, []).append(each.closed_form)
         return {kind: reprice.off(ratios) for kind, ratios in found.items()}
 
