@@ -16,7 +16,6 @@ import copy
 import gc
 import math
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -37,7 +36,6 @@ from benchmarks.pages.amp import HEAD, NAME, rows_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.diagnosis import kernels_of, seconds_of_tasks
-from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.bench.timing import LONG_SECONDS, WARM_UP, Timing, time_call
 from ooc_cudnn.bench.torch_setup import precision
@@ -354,12 +352,8 @@ def main(argv: list[str] | None = None) -> int:
     else:
         for network in asked.network:
             command = [sys.executable, "-m", "benchmarks.amp", *words, "--network", network]
-            try:  # a way that has begun ends later; what was measured is written
-                limit = 1.5 * asked.seconds + 60
-                status = max(status, subprocess.run(command, cwd=ROOT, timeout=limit).returncode)
-            except subprocess.TimeoutExpired:
-                print(f"{network}: ended after {limit:g} s", flush=True)
-                status = 1
+            # a way that has begun ends later; what was measured is written
+            status |= bool(script.run_apart(command, 1.5 * asked.seconds + 60))
     rows = []
     for network in asked.network:
         path = Path(asked.output) / f"{NAME}_{network}_{asked.dtype}.json"

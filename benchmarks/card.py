@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.environment import ROOT
 
 SCRIPTS = ("functions", "kernels", "passes")
 #: Cases of `benchmarks.networks`, a process each.
@@ -88,11 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         begin = time.perf_counter()
         print(f"\n=== {name}", flush=True)
-        try:
-            limit = arguments.seconds or part.seconds
-            statuses[name] = subprocess.run(command, cwd=ROOT, timeout=limit).returncode
-        except subprocess.TimeoutExpired:
-            statuses[name] = 124
+        statuses[name] = script.run_apart(command, arguments.seconds or part.seconds)
         print(f"=== {name}: {time.perf_counter() - begin:.1f} s, exit {statuses[name]}", flush=True)
     print("\n" + ", ".join(f"{name} {status}" for name, status in statuses.items()))
     return max(statuses.values(), key=abs)

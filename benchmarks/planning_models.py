@@ -8,7 +8,6 @@ everything takes. Each model has a process of its own, and its rows join those t
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from benchmarks.models_of_today import MODELS, Model, make_undrawn
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.environment import ROOT, environment
+from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import forget_calls
@@ -175,11 +174,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name}: {', '.join(MODELS[name].libraries)} is not installed", flush=True)
             continue
         command = [sys.executable, "-m", "benchmarks.planning_models", *words, "--model", name]
-        try:
-            if subprocess.run(command, cwd=ROOT, timeout=asked.timeout).returncode:
-                failed.append(name)
-        except subprocess.TimeoutExpired:
-            print(f"{name}: ended after {asked.timeout:g} s", flush=True)
+        if script.run_apart(command, asked.timeout):
             failed.append(name)
     print(f"failed, or not in time: {', '.join(failed) or 'none'}")
     return int(bool(failed))

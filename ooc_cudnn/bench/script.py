@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import ooc_cudnn
+from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.placing import allocate_pinned
 from ooc_cudnn.bench.record import RESULTS, claims, load_record, table
 from ooc_cudnn.bench.report import Claim, Report
@@ -31,6 +33,7 @@ __all__ = [
     "no_stored_engines",
     "parse",
     "run",
+    "run_apart",
     "table",
 ]
 
@@ -92,6 +95,15 @@ def run(
     ):
         body(report)
         return report.finish()
+
+
+def run_apart(command: Sequence[str], timeout_seconds: float) -> int:
+    """Run a command in a checkout; return its status, 124 where it was ended."""
+    try:
+        return subprocess.run(command, cwd=ROOT, timeout=timeout_seconds).returncode
+    except subprocess.TimeoutExpired:
+        sys.stdout.write(f"{' '.join(command[1:])}: ended after {timeout_seconds:g} s\n")
+        return 124
 
 
 @contextmanager
