@@ -29,7 +29,7 @@ FIGURE = re.compile(
     r"[KMGT]i?B/s|[GT]FLOPS)|(?<![\w.-])\d[\d.]*e-\d+"
 )
 SECTIONS = re.compile(r"<!-- ([\w ]+): begin.*?<!-- \1: end -->", re.DOTALL)
-LIMITS, PAPER, SCALE = "docs/limitations.md", "docs/paper.md", "docs/scale.md"
+LIMITS, SCALE = "docs/limitations.md", "docs/scale.md"
 DOOR = "docs/pytorch.md"
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
@@ -71,21 +71,6 @@ def more(limit: str, pieces: int, overlap: str) -> float:
     """Return by how many percent a call of `host_split` takes longer than the whole one."""
     name = f"limit {limit}, overlap {overlap} ({pieces} pieces): time / whole"
     return 100 * claims("host_split")[name] - 100
-
-
-def _few_channels() -> tuple[float, float]:
-    name = "fused / three functions: n=1, 64 channels, 1024x1024"
-    share = figure(("paper_model", "measurements", name, "simulated", "in %"))
-    return share, 100 * (1 - share / 42)
-
-
-def _worst_local_search() -> tuple[float]:
-    searches = [
-        row["simulated"]
-        for name, row in stored("paper_model")["measurements"].items()
-        if name.startswith("local search")
-    ]
-    return (max(float(span.split()[2]) for span in searches),)
 
 
 def _orders() -> tuple[float]:
@@ -182,8 +167,6 @@ QUOTES = (
         "the shipped profile took {:.0f} s",
         lambda: (float(shipped("h200").facts["calibration_seconds"]),),
     ),
-    Quote(PAPER, "the simulation gives {:.0f} %, {:.0f} % below the figure", _few_channels),
-    Quote(PAPER, "ends at most {} % off the best", _worst_local_search),
     Quote(SCALE, "a worker spent {:.1f} ms (one card) or {:.1f} ms (two)", _beside_a_block),
     Quote(SCALE, "{:.1f} ms for each of its {:.0f} tasks", _waiting_for_tasks),
     Quote(SCALE, "over all ranks it is {:.2f} times", _exact_on_two),
