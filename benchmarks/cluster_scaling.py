@@ -10,19 +10,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-import dask.array as da
-
-import ooc_cudnn.dask as ooc
-from benchmarks.dask_scale import labels_of
-from benchmarks.pages.scaling import CARDS, NAME, ONE, OWN
-from examples.slide_cluster import u_net
+from benchmarks.pages.blocks import Block
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.record import load_record
+from ooc_cudnn.bench.record import load_record, markdown
+from ooc_cudnn.units import format_seconds
 from perfmodel import shipped
 
-MACHINE = "h100"
+NAME, MACHINE = "cluster_scaling", "h100"
+CARDS = (1, 2, 8, 32, 128, 512)
+OWN, ONE = "a store each", "one store for all"
 SIDE, CHUNK, WIDTH = 262144, 8192, 32
 MEMORY_LIMIT = 48 * 2**30
 #: A store that all share reads so many times as fast as one machine's own.
@@ -30,6 +30,12 @@ SHARED = 4
 
 
 def body(report: script.Report) -> None:
+    import dask.array as da
+
+    import ooc_cudnn.dask as ooc
+    from benchmarks.dask_scale import labels_of
+    from examples.slide_cluster import u_net
+
     side, chunk, width = (512, 256, 2) if report.quick else (SIDE, CHUNK, WIDTH)
     slide = da.zeros((1, 3, side, side), chunks=(1, 3, chunk, chunk), dtype="uint8")
     net, output = u_net(slide.shape, width)
@@ -51,6 +57,30 @@ def rate(folder: Path = script.RESULTS) -> float:
     """Bytes of a slide that one machine's worker read a second, by the record."""
     found = load_record("dask_scale", folder)
     return float(3 * 65536**2 / found["measurements"]["1: reading alone"])
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def section(folder: Path = script.RESULTS) -> str:
+    """Return the table: seconds over cards, how much faster than one, and what binds."""
+    found = load_record(NAME, folder)["measurements"]
+    of_store = ((name, "times as fast", "bound by") for name in (OWN, ONE))
+    rows = [_row(found, count) for count in CARDS]
+    return markdown(("cards", *chain.from_iterable(of_store)), rows, align="rrrlrrl")
+
+
+def _row(plans: Any, count: int) -> list[str]:
+    row = [f"{count}"]
+    for name in (OWN, ONE):
+        plan, alone = plans[f"{count}, {name}"], plans[f"1, {name}"]
+        parts = {each: seconds for each, seconds in plan.items() if each != "seconds"}
+        times = alone["seconds"] / plan["seconds"]
+        row += [format_seconds(plan["seconds"]), f"{times:.1f}", max(parts, key=parts.__getitem__)]
+    return row
+
+
+BLOCKS = (Block("docs/scale.md", "scaling", section),)
 
 
 main = partial(script.run, NAME, body, __doc__, needs_card=False)

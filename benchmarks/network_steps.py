@@ -14,22 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import planning_networks
 from benchmarks.pages import canvas
 from benchmarks.pages.blocks import Block
 from ooc_cudnn import networks
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.record import load_record, markdown
-from ooc_cudnn.engines.target import Target
-from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.report.timeline import Course, Span, course_of, figure_of
-from ooc_cudnn.network.search.plan_step import plan_step
 from ooc_cudnn.network.tradeoff.curve import QUICK
-from ooc_cudnn.tensor import ORDERS
 from ooc_cudnn.units import format_bytes, format_seconds, parse_limit
-from perfmodel import shipped
 
-NAME, MACHINE, PAGE = "network_steps", "h200", "docs/networks.md"
+NAME, PAGE = "network_steps", "docs/networks.md"
 #: What a tensor may come to, as the table counts it.
 MOVED = ("offloaded", "recomputed", "streamed")
 
@@ -58,10 +54,7 @@ def planned(case: Case, policy: str) -> LoweredStep:
     """Plan a step of a case for the machine that the page is about."""
     net, loss = getattr(networks, case.network)(batch=case.batch)
     limit = int(parse_limit(case.limit, name="limit") or 0)
-    target = Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True)
-    return plan_step(
-        "training_step", net.training_phases(loss), PlanConstraints(target, {}), policy=policy
-    )
+    return planning_networks.planned(net.training_phases(loss), limit, policy)
 
 
 def figures(lowered: LoweredStep, course: Course) -> dict[str, Any]:

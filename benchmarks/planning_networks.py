@@ -20,8 +20,8 @@ from ooc_cudnn.engines.target import Target
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.cost.compute_seconds import layout_seconds
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.search.pass_pipeline import canonicalize
 from ooc_cudnn.network.search.plan_step import plan_step, plan_with_bound
 from ooc_cudnn.tensor import ORDERS
@@ -56,20 +56,14 @@ CASES = (
 SMALL = (Case("alexnet", 8),)
 
 
-def planned(step: Step, limit: int, policy: str = "best", **asked: int) -> NetworkPlan:
-    """The plan of a step under a limit, beside its bound if it is the best."""
-    constraints = PlanConstraints(
-        Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {}
-    )
-    return plan_step("training_step", step, constraints, policy=policy, **asked).plan
+def constraints(limit: int) -> PlanConstraints:
+    """The machine that these pages are about, under a limit."""
+    return PlanConstraints(Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {})
 
 
-def with_bound(plan: NetworkPlan, step: Step) -> NetworkPlan:
-    limit = plan.memory_limit
-    constraints = PlanConstraints(
-        Target(shipped(MACHINE), limit, limit, ORDERS, None, overlap=True), {}
-    )
-    return plan_with_bound(plan, step, constraints)
+def planned(step: Step, limit: int, policy: str = "best", **asked: int) -> LoweredStep:
+    """The plan of a step under a limit, and what is lowered by it."""
+    return plan_step("training_step", step, constraints(limit), policy=policy, **asked)
 
 
 def body(report: script.Report) -> None:
@@ -80,16 +74,16 @@ def body(report: script.Report) -> None:
         report.measure(
             f"{case}: computing", {"in one order": dict(orders.throughout), "each": orders.each}
         )
-        keep_all = planned(step, PLENTY, "keep", micro_batches=1).device_bytes
+        keep_all = planned(step, PLENTY, "keep", micro_batches=1).plan.device_bytes
         for ratio in (1.5, *(RATIOS[1:2] if report.quick else RATIOS)):
             limit, begin = int(ratio * keep_all), time.process_time()
             try:
-                plan = planned(step, limit)
+                plan = planned(step, limit).plan
             except PlanInfeasibleError as error:
                 report.note(f"{case}, {ratio}: {error}")
                 continue
             between = time.process_time()
-            plan = with_bound(plan, step)
+            plan = plan_with_bound(plan, step, constraints(limit))
             figures = {
                 "ok": plan.device_bytes <= limit
                 and (

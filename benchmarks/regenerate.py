@@ -13,7 +13,7 @@ import runpy
 import sys
 from collections.abc import Callable
 
-from benchmarks import network_steps, planning_models, planning_networks, trades
+from benchmarks import cluster_scaling, network_steps, planning_models, planning_networks, trades
 from benchmarks.pages import (
     amp,
     curve,
@@ -26,7 +26,6 @@ from benchmarks.pages import (
     pictures,
     quoted,
     readme,
-    scaling,
     steps,
     trials,
 )
@@ -35,7 +34,7 @@ from ooc_cudnn.bench.environment import ROOT
 #: What has `BLOCKS` of pages, or `PICTURES`.
 MODULES = (
     pictures, model_pictures, trades, curve, readme, steps, model, network_steps, planning_networks,
-    planning_models, performance, kernels, engines, in_core, trials, scaling, amp,
+    planning_models, performance, kernels, engines, in_core, trials, cluster_scaling, amp,
 )  # fmt: skip
 SETTINGS_PAGE = "docs/settings_page.py"
 

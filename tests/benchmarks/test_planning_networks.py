@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from benchmarks import planning_networks
-from benchmarks.planning_networks import CASES, PLENTY, RATIOS, planned, with_bound
+from benchmarks.planning_networks import CASES, PLENTY, RATIOS, constraints, planned
 from ooc_cudnn import networks
 from ooc_cudnn.bench.record import load_record
+from ooc_cudnn.network.search.plan_step import plan_with_bound
 
 
 def test_a_plan_and_its_bound():
     net, loss = networks.alexnet(batch=8, image=67, width=1 / 8)
     step = net.training_phases(loss)
-    plan = with_bound(planned(step, PLENTY, "keep"), step)
+    plan = plan_with_bound(planned(step, PLENTY, "keep").plan, step, constraints(PLENTY))
     assert plan.bound_seconds <= plan.seconds
     assert plan.device_bytes <= plan.memory_limit == PLENTY
 

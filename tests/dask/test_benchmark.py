@@ -9,7 +9,6 @@ pytest.importorskip("distributed", reason="the extra dask is not installed")
 pytest.importorskip("zarr", reason="the extra dask is not installed")
 
 from benchmarks import cluster_scaling, dask_scale
-from benchmarks.pages import scaling
 
 
 @pytest.mark.every_case
@@ -29,7 +28,7 @@ def test_more_cards_are_never_slower_by_prediction(tmp_path):
     assert cluster_scaling.main(given) == 0
     report = json.loads((tmp_path / "cluster_scaling.json").read_text())
     assert report["verified"] is True
-    for store in (scaling.OWN, scaling.ONE):
+    for store in (cluster_scaling.OWN, cluster_scaling.ONE):
         one, two = (report["measurements"][f"{count}, {store}"] for count in (1, 2))
         assert two["computing"] < one["computing"]
         assert two["seconds"] <= one["seconds"]
