@@ -81,10 +81,8 @@ class MixBlock(nn.Module):
         self.q, self.kv = nn.Linear(channels, channels), nn.Linear(channels, 2 * channels)
         self.out = nn.Linear(channels, channels)
         if ratio > 1:
-            self.reduce, self.norm = (
-                nn.Conv2d(channels, channels, ratio, ratio),
-                nn.LayerNorm(channels),
-            )
+            self.reduce = nn.Conv2d(channels, channels, ratio, ratio)
+            self.norm = nn.LayerNorm(channels)
         self.up, self.down = nn.Linear(channels, wide), nn.Linear(wide, channels)
         self.mix = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
 
@@ -304,20 +302,12 @@ class SwinIR(nn.Module):
         super().__init__()
         block = importlib.import_module("torchvision.models.swin_transformer").SwinTransformerBlock
         self.first = nn.Conv2d(3, channels, 3, padding=1)
-        self.groups = nn.ModuleList(
-            nn.Sequential(
-                *(
-                    block(
-                        channels, heads, [window] * 2, [window // 2 * (at % 2)] * 2, mlp_ratio=2.0
-                    )
-                    for at in range(blocks)
-                )
-            )
-            for _ in range(groups)
-        )
-        self.convs = nn.ModuleList(
-            nn.Conv2d(channels, channels, 3, padding=1) for _ in range(groups)
-        )
+        self.groups, self.convs = nn.ModuleList(), nn.ModuleList()
+        for _ in range(groups):
+            shifts = ([window // 2 * (at % 2)] * 2 for at in range(blocks))
+            made = (block(channels, heads, [window] * 2, each, mlp_ratio=2.0) for each in shifts)
+            self.groups.append(nn.Sequential(*made))
+            self.convs.append(nn.Conv2d(channels, channels, 3, padding=1))
         self.norm, self.after = nn.LayerNorm(channels), nn.Conv2d(channels, channels, 3, padding=1)
         up: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1), nn.LeakyReLU()]
         for _ in range(2):
@@ -342,14 +332,8 @@ class FNO(nn.Module):
         self.lift, self.project = nn.Conv2d(3, channels, 1), nn.Sequential(
             nn.Conv2d(channels, 2 * channels, 1), nn.GELU(), nn.Conv2d(2 * channels, 1, 1)
         )  # fmt: skip
-        shape = (
-            2,
-            channels,
-            channels,
-            modes,
-            modes,
-            2,
-        )  # positive and negative rows; real, imaginary
+        # positive and negative rows; real, imaginary
+        shape = (2, channels, channels, modes, modes, 2)
         self.spectra = nn.ParameterList(scale * torch.rand(shape) for _ in range(layers))
         self.local = nn.ModuleList(nn.Conv2d(channels, channels, 1) for _ in range(layers))
 
@@ -358,12 +342,8 @@ class FNO(nn.Module):
         x, m = self.lift(x), self.modes
         for spectrum, local in zip(self.spectra, self.local, strict=True):
             weights, there = torch.view_as_complex(spectrum), torch.fft.rfft2(x)
-            rows = [
-                torch.einsum("nixy,ioxy->noxy", part, weight)
-                for part, weight in zip(
-                    (there[:, :, :m, :m], there[:, :, -m:, :m]), weights, strict=True
-                )
-            ]
+            parts = zip((there[:, :, :m, :m], there[:, :, -m:, :m]), weights, strict=True)
+            rows = [torch.einsum("nixy,ioxy->noxy", part, weight) for part, weight in parts]
             far = there.shape[2] - 2 * m, there.shape[3] - m
             left = torch.cat([functional.pad(rows[0], (0, 0, 0, far[0])), rows[1]], 2)
             y = torch.fft.irfft2(functional.pad(left, (0, far[1])), x.shape[2:])
@@ -378,10 +358,8 @@ class NAFBlock(nn.Module):
         super().__init__()
         wide = 2 * channels
         self.norm1, self.norm2 = nn.GroupNorm(1, channels), nn.GroupNorm(1, channels)
-        self.conv1, self.conv2 = (
-            nn.Conv2d(channels, wide, 1),
-            nn.Conv2d(wide, wide, 3, 1, 1, 1, wide),
-        )
+        self.conv1 = nn.Conv2d(channels, wide, 1)
+        self.conv2 = nn.Conv2d(wide, wide, 3, 1, 1, 1, wide)
         self.attend = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, channels, 1))
         self.conv3 = nn.Conv2d(channels, channels, 1)
         self.conv4, self.conv5 = nn.Conv2d(channels, wide, 1), nn.Conv2d(channels, channels, 1)

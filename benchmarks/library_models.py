@@ -50,31 +50,22 @@ def of_torchvision(name: str, **options: Any) -> Make:
     return lambda: getattr(torchvision_models(module), function)(weights=None, **options)
 
 
-def of_monai(name: str, **options: Any) -> Make:
-    """MONAI's network of that name."""
-    return lambda: getattr(importlib.import_module("monai.networks.nets"), name)(**options)
-
-
-def of_timm(name: str, **options: Any) -> Make:
-    """timm's model of that name; options are in place of those that it has."""
+def made_by(module: str, function: str, *given: Any, **options: Any) -> Make:
+    """What a function of a library, or a class, makes; torchvision comes first where it is used."""
 
     def make() -> nn.Module:
-        torchvision_models()  # timm imports it
-        model: nn.Module = importlib.import_module("timm").create_model(name, **options)
+        if not module.startswith("monai"):
+            torchvision_models()
+        model: nn.Module = getattr(importlib.import_module(module), function)(*given, **options)
         return model
 
     return make
 
 
-def of_diffusers(name: str, **options: Any) -> Make:
-    """diffusers' model of that name."""
-
-    def make() -> nn.Module:
-        torchvision_models()  # diffusers imports it
-        model: nn.Module = getattr(importlib.import_module("diffusers.models"), name)(**options)
-        return model
-
-    return make
+#: MONAI's network of a name, timm's model (options in place of those that it has), diffusers'.
+of_monai = partial(made_by, "monai.networks.nets")
+of_timm = partial(made_by, "timm", "create_model")
+of_diffusers = partial(made_by, "diffusers.models")
 
 
 # torchvision ------------------------------------------------------------------------------------
@@ -82,14 +73,8 @@ def of_diffusers(name: str, **options: Any) -> Make:
 
 def tiny_vgg() -> nn.Module:
     layers = torchvision_models("vgg").make_layers([8, "M", 8, 8, "M"], batch_norm=True)
-    return nn.Sequential(
-        layers,
-        nn.AdaptiveAvgPool2d(7),
-        nn.Flatten(),
-        nn.Linear(392, 8),
-        nn.ReLU(True),
-        nn.Linear(8, 3),
-    )
+    head = nn.Linear(392, 8), nn.ReLU(True), nn.Linear(8, 3)
+    return nn.Sequential(layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
 
 
 def tiny_mobilenet() -> nn.Module:
@@ -161,22 +146,22 @@ def tiny_mvit() -> nn.Module:
     )  # fmt: skip
 
 
-def pyramid(depth: int = 50) -> nn.Module:
-    """A ResNet with a feature pyramid, as detectors have it; its batch norms train."""
+def _pyramids() -> Any:
     torchvision_models()
-    utils = importlib.import_module("torchvision.models.detection.backbone_utils")
-    return utils.resnet_fpn_backbone(
-        backbone_name=f"resnet{depth}", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
+    return importlib.import_module("torchvision.models.detection.backbone_utils")
+
+
+def pyramid() -> nn.Module:
+    """ResNet-50 with a feature pyramid, as detectors have it; its batch norms train."""
+    return _pyramids().resnet_fpn_backbone(
+        backbone_name="resnet50", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
     )
 
 
 def tiny_pyramid() -> nn.Module:
-    torchvision_models()
-    utils = importlib.import_module("torchvision.models.detection.backbone_utils")
     resnet = torchvision_models("resnet")
     body = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], width_per_group=64, num_classes=3)
-    layers = {"layer1": "0", "layer2": "1"}
-    return utils.BackboneWithFPN(body, layers, [64, 128], 8)
+    return _pyramids().BackboneWithFPN(body, {"layer1": "0", "layer2": "1"}, [64, 128], 8)
 
 
 # MONAI ------------------------------------------------------------------------------------------
@@ -184,16 +169,24 @@ def tiny_pyramid() -> nn.Module:
 VOLUME = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}
 
 
-def swin_unetr(**options: Any) -> Make:
-    """MONAI's SwinUNETR without its check of sizes: NumPy makes it, which no capture follows."""
+def monai_with(name: str, method: str, own: Any, *given: Any, **options: Any) -> Make:
+    """MONAI's network of a name with a method of ours in place of its own."""
 
     def make() -> nn.Module:
-        kind = importlib.import_module("monai.networks.nets").SwinUNETR
-        unchecked = type("SwinUNETR", (kind,), {"_check_input_size": lambda self, shape: None})
-        model: nn.Module = unchecked(**options)
+        kind = getattr(importlib.import_module("monai.networks.nets"), name)
+        model: nn.Module = type(name, (kind,), {method: own})(*given, **options)
         return model
 
     return make
+
+
+#: Without its check of sizes: NumPy makes it, which no capture follows.
+swin_unetr = partial(monai_with, "SwinUNETR", "_check_input_size", lambda self, shape: None)
+#: One deviation from the mean: under a limit other noise is drawn.
+tiny_autoencoder = monai_with(
+    "AutoencoderKL", "sampling", lambda self, mean, sigma: mean + sigma, 3, channels=(4, 8),
+    attention_levels=(False, True), num_res_blocks=(1, 1), norm_num_groups=2,
+)  # fmt: skip
 
 
 def _reference_grid(self: Any, field: torch.Tensor, jitter: bool = False, seed: int = 0) -> Any:
@@ -210,9 +203,8 @@ def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Ma
     """
 
     def make() -> nn.Module:
-        importlib.import_module(
-            "monai.networks.blocks.warp"
-        ).Warp.get_reference_grid = _reference_grid
+        warp = importlib.import_module("monai.networks.blocks.warp")
+        warp.Warp.get_reference_grid = _reference_grid
         nets = importlib.import_module("monai.networks.nets")
         if not channels:
             return nets.VoxelMorph(spatial_dims=3)
@@ -223,15 +215,6 @@ def voxelmorph(channels: tuple[int, ...] = (), last: tuple[int, ...] = ()) -> Ma
         return nets.VoxelMorph(unet, integration_steps=2)
 
     return make
-
-
-def tiny_autoencoder() -> nn.Module:
-    """MONAI's AutoencoderKL, one deviation from the mean: under a limit other noise is drawn."""
-    kind = importlib.import_module("monai.networks.nets").AutoencoderKL
-    undrawn = type("AutoencoderKL", (kind,), {"sampling": lambda self, mean, sigma: mean + sigma})
-    model: nn.Module = undrawn(3, channels=(4, 8), attention_levels=(False, True),
-                               num_res_blocks=(1, 1), norm_num_groups=2)  # fmt: skip
-    return model
 
 
 def tiny_unetr() -> nn.Module:
@@ -261,10 +244,8 @@ class TinyHoVerNet(nn.Module):
         """Return what each branch says of sites."""
         x = self.first(self.stem(x))
         x = self.dense(self.join(torch.cat([x, self.up(self.second(x))], 1)))
-        return {
-            name: head(x)
-            for name, head in zip(("nuclei", "vectors", "types"), self.heads, strict=True)
-        }
+        named = zip(("nuclei", "vectors", "types"), self.heads, strict=True)
+        return {name: head(x) for name, head in named}
 
 
 # timm -------------------------------------------------------------------------------------------
@@ -274,13 +255,9 @@ def tiny_mobilenet_v4() -> nn.Module:
     torchvision_models()
     found = importlib.import_module("timm.models.mobilenetv3")
     builder = importlib.import_module("timm.models._efficientnet_builder")
-    blocks = builder.decode_arch_def(
-        [
-            ["cn_r1_k3_s2_e1_c8"],
-            ["er_r1_k3_s2_e4_c8"],
-            ["uir_r1_a3_k5_s2_e4_c16", "uir_r1_a0_k3_s1_e2_c16"],
-        ]
-    )
+    stages = [["cn_r1_k3_s2_e1_c8"], ["er_r1_k3_s2_e4_c8"],
+              ["uir_r1_a3_k5_s2_e4_c16", "uir_r1_a0_k3_s1_e2_c16"]]  # fmt: skip
+    blocks = builder.decode_arch_def(stages)
     return found.MobileNetV3(blocks, stem_size=8, num_features=16, num_classes=3)
 
 
