@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.kernel_cases import POOLING_SHARE, RELAYOUT_SHARE, SOFTMAX_SHARE
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, machine_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.environment import ROOT
 from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
@@ -34,9 +34,7 @@ def record(folder: Path = script.RESULTS, name: str = NAME) -> Mapping[str, Any]
 
 def measured_on(found: Mapping[str, Any]) -> str:
     """The card and the day of a record."""
-    environment = found["environment"]
-    card = environment["gpu"]["name"] if environment["gpu"] else "host device"
-    return f"{card}, {environment['date'][:10]}."
+    return f"{machine_of(found)}, {found['environment']['date'][:10]}."
 
 
 def apart(group: str, row: Row) -> tuple[str, str]:
@@ -97,25 +95,9 @@ PASSES = "passes"
 COLUMNS = tuple(itertools.product(("NCHW", "NHWC"), ("float32", "float16")))
 
 
-#: Kernels that had another name when they were measured.
-RENAMED = {"taking_lanes": "gather_nhwc", "taking_rows": "gather_nchw"}
-
-
-def passes_record(folder: Path) -> dict[str, Any] | None:
-    """The record of the passes, its kernels by the names that they have now."""
-    stored = record(folder, PASSES)
-    if stored is None:
-        return None
-    measured = {}
-    for group, rows in stored["measurements"].items():
-        name = RENAMED.get(group, group)
-        measured[name] = [row | {"name": name + row["name"].removeprefix(group)} for row in rows]
-    return stored | {"measurements": measured}
-
-
 def passes(folder: Path = script.RESULTS) -> str:
     """A line for each case of `benchmarks.passes`, under its kernel."""
-    stored = passes_record(folder)
+    stored = record(folder, PASSES)
     if stored is None:
         return f"They were {NOT_MEASURED}: `python -m benchmarks.passes` does it."
     lines = []
@@ -149,7 +131,7 @@ REACHED = re.compile(r"^// .* of a copy's speed on an .*$", re.MULTILINE)
 
 def reached(kernel: str, folder: Path = script.RESULTS) -> str:
     """What the comment of a kernel says it reaches; of `KERNELS` where they are held to a share."""
-    stored = load_record(NAME, folder) if kernel in KERNELS else passes_record(folder)
+    stored = load_record(NAME if kernel in KERNELS else PASSES, folder)
     if kernel in KERNELS:
         group, ways = KERNELS[kernel]
     else:
@@ -168,7 +150,7 @@ def comments(
     *, check: bool, sources: Path = ROOT / "kernels", folder: Path = script.RESULTS
 ) -> int:
     """Write into the kernels' comments what they reach, or say which are out of date: 1 then."""
-    stored = passes_record(folder)
+    stored = record(folder, PASSES)
     known = (*KERNELS, *(f"{group}.cu" for group in (stored["measurements"] if stored else ())))
     old = []
     for path in sources.glob("*.cu"):
