@@ -36,12 +36,10 @@ from benchmarks.pages.amp import HEAD, NAME, rows_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.contender import Unavailable
 from ooc_cudnn.bench.diagnosis import kernels_of, seconds_of_tasks
-from ooc_cudnn.bench.placing import available_host_bytes
 from ooc_cudnn.bench.timing import LONG_SECONDS, WARM_UP, Timing, time_call
 from ooc_cudnn.bench.torch_setup import precision
 from ooc_cudnn.bench.torch_step import DTYPES, Data, Memory, Step, Way, planning_timed
 from ooc_cudnn.devices import get_device
-from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.pipeline.simulate import simulate_program
 from ooc_cudnn.units import parse_limit
 
@@ -307,10 +305,9 @@ def body(report: script.Report) -> None:
     asked = report.arguments
     (network,) = asked.network
     report.file = f"{NAME}_{network}_{asked.dtype}"
-    host = held_bytes(get_device(asked.device)) + available_host_bytes()
     more: dict[str, Any] = {"allow_tf32": True}
     if asked.cuda:  # by a machine that is named, plans would not follow what is measured
-        more |= {"host_memory_limit": host - networks.HOST_RESERVE_BYTES, "machine": None}
+        more |= {"host_memory_limit": networks.host_limit(asked.device), "machine": None}
     Path(asked.output).mkdir(parents=True, exist_ok=True)
     with script.no_stored_engines(), ooc_cudnn.settings(**more), precision(torch, tf32=True):
         found = Measuring(report, network)

@@ -116,6 +116,7 @@ class Problem:
 
     def __init__(self, torch: Any, layer: Layer, precision: str, direction: str, place: str):
         self.torch, self.layer, self.direction, self.place = torch, layer, direction, place
+        self.name = name_of((layer, precision, direction))
         self.precision, self.dtype = precision, "float32" if precision[-1] in "2t" else precision
         kind = getattr(torch, self.dtype)
         generator = torch.Generator(device=place).manual_seed(0)  # the host would take seconds
@@ -125,18 +126,9 @@ class Problem:
             "x": layer.x_shape, "w": layer.w_shape,
             "dy": (layer.n, layer.c_y, *layer.axes * (sites,)),
         }  # fmt: skip
-        last = torch.channels_last if layer.axes == 2 else torch.channels_last_3d
-        formats = dict(zip(ORDERS, (torch.contiguous_format, last), strict=True))
         drawn_of = {name: drawn(shape).to(kind) for name, shape in shapes.items()}
-        self.of = {
-            order: {name: each.to(memory_format=formats[order]) for name, each in drawn_of.items()}
-            for order in ORDERS
-        }
+        self.of = in_both_orders(torch, drawn_of, layer.axes)
         self.geometry = {"padding": layer.padding, "stride": layer.stride}
-
-    @property
-    def name(self) -> str:
-        return name_of((self.layer, self.precision, self.direction))
 
     @property
     def function(self) -> str:
@@ -184,6 +176,15 @@ class Problem:
         """In float64."""
         with self.torch.no_grad():
             return self.theirs(ORDERS[0], wide=True)
+
+
+def in_both_orders(torch: Any, tensors: Mapping[str, Any], axes: int) -> dict[str, dict[str, Any]]:
+    """Tensors of so many spatial axes, by memory order and name."""
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(axes, torch.contiguous_format)
+    return {
+        order: {name: each.to(memory_format=memory) for name, each in tensors.items()}
+        for order, memory in zip(ORDERS, (torch.contiguous_format, last), strict=True)
+    }
 
 
 def largest_error(result: Any, expected: Any) -> float:

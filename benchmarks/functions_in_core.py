@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import ooc_cudnn
-from benchmarks.engines import MEAN, MOST, ORDERS, best, largest_error, timings
+from benchmarks.engines import MEAN, MOST, ORDERS, best, in_both_orders, largest_error, timings
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing
 
@@ -100,16 +100,11 @@ class Problem:
     @cached_property
     def of(self) -> dict[str, dict[str, Any]]:
         """The operands by memory order."""
-        torch, axes = self.torch, len(self._shape) - 2
-        last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(
-            axes, torch.contiguous_format
-        )
-        operands = {}
-        for order, memory in zip(ORDERS, (torch.contiguous_format, last), strict=True):
-            x, dy = (self.drawn(self._shape, seed).to(memory_format=memory) for seed in (0, 1))
-            scale, bias = (self.drawn((self._shape[1],), seed).abs() + 0.5 for seed in (2, 3))
-            operands[order] = {"x": x, "dy": dy, "scale": scale.float(), "bias": bias}
-        return operands
+        x, dy = (self.drawn(self._shape, seed) for seed in (0, 1))
+        scale, bias = (self.drawn((self._shape[1],), seed).abs() + 0.5 for seed in (2, 3))
+        maps = in_both_orders(self.torch, {"x": x, "dy": dy}, len(self._shape) - 2)
+        vectors = {"scale": scale.float(), "bias": bias}
+        return {order: {**of, **vectors} for order, of in maps.items()}
 
     def ours(self, order: str) -> Any:
         return self.function(self.of[order])

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import ooc_cudnn
 from benchmarks.accuracy_calls import DISTURBED, measure_again, measure_call, spoken_call
@@ -58,8 +56,6 @@ MOST_FAILURES = 20
 ROUNDS = 3
 #: Calls between two writings of the file.
 WRITE_EVERY = 10
-#: Names the folder under which the library keeps its files.
-CACHE = "XDG_CACHE_HOME"
 
 
 def calls(report: script.Report, blocks: Blocks) -> list[dict[str, Any]]:
@@ -211,11 +207,8 @@ def modelled(report: script.Report) -> Iterator[None]:
     calibrating = arguments.machine == "calibrate"
     machine = None if calibrating or arguments.machine == "saved" else arguments.machine
     with (
-        tempfile.TemporaryDirectory(
-            prefix="ooc_cudnn_cache_", dir=script.folder_of(arguments)
-        ) as cache,
         ooc_cudnn.settings(device=arguments.device, machine=machine, progress=False, verify=0),
-        mock.patch.dict(os.environ, {CACHE: os.path.abspath(cache)} if calibrating else {}),
+        script.no_stored_engines() if calibrating else nullcontext(),
     ):
         begin = time.perf_counter()
         device = get_device(arguments.device)

@@ -188,6 +188,11 @@ CASES = {
 }
 
 
+def host_limit(name: str) -> int:
+    """Bytes of the host that a device may pin: those that it has, and free ones but for some."""
+    return held_bytes(get_device(name)) + available_host_bytes() - HOST_RESERVE_BYTES
+
+
 def drawn(net: Network) -> dict[str, Any]:
     """Inputs in pinned memory: normal numbers, and labels that are one of two classes."""
     inputs = {}
@@ -350,8 +355,7 @@ def _measure_ours(report: script.Report, name: str, case: Case, theirs: Theirs |
         bound = case.bounds[limit]
         title = f"{name}, {limit}"
         net, loss = case.make()
-        inputs, device = drawn(net), get_device(report.arguments.device)
-        host = held_bytes(device) + available_host_bytes() - HOST_RESERVE_BYTES
+        inputs, host = drawn(net), host_limit(report.arguments.device)
         chosen: dict[str, Any] = {"memory_limit": limit, "host_memory_limit": host}
         chosen["allow_tf32"] = not report.arguments.strict_float32
         if report.arguments.tune:

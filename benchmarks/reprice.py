@@ -34,37 +34,25 @@ RECORDS = ("model_accuracy_cuda_calls", "model_accuracy_cuda_splits", "model_acc
 DEEPEST = 129
 
 
-class Way(NamedTuple):
-    """How a call runs: what tells its plans apart."""
-
-    split: Split
-    order: tuple[str, ...]
-    rings: tuple[tuple[str, int], ...]
-    layout: str
-
-    @classmethod
-    def of(cls, ran: Mapping[str, Any]) -> Way:
-        """The way of a plan that was kept."""
-        rings = tuple(ran["rings"].items())
-        return cls(Split(**ran["split"]), tuple(ran["order"]), rings, ran["layout"])
+#: How a call ran, by the fields of a plan: split, order, rings and layout.
+Way = dict[str, Any]
 
 
-class Run(NamedTuple):
-    """A way that a call ran, and the seconds that it took."""
-
-    way: Way
-    seconds: float
+def way_of(ran: Mapping[str, Any]) -> Way:
+    """The way of a plan that was kept."""
+    split, order, rings = Split(**ran["split"]), tuple(ran["order"]), tuple(ran["rings"].items())
+    return {"split": split, "order": order, "rings": rings, "layout": ran["layout"]}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A call that ran in one way, or in all those of a grid."""
+    """A call that ran in one way, or in all those of a grid: ways, and the seconds of each."""
 
     kind: str
     drawn: Drawn
     limit_bytes: int
     machine: MachineModel
-    runs: tuple[Run, ...]
+    runs: tuple[tuple[Way, float], ...]
     then: float = float("nan")
 
     @cached_property
@@ -81,25 +69,25 @@ def measured(path: Path) -> Iterator[Measured]:
     device = "host" if "host" in path.name else "card"
     for call in held.get("calls", ()):
         if call["parts"] == 1:
-            runs = (Run(Way.of(call["profile"]), call["seconds"]),)
+            runs = ((way_of(call["profile"]), call["seconds"]),)
             drawn, limit = Drawn.from_json(call["drawn"]), call["memory_limit"]
             then = call["predicted/measured"]
             yield Measured(f"{device}, calls", drawn, limit, machine, runs, then)
     for problem in held.get("splits", ()):
-        runs = tuple(Run(Way.of(each), each["seconds"]) for each in problem["splits"])
+        runs = tuple((way_of(each), each["seconds"]) for each in problem["splits"])
         drawn, limit = Drawn.from_json(problem["drawn"]), problem["memory_limit"]
         yield Measured(f"{device}, splits", drawn, limit, machine, runs)
 
 
 def priced(request: Request, way: Way) -> PricedSplit:
     """A call in one way, by the closed form."""
-    search = Search(request, way.layout)
+    search = Search(request, way["layout"])
     for depth in range(1, DEEPEST):
         for whole in (True, False):
-            candidate = search.with_rings(way.split, way.order, depth, whole)
-            if dict(candidate.rings) == dict(way.rings):
+            candidate = search.with_rings(way["split"], way["order"], depth, whole)
+            if dict(candidate.rings) == dict(way["rings"]):
                 return candidate
-    raise ValueError(f"no rings of this call are {way.rings}")
+    raise ValueError(f"no rings of this call are {way['rings']}")
 
 
 def kind_of(call: Measured, found: PricedSplit) -> str:
@@ -110,8 +98,7 @@ def kind_of(call: Measured, found: PricedSplit) -> str:
 
 def replayed_seconds(request: Request, plan: Plan, way: Way) -> float:
     """The same by the replay. Of a plan of the call only what `way` does not say counts."""
-    plan = replace(plan, split=way.split, order=way.order, rings=way.rings, layout=way.layout)
-    return ReplayedSchedule(plan_schedule(request, plan)).seconds
+    return ReplayedSchedule(plan_schedule(request, replace(plan, **way))).seconds
 
 
 class Repriced(NamedTuple):
@@ -129,10 +116,10 @@ def repriced(calls: Sequence[Measured]) -> Iterator[Repriced]:
         if call.planned is None:
             continue
         request, plan = call.planned
-        for run in call.runs:
-            price = priced(request, run.way)
-            replay = replayed_seconds(request, plan, run.way) / run.seconds
-            yield Repriced(call, kind_of(call, price), price.seconds / run.seconds, replay)
+        for way, seconds in call.runs:
+            price = priced(request, way)
+            replay = replayed_seconds(request, plan, way) / seconds
+            yield Repriced(call, kind_of(call, price), price.seconds / seconds, replay)
 
 
 def off(ratios: Sequence[float]) -> dict[str, float]:

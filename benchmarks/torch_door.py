@@ -26,13 +26,11 @@ from benchmarks.amp import drawn
 from benchmarks.amp_networks import CASES, made
 from examples import models
 from ooc_cudnn.bench import script
-from ooc_cudnn.bench.placing import available_host_bytes, release_device
+from ooc_cudnn.bench.placing import release_device
 from ooc_cudnn.bench.timing import interleave, time_repeats
 from ooc_cudnn.bench.torch_setup import precision
 from ooc_cudnn.bench.torch_step import Data, Memory, Step, Way
-from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import STREAMS
-from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.units import parse_limit
 
 NAME = "torch_door"
@@ -215,9 +213,9 @@ def body(report: script.Report) -> None:
         report.file = "_".join((NAME, *chosen))
     more: dict[str, Any] = {"allow_tf32": True}
     if not report.quick:
-        host = held_bytes(get_device(report.arguments.device)) + available_host_bytes()
+        host = networks.host_limit(report.arguments.device)
         # by a machine that is named, plans would not follow what is measured
-        more |= {"host_memory_limit": host - networks.HOST_RESERVE_BYTES, "machine": None}
+        more |= {"host_memory_limit": host, "machine": None}
     with script.no_stored_engines(), ooc_cudnn.settings(**more):
         for name in chosen:
             {OVERHEAD: overhead, INFER: infer}[name](report)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ooc_cudnn.bench.environment import ROOT
 
 NOT_MEASURED = "not measured yet"
 NOTHING = "-"
+
+
+def machine_of(record: Mapping[str, Any]) -> str:
+    """Return the card that a record is of, or that it is of the host device."""
+    gpu = record["environment"].get("gpu")
+    return str(gpu["name"]) if gpu else "host device"
 
 
 class Block(NamedTuple):

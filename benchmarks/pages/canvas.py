@@ -72,14 +72,14 @@ def legend_below(figure: Any, every: Iterable[Any], *, columns: int) -> None:
 
 def save(figure: Any, path: Path, drawn: Any) -> None:
     """Write a picture of few colours, with the digest of what it shows; nothing tells when."""
-    from PIL import Image
+    from PIL import Image, PngImagePlugin
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = BytesIO()
+    buffer, digest = BytesIO(), PngImagePlugin.PngInfo()
     figure.savefig(buffer, format="png")
-    whole = Image.open(buffer).convert("RGB")
-    whole.quantize(PALETTE, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
-    stamp(path, drawn)
+    digest.add_text(KEYWORD, digest_of(drawn))
+    few = Image.open(buffer).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)
+    few.save(path, format="PNG", optimize=True, pnginfo=digest)
 
 
 def digest_of(drawn: Any) -> str:
@@ -91,17 +91,6 @@ def digest_of(drawn: Any) -> str:
     True
     """
     return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
-
-
-def stamp(path: Path, drawn: Any) -> None:
-    """Write the digest of what was drawn into a picture."""
-    from PIL import Image, PngImagePlugin
-
-    digest = PngImagePlugin.PngInfo()
-    digest.add_text(KEYWORD, digest_of(drawn))
-    with Image.open(path) as image:
-        image.load()
-        image.save(path, format="PNG", optimize=True, pnginfo=digest)
 
 
 def stamped(path: Path) -> str | None:

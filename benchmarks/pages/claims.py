@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from benchmarks.contenders.cases import CASES
 from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
@@ -11,7 +10,6 @@ from benchmarks.pages.records import Records, names
 from benchmarks.pages.words import precision_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.record import claims, markdown
-from ooc_cudnn.bench.report import Claim
 
 #: Contender of figure 14's two larger sizes -> how many times as long as the library, at least.
 AT_LEAST = {
@@ -24,65 +22,38 @@ AT_LEAST = {
 SIZES_HELD = ("fig14-4gb", "fig14-9gb")
 
 
-@dataclass(frozen=True)
-class Held:
-    """A claim, or what it would be were its cases measured."""
-
-    name: str
-    unit: str
-    value: float | None
-    relation: str = ""
-    bound: float | None = None
-    reason: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """PASS, MISS, or that there is none: the tables say why a contender did not run."""
-        if self.value is None:
-            return self.reason if self.reason == NOT_MEASURED else "did not run"
-        claim = Claim(self.name, self.value, self.relation, self.bound, self.unit)
-        return {True: "PASS", False: "**MISS**", None: ""}[claim.holds]
-
-    def row(self) -> tuple[str, str, str, str]:
-        bound = "" if self.bound is None else f"{self.relation} {self._shown(self.bound)}"
-        measured = NOTHING if self.value is None else self._shown(self.value)
-        return self.name, measured, bound, self.verdict
-
-    def _shown(self, value: float) -> str:
-        return f"{value:.1%}" if self.unit == "%" else f"{value:.3g} {self.unit}".strip()
-
-
-def held(records: Records) -> list[Held]:
-    """Return every claim, in the page's order."""
-    return [*_against_others(records), _contents(records)]
+#: A claim, what was measured, its bound, and the verdict.
+Row = tuple[str, str, str, str]
 
 
 def claims_table(records: Records) -> str:
     head = ("claim", "measured", "bound", "verdict")
-    return markdown(head, [each.row() for each in held(records)])
+    return markdown(head, [*_against_others(records), _contents(records)])
 
 
-def _against_others(records: Records) -> Iterator[Held]:
+def _row(name: str, value: float | None, bound: float, unit: str = "", reason: str = "") -> Row:
+    """A figure that is to reach its bound; the tables say why a contender did not run."""
+    measured, least = (f"{each or 0:.3g} {unit}".strip() for each in (value, bound))
+    if value is None:
+        return name, NOTHING, f">= {least}", reason if reason == NOT_MEASURED else "did not run"
+    return name, measured, f">= {least}", "PASS" if value >= bound else "**MISS**"
+
+
+def _against_others(records: Records) -> Iterator[Row]:
     for contender, bound in AT_LEAST.items():
         for size in SIZES_HELD:
             for case in names(f"{size}-"):
-                if contender not in CASES[case].baselines:
-                    continue
-                reason = records.reason(case) or records.reason(case, contender) or ""
-                yield Held(
-                    f"`{contender}` over the library, `{size}`, {precision_of(case)}",
-                    "x", records.ratio(case, contender), ">=", bound, reason,
-                )  # fmt: skip
+                if contender in CASES[case].baselines:
+                    reason = records.reason(case) or records.reason(case, contender) or ""
+                    name = f"`{contender}` over the library, `{size}`, {precision_of(case)}"
+                    yield _row(name, records.ratio(case, contender), bound, "x", reason)
 
 
-def _contents(records: Records) -> Held:
+def _contents(records: Records) -> Row:
     """Count cases whose results were checked on the host and are right."""
-    right = sum(bool(record["verified"]) for record in records.found.values())
-    measured = len(records.found)
+    right, measured = sum(r["verified"] for r in records.found.values()), len(records.found)
     name = f"cases whose results were verified on the host, of the {measured} measured"
-    if not measured:
-        return Held(name, "", None, reason=NOT_MEASURED)
-    return Held(name, "", float(right), ">=", float(measured))
+    return _row(name, right if measured else None, measured, reason=NOT_MEASURED)
 
 
 LINK, FUNCTIONS = "convolution_link", "functions"

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.contenders.torch_ways import WAYS
 from benchmarks.networks import CASES, MICRO_BATCH, NAME
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, machine_of
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
@@ -69,7 +69,7 @@ def records(folder: Path = script.RESULTS) -> dict[str, Record]:
         for case in CASES:
             if any(name.startswith((f"{case}, ", f"{case}: ")) for name in record["measurements"]):
                 before = latest.get(case)
-                is_same = before is not None and _card(before) == _card(record)
+                is_same = before is not None and machine_of(before) == machine_of(record)
                 latest[case] = _beside(before, record) if before and is_same else record
     return latest
 
@@ -135,18 +135,14 @@ def row(trained: str, way: Way) -> tuple[str, ...]:
     )
 
 
-def _card(record: Record) -> str:
-    return str(record["environment"]["gpu"]["name"])
-
-
 def _usual_card(found: Mapping[str, Record]) -> str:
     """The card of most records; of as many, the first."""
-    return Counter(map(_card, found.values())).most_common(1)[0][0]
+    return Counter(map(machine_of, found.values())).most_common(1)[0][0]
 
 
 def _trained(case: str, record: Record, card: str) -> str:
     """What a case trains, and where, if not on the card that is said of all."""
-    other = _card(record)
+    other = machine_of(record)
     return TRAINED[case] + (f", on one {other}" if other != card else "")
 
 
@@ -156,7 +152,7 @@ def short(folder: Path = script.RESULTS) -> str:
     if not by_case:
         return f"Steps of networks are {NOT_MEASURED}: `python -m benchmarks.networks`."
     card = _usual_card(by_case)
-    where = next(each["environment"] for each in by_case.values() if _card(each) == card)
+    where = next(each["environment"] for each in by_case.values() if machine_of(each) == card)
     about = ABOUT.format(card, where["versions"]["nvidia-cudnn-cu13"])
     if _leave(by_case.values()):
         about += f" {LEAVING}"

@@ -13,18 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block, machine_of
 from ooc_cudnn.bench import script, sources
 from ooc_cudnn.bench.record import markdown
 
 Record = Mapping[str, Any]
 #: What was tried, where, how often, and how much of it went wrong.
 Row = tuple[str, str, str, str]
-
-
-def _machine(record: Record) -> str:
-    gpu = record["environment"].get("gpu")
-    return str(gpu["name"]) if gpu else "host device"
 
 
 def _drawn(record: Record) -> Row:
@@ -34,7 +29,7 @@ def _drawn(record: Record) -> Row:
     if "--tune" in record.get("command", ""):
         about += "; with engines that were measured"
     cases = f"{record['cases']:,} cases, {record['calls']:,} calls"
-    return about, _machine(record), cases, f"{len(record['findings'])}"
+    return about, machine_of(record), cases, f"{len(record['findings'])}"
 
 
 def _interrupted(record: Record) -> Row:
@@ -42,7 +37,7 @@ def _interrupted(record: Record) -> Row:
     count = sum(check["interruptions"] for check in checked)
     wrong = sum(len(check["wrong"]) for check in checked)
     about = "Ctrl-C at random moments of ten kinds of calls"
-    return about, _machine(record), f"{count:,} interruptions", f"{wrong}"
+    return about, machine_of(record), f"{count:,} interruptions", f"{wrong}"
 
 
 def _sanitized(record: Record) -> Row:
@@ -52,7 +47,7 @@ def _sanitized(record: Record) -> Row:
     else:
         on, count, failed = "drawn cases", "cases", len(record["findings"])
     wrong = record["errors"] + failed
-    return f"{about}{on}", _machine(record), f"{record[count]:,} {count}", f"{wrong}"
+    return f"{about}{on}", machine_of(record), f"{record[count]:,} {count}", f"{wrong}"
 
 
 #: What a record calls itself -> what is tried, and how the record is read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.contenders.cases import CASES
-from benchmarks.pages.blocks import NOT_MEASURED, NOTHING
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, machine_of
 from benchmarks.pages.records import Records
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.record import join_paragraphs
@@ -86,9 +86,8 @@ def provenance(records: Records, cases: Sequence[str]) -> str:
     measured = records.of(cases)
     if not measured:
         return f"Not measured yet: `python -m benchmarks.contenders`, {len(cases)} cases."
-    where = [record["environment"] for record in measured]
-    cards = sorted({each["gpu"]["name"] if each["gpu"] else "host device" for each in where})
-    dates = sorted({each["date"][:10] for each in where})
+    cards = sorted(set(map(machine_of, measured)))
+    dates = sorted({record["environment"]["date"][:10] for record in measured})
     limits = {CASES[case].memory_limit for case in cases}
     limit = f"limit {limits.pop()}" if len(limits) == 1 else "limit of each case in the table"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

@@ -202,11 +202,10 @@ def test_a_table_has_the_records_figures(folder):
         if line.startswith("| 4.3 GB, TF32")
     ]
     assert row.startswith("| 4.3 GB, TF32 | 4GiB | 100 ms | 98% | - | - | - | 26.00 x |")
-    held = {each.name: each for each in claims.held(records)}
-    loop = held["`naive_loop` over the library, `fig14-4gb`, TF32"]
-    assert loop.row()[1:] == ("26 x", ">= 25 x", "PASS")
-    unified = held["`unified_memory` over the library, `fig14-4gb`, TF32"]
-    assert unified.row()[1:] == ("-", ">= 10 x", "did not run")
+    held = claims.claims_table(records)
+    assert "| `naive_loop` over the library, `fig14-4gb`, TF32 | 26 x | >= 25 x | PASS |" in held
+    unified = "| `unified_memory` over the library, `fig14-4gb`, TF32 | - | >= 10 x | did not run |"
+    assert unified in held
 
 
 # Steps of networks ---------------------------------------------------------------------------
@@ -385,15 +384,15 @@ def test_what_is_stored_is_drawn_and_small(picture, tmp_path):
 
 
 def test_a_stamp_is_a_chunk_that_readers_of_pictures_know(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    path = tmp_path / "one.png"
+    pytest.importorskip("matplotlib")
+    image, path = pytest.importorskip("PIL.Image"), tmp_path / "one.png"
     image.new("RGB", (3, 2), "red").save(path)
     assert canvas.stamped(path) is None
-    canvas.stamp(path, {"a": [1, 2.5]})
+    figure, _ = canvas.panels(1, 1, width=2, height=1)
+    canvas.save(figure, path, {"a": [1, 2.5]})
     assert canvas.is_current(path, {"a": [1, 2.5]})
     assert not canvas.is_current(path, {"a": [1, 2.6]})
     with image.open(path) as read:
-        assert read.getpixel((2, 1)) == (255, 0, 0)
         assert read.text["drawn from"] == canvas.digest_of({"a": [1, 2.5]})
     assert canvas.stamped(tmp_path / "none.png") is None
 
