@@ -81,29 +81,32 @@ def records_table(folder: Path = script.RESULTS) -> str:
 
     And what it is of that has changed since: the first of it, in the order of the record.
     """
+    found = {
+        path.relative_to(folder).with_suffix("").as_posix(): json.loads(path.read_text("utf-8"))
+        for path in sorted(folder.rglob("*.json"))
+    }
+    now = sources.digests({file for record in found.values() for file in record.get("files", ())})
     rows = []
-    for path in sorted(folder.rglob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
+    for name, record in found.items():
         where = record.get("environment")
         if where is not None:
-            name = path.relative_to(folder).with_suffix("").as_posix()
             gpu, commit = where.get("gpu"), where["commit"]
             machine = gpu["name"] if gpu else f"host, {where['cores']} cores"
             changed = " with changes" if commit.endswith("-dirty") else ""
             drift = f"{record['drift'] - 1:+.1%}" if "drift" in record else NOTHING
             day, version = where["date"][:10], f"`{commit[:7]}`{changed}"
-            rows.append((f"`{name}`", machine, day, version, drift, _later(name, record)))
+            rows.append((f"`{name}`", machine, day, version, drift, _later(name, record, now)))
     head = ("record", "machine", "date", "commit", "drift", "measured before a later change of")
     return markdown(head, rows, align="llllrl")
 
 
-def _later(name: str, record: Record) -> str:
+def _later(name: str, record: Record, now: Mapping[str, str | None]) -> str:
     """What a record is of that has changed since; or that nobody measures it any more."""
     if sources.is_closed(name):
         return "[closed](closed-studies.md)"
     if "files" not in record:
         return "says no files"
-    older = sources.changed_sources(record["files"])
+    older = sources.changed_sources(record["files"], now=now)
     return f"`{older[0]}`{' and others' if len(older) > 1 else ''}" if older else ""
 
 

@@ -49,9 +49,14 @@ def digests(paths: Iterable[str], root: Path = ROOT) -> dict[str, str | None]:
     return {path: _digest(root, root / path) for path in paths}
 
 
-def changed_sources(files: Mapping[str, str | None], root: Path = ROOT) -> list[str]:
-    """Name what a record is of that holds something else now; None never agrees with anything."""
-    now = digests(files, root)
+def changed_sources(
+    files: Mapping[str, str | None], root: Path = ROOT, now: Mapping[str, str | None] | None = None
+) -> list[str]:
+    """Name what a record is of that holds something else now; None never agrees with anything.
+
+    `now` are the digests of today, where they are at hand.
+    """
+    now = digests(files, root) if now is None else now
     return [path for path, before in files.items() if before is None or before != now[path]]
 
 

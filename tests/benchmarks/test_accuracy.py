@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
-from benchmarks import accuracy_splits, model_accuracy, reprice
+from benchmarks import accuracy_calls, accuracy_splits, model_accuracy, reprice
 from benchmarks.accuracy_calls import measure_again, measure_call
 from benchmarks.accuracy_chains import CHAINS, FIRST, chains
 from benchmarks.accuracy_draw import SCALES, Drawn, Operand, draw
@@ -41,6 +41,7 @@ from ooc_cudnn.functions.call.plan_chain import forget_plans
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import DTYPES, TensorSpec, numpy_dtype
 from perfmodel import shipped
+from tests.support.sampling import EVERY
 
 #: The calls that are measured in every run.
 FIXED = range(FIRST, FIRST + len(CHAINS))
@@ -125,6 +126,11 @@ def test_memory_orders(order):
     assert array.strides[0] == 4 * steps[order]
     assert array.strides[1] == {"channels_first": 80, "channels_last": 4, "rows_apart": 140}[order]
     assert np.count_nonzero(raw.view(np.float32)) == 119
+
+
+@pytest.fixture(autouse=True)
+def _others_do_not_count(monkeypatch):
+    monkeypatch.setattr(accuracy_calls, "QUIET_TRIES", 1)
 
 
 @pytest.fixture
@@ -236,13 +242,14 @@ def test_calls_are_planned_by_a_calibration_of_its_own_as_users_are(tmp_path, mo
         seen.append((settings.machine, target.machine.name, target.trial_device))
         return measure_call(drawn, blocks)
 
+    monkeypatch.setattr(model_accuracy, "chains", lambda scale: ())
     monkeypatch.setattr(ooc_cudnn, "calibrate", calibrate)
     monkeypatch.setattr(model_accuracy, "measure_call", look)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the user"))
     arguments = [*QUICK, "--calls", "1", "--part", "calls"]
     arguments += to(tmp_path)
     model_accuracy.main(arguments)
-    assert seen == [(None, "own", get_device("host"))] * (len(FIXED) + 1)
+    assert seen == [(None, "own", get_device("host"))]
     ((path, quick),) = calibrated
     assert quick
     assert not path.exists()
@@ -259,14 +266,15 @@ def test_a_call_that_fails_is_recorded_and_the_others_run(tmp_path, monkeypatch)
             raise RuntimeError("the card fell off")
         return measure_call(drawn, blocks)
 
+    monkeypatch.setattr(model_accuracy, "chains", lambda scale: ())
     monkeypatch.setattr(model_accuracy, "measure_call", fails_once)
     path = tmp_path / "model_accuracy_host_calls.json"
     arguments = [*QUICK, "--machine", "host", "--calls", "2", "--seed", "2", "--part", "calls"]
     model_accuracy.main([*arguments, *to(tmp_path)])
     found = json.loads(path.read_text())["measurements"]
-    assert measured == [*FIXED, 0, 1]
+    assert measured == [0, 1]
     assert [failed["error"] for failed in found["failed"]] == ["RuntimeError: the card fell off"]
-    assert [call["drawn"]["index"] for call in found["calls"]] == [*FIXED, 1]
+    assert [call["drawn"]["index"] for call in found["calls"]] == [1]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -282,7 +290,7 @@ def test_chains_that_computing_binds_are_the_same_in_every_run(scale):
 
 
 def test_on_a_card_computing_binds_those_chains():
-    for drawn in chains("cuda"):
+    for drawn in chains("cuda")[:: 1 if EVERY else 3]:
         given = Described(drawn).arguments()
         asked = {"machine": "h200", "memory_limit": drawn.memory_limit}
         assert ooc_cudnn.plan(drawn.function, **asked, **given).binding_stage == "compute"
@@ -349,18 +357,23 @@ def test_the_best_split_is_found_round_by_round():
     assert rank_correlation([1.0, 2.0, 3.0], [30.0, 20.0, 10.0]) == pytest.approx(-1)
 
 
-def test_what_was_measured_is_priced_again(capsys):
+def test_what_was_measured_is_priced_again(tmp_path, capsys):
     record = model_accuracy.script.RESULTS / "model_accuracy_cuda_calls.json"
-    calls = list(reprice.repriced(list(reprice.measured(record))))
-    assert len(calls) > 40
+    chosen = list(reprice.measured(record))[:: 1 if EVERY else 3]
+    calls = list(reprice.repriced(chosen))
+    assert len(calls) > (40 if EVERY else 13)
     # Where the link binds, neither trials nor what was learnt of staging since make a difference.
     pinned = [each for each in calls if each.call.drawn.placement_class == "pinned"]
-    assert len(pinned) > 20
+    assert len(pinned) > (20 if EVERY else 6)
     moved = np.array([each.closed_form / each.call.then for each in pinned])
     assert np.median(np.abs(moved - 1.0)) < 0.05
     both = np.array([each.replay / each.closed_form for each in pinned])
     assert np.median(np.abs(both - 1.0)) < 0.01
-    assert reprice.main([str(record), "--worst", "3"]) == 0
+    few = json.loads(record.read_text())
+    few["measurements"]["calls"] = few["measurements"]["calls"][:3]
+    path = tmp_path / record.name
+    path.write_text(json.dumps(few))
+    assert reprice.main([str(path), "--worst", "3"]) == 0
     assert "median now" in capsys.readouterr().out
 
 
