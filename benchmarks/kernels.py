@@ -41,11 +41,8 @@ class Bench:
     """Measures and checks one case after the other."""
 
     def __init__(self, report: script.Report, torch: Any) -> None:
-        self.report, self.torch, self.clock = (
-            report,
-            torch,
-            Clock(report.arguments.device, quick=report.quick),
-        )
+        self.report, self.torch = report, torch
+        self.clock = Clock(report.arguments.device, quick=report.quick)
         self.place = "cuda" if report.arguments.cuda else "cpu"
         self.rows: dict[str, list[dict[str, Any]]] = {}
 
@@ -194,11 +191,10 @@ def compiled(bench: Bench, wanted: Sequence[Case], until: float) -> None:
     """Compile the kernels of all cases side by side, as far as time allows."""
     pool = ThreadPoolExecutor(COMPILERS)
     waiting = [pool.submit(bench.warm, case) for case in wanted]
-    done, left = wait(waiting, timeout=max(until - time.perf_counter(), 0))
+    done, _ = wait(waiting, timeout=max(until - time.perf_counter(), 0))
     pool.shutdown(cancel_futures=True)
     bench.torch.cuda.empty_cache()
     bench.report.note(f"{len(done)} of {len(waiting)} kernels compiled ahead")
-    del left
 
 
 def measured(report: script.Report, every: Sequence[Case]) -> None:

@@ -38,18 +38,10 @@ PLACES = {"disk": "slowest operand in a file", "device": "all operands on the de
 def machine_section(model: MachineModel) -> str:
     """Return the constants of a machine, and how well its lines fit where that is known."""
     host = f"The host: {', '.join(_host(model))}{_latency(model)}.{_calibrated(model)}"
-    lost = model.losses.get("copies")
-    return join_paragraphs(
-        (
-            _copies(model),
-            _both_ways(model),
-            _computing(model),
-            ""
-            if lost is None
-            else f"Computing loses {lost:.3g} s for each second of a copy beside it.",
-            "\n".join(textwrap.wrap(host, 100)),
-        )
-    )
+    parts = [_copies(model), _both_ways(model), _computing(model)]
+    if (lost := model.losses.get("copies")) is not None:
+        parts.append(f"Computing loses {lost:.3g} s for each second of a copy beside it.")
+    return join_paragraphs((*parts, "\n".join(textwrap.wrap(host, 100))))
 
 
 def _copies(model: MachineModel) -> str:
@@ -266,16 +258,11 @@ def promise_section(results: list[Mapping[str, Any]]) -> str:
         "error of the closed_form, 90th percentile": "nine of ten within",
         "chosen split over best, worst": "the chosen cut took, at worst, times the best cut",
     }
-    rows = [
-        (
-            machine,
-            *(
-                shown(name, known[name]["value"]).replace(" %", "%") if name in known else ""
-                for name in columns
-            ),
-        )
-        for machine, known in claims.items()
-    ]
+
+    def cell(known: Mapping[str, Mapping[str, Any]], name: str) -> str:
+        return shown(name, known[name]["value"]).replace(" %", "%") if name in known else ""
+
+    rows = [(who, *(cell(known, name) for name in columns)) for who, known in claims.items()]
     return markdown(("machine", *columns.values()), rows)
 
 
