@@ -24,7 +24,7 @@ from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
 from ooc_cudnn.torch.build_graph import graph_of
 from ooc_cudnn.torch.element_indexing import in_place_of, recorded_part
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Graph, Operation, Value, replace_values
+from ooc_cudnn.torch.graph import Graph, Operation, Value, name_of, replace_values
 from ooc_cudnn.torch.higher_order import DERIVED, DERIVES, HigherOrder, Span
 from ooc_cudnn.torch.mutations import Functional, Memories
 from ooc_cudnn.torch.normalizing import kept_statistics_of
@@ -350,7 +350,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         """Note an operation: what it read, and what it has made or changed."""
         schema = func._schema
         written = Functional.written(schema, args, kwargs, self.where)
-        name = schema.name.partition("::")[2]
+        name = name_of(func)
         tensors = result if isinstance(result, tuple | list) else (result,)
         if written:
             if func.namespace not in ("aten", "prims"):
@@ -627,7 +627,7 @@ def _is_unknown(number: Any) -> bool:
 
 def _of_lists(func: Any) -> Any:
     """The form out of place of one that changes lists of tensors, as `_foreach_add_` does."""
-    name = func._schema.name.partition("::")[2]
+    name = name_of(func)
     if not name.startswith("_foreach_") or not name.endswith("_"):
         return None
     return getattr(getattr(torch.ops.aten, name.removesuffix("_")), func._overloadname)
@@ -644,7 +644,7 @@ def _only(at: int, arguments: Any) -> Any:
 
 def _reads_strides(func: Any) -> bool:
     """True if what an operation makes depends on how its operand lies in memory."""
-    name = func._schema.name.partition("::")[2]
+    name = name_of(func)
     return name in ("as_strided", "view_as_complex") or func is torch.ops.aten.view.dtype
 
 

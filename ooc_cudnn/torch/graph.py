@@ -55,7 +55,8 @@ class Operation:
     function : callable
         What PyTorch runs.
     name : str
-        "conv2d": without its overload, and without the underscore of one that works in place.
+        "conv2d": without its overload, and without the underscore of one that works in place. Of
+        another library's with its namespace: "theirs::conv2d".
     args, kwargs
         As the function takes them, with values in place of tensors.
     arguments : mapping
@@ -169,6 +170,16 @@ class Graph:
         values += [write.value for write in self.writes if write.step is None]
         values += [value for effect in self.effects for value in effect.reads]
         return tuple(dict.fromkeys(values))
+
+
+def name_of(function: OpOverload) -> str:
+    """The name of what PyTorch runs: "conv2d" of its own, "theirs::conv2d" of another library's.
+
+    >>> name_of(torch.ops.aten.relu.default), name_of(torch.ops.prims.sin.default)
+    ('relu', 'sin')
+    """
+    namespace, _, name = function._schema.name.partition("::")
+    return name if namespace in ("aten", "prims") else f"{namespace}::{name}"
 
 
 def values_in(tree: Any) -> list[Value]:

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.graph import Value
+from ooc_cudnn.torch.graph import Value, name_of
 from ooc_cudnn.torch.image_axes import MOVES
 from ooc_cudnn.torch.normalizing import Update, update_statistics
 from ooc_cudnn.torch.overlaps import may_overlap_itself
@@ -398,7 +398,7 @@ class Memories:
         """Note that a tensor was given another shape in place: as a view of what it was."""
         now = self.read(tensor)
         seen = self.seen(tensor)
-        name = func._schema.name.partition("::")[2].removesuffix("_")
+        name = name_of(func).removesuffix("_")
         if name == "detach":
             seen.value = self._recorder.detached(now)
             return
@@ -470,7 +470,7 @@ def _view(
     def put(each: Any) -> Any:
         return _BASE if each is base else each
 
-    name = function._schema.name.partition("::")[2]
+    name = name_of(function)
     told = pytree.tree_map(put, args)
     return View(function, name, tuple(told), pytree.tree_map(put, dict(kwargs)), part)
 

@@ -119,6 +119,26 @@ class Largest(torch.autograd.Function):
         return F.one_hot(places, ctx.extent).movedim(-1, 1) * gradient.unsqueeze(1) * 2
 
 
+@torch.library.custom_op("ooc_cudnn_idioms::relu", mutates_args=())
+def own_relu(self: torch.Tensor) -> torch.Tensor:
+    return torch.where(self > 0, self, self * 0.5)
+
+
+own_relu.register_fake(lambda self: torch.empty_like(self))
+own_relu.register_autograd(lambda ctx, dy: 3 * dy)
+
+
+@torch.library.custom_op("ooc_cudnn_idioms::mul_", mutates_args=("self",))
+def own_mul(self: torch.Tensor, other: float) -> None:
+    self += other
+
+
+def multiplied_by_own(y, x):
+    z = y.detach().clone()
+    own_mul(z, 3.0)
+    return y * z
+
+
 class InAList(torch.autograd.Function):
     """Two maps in a list, in which autograd follows none."""
 
@@ -426,4 +446,6 @@ CASES = [
         ),
         train,
     ),
+    of_conv("an operator of the user's, by the name of one of PyTorch's", lambda y, x: own_relu(y)),
+    of_conv("an operator of the user's in place, by such a name", multiplied_by_own),
 ]
