@@ -16,7 +16,7 @@ import torch
 from ooc_cudnn.operations.external.tiles import Spans, WholeImagesError, whole_spans
 from ooc_cudnn.torch import block_interpolation, block_moves, block_windows  # noqa: F401  (rules)
 from ooc_cudnn.torch.block_rules import MadePart, joined, part_of_operation
-from ooc_cudnn.torch.fallback_subgraph import FallbackSubgraph
+from ooc_cudnn.torch.fallback_subgraph import FallbackResult, FallbackSubgraph
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.image_axes import ImageAxes, Images
 
@@ -57,8 +57,9 @@ class _Block:
 
     def __init__(self, part: FallbackSubgraph, result: Spans, lasting: Collection[int]) -> None:
         self._whole, self._lasting = part, lasting
-        wanted = _by(result, part.order)
-        self._needed: dict[Value, Spans] = {part.result: wanted}
+        ((whole, order),) = part.results
+        wanted = _by(result, order)
+        self._needed: dict[Value, Spans] = {whole: wanted}
         self._found = [
             (operation, made_part)
             for operation in reversed(part.operations)
@@ -72,10 +73,10 @@ class _Block:
         taken = tuple(self._held[value][0] for value in part.inputs)
         for operation, made_part in reversed(self._found):
             self._write(operation, made_part)
-        last = self._cut_out(part.result, wanted)
+        last = FallbackResult(self._cut_out(whole, wanted), order)
         axes = None if part.axes is None else ImageAxes((), self._of, part.count)
         self.part = replace(
-            part, operations=tuple(self._operations), inputs=taken, result=last, axes=axes
+            part, operations=tuple(self._operations), inputs=taken, results=(last,), axes=axes
         )
         self.inputs = tuple(
             spans if order is None else _by(spans, order)

@@ -64,7 +64,7 @@ class FallbackRunner(_Told):
     #: which may be gone when a graph is launched.
     may_be_recorded: bool
     _part: FallbackSubgraph
-    _found: dict[tuple[int, tuple[int, ...] | None], tuple[Cost, frozenset[int]]]
+    _found: dict[tuple[int, tuple[int, ...] | None, tuple[int, ...]], tuple[Cost, frozenset[int]]]
 
     def __init__(self, part: FallbackSubgraph, why: str = "") -> None:
         super().__init__(_said(part), part.text)
@@ -74,46 +74,59 @@ class FallbackRunner(_Told):
         recorded = all(_is_launched_alone(each.function) for each in part.operations)
         object.__setattr__(self, "may_be_recorded", recorded)
 
-    def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
-        """Compute the result, and write it."""
+    def forward(self, inputs: Sequence[Any], ys: Sequence[Any], how: ExternalRun) -> None:
+        """Compute the results, and write them."""
         tensors = [tensor_on(each) for each in inputs]
-        target = tensor_on(y)
-        with on_stream(target.device, how.stream), torch.no_grad():
-            for own, (part,), first in self._shares(tensors, [target], how.at_once):
-                part.copy_(self._run(own, self._images(part), _from(how.drawn, first)))
+        targets = [tensor_on(each) for each in ys]
+        images = self._images(targets[0], 0)
+        with on_stream(targets[0].device, how.stream), torch.no_grad():
+            for own, parts, span in self._shares(tensors, targets, images, how.at_once):
+                _copy(self._run(own, len(span), _from(how.drawn, span.start)), parts)
 
     def backward(
-        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: ExternalRun
+        self,
+        inputs: Sequence[Any],
+        dys: Mapping[int, Any],
+        gradients: Mapping[int, Any],
+        how: ExternalRun,
     ) -> None:
         """Compute it again, and gradients of inputs; those of what images share add up."""
-        gradient = tensor_on(dy)
-        if takes_up_nodes() and gradient.is_cuda:  # on the host a thread for computing runs this
+        given = {at: tensor_on(each) for at, each in dys.items()}
+        on_card = any(each.is_cuda for each in given.values())
+        if takes_up_nodes() and on_card:  # on the host a thread for computing runs this
             with ThreadPoolExecutor(1) as pool:
                 settings = copy_context()
-                pool.submit(settings.run, self._backward, inputs, gradient, gradients, how).result()
+                pool.submit(settings.run, self._backward, inputs, given, gradients, how).result()
         else:
-            self._backward(inputs, gradient, gradients, how)
+            self._backward(inputs, given, gradients, how)
 
     def _backward(
         self,
         inputs: Sequence[Any],
-        dy: torch.Tensor,
+        dys: Mapping[int, torch.Tensor],
         gradients: Mapping[int, Any],
         how: ExternalRun,
     ) -> None:
+        lead, dy = next(iter(dys.items()))
+        images = self._images(dy, lead)
         with on_stream(dy.device, how.stream):
             tensors = [tensor_on(each) for each in inputs]
             targets = {at: tensor_on(each) for at, each in gradients.items()}
             shared = [at for at in targets if self._part.orders[at] is None]
             sums: dict[int, torch.Tensor] = {}
             apart = [at for at in targets if at not in shared]
-            beside = [dy, *(targets[at] for at in apart)]
-            for share, (part, *into), first in self._shares(tensors, beside, how.at_once):
-                drawn = _from(how.drawn, first)
+            beside = [*dys.values(), *(targets[at] for at in apart)]
+            for share, parts, span in self._shares(tensors, beside, images, how.at_once):
+                own = dict(zip(dys, parts, strict=False))
+                drawn = _from(how.drawn, span.start)
                 dxs = dict(
-                    zip(targets, self._gradients(share, part, tuple(targets), drawn), strict=True)
+                    zip(
+                        targets,
+                        self._gradients(share, own, len(span), tuple(targets), drawn),
+                        strict=True,
+                    )
                 )
-                for index, target in zip(apart, into, strict=True):
+                for index, target in zip(apart, parts[len(dys) :], strict=True):
                     _write(target, dxs.pop(index), adds=how.adds)
                 for index in shared:
                     _sum(sums, index, dxs.pop(index))  # the next share has room only without these
@@ -121,10 +134,13 @@ class FallbackRunner(_Told):
                 _write(targets[index], sums.get(index), adds=how.adds)
 
     def _shares(
-        self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor], at_once: int
-    ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor], int]]:
-        """So many images at once of inputs, and of others that are of images; and their first."""
-        images = self._images(beside[0])
+        self,
+        tensors: Sequence[torch.Tensor],
+        beside: Sequence[torch.Tensor],
+        images: int,
+        at_once: int,
+    ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor], range]]:
+        """So many images at once of inputs, and of others that are of images; and which."""
 
         def part(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:
             each = tensor.shape[0] // images
@@ -136,18 +152,18 @@ class FallbackRunner(_Told):
                 tensor if order is None else part(tensor, first, last)
                 for tensor, order in zip(tensors, self._part.orders, strict=True)
             ]
-            yield share, [part(each, first, last) for each in beside], first
+            yield share, [part(each, first, last) for each in beside], range(first, last)
 
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """Estimate the cost on tensors without memory; of many images in proportion."""
         if images > 2:
             one, two = self.cost(1, wanted), self.cost(2, wanted)
             return Cost(*(a + (images - 1) * (b - a) for a, b in zip(one, two, strict=True)))
-        return self._measured(images, wanted)[0]
+        return self._measured(images, wanted, tuple(range(len(self._part.results))))[0]
 
-    def reached(self, wanted: tuple[int, ...]) -> frozenset[int]:
-        """Return those of the inputs that have a gradient: of others autograd says None."""
-        return self._measured(1, wanted)[1]
+    def reached(self, wanted: tuple[int, ...], result: int) -> frozenset[int]:
+        """Return the inputs that have a gradient of a result: of others autograd says None."""
+        return self._measured(1, wanted, (result,))[1]
 
     def part(self, result: Spans, lasting: Collection[int]) -> PartOfComputation:
         """The same for a part of the result, where its operations have rules for that."""
@@ -156,7 +172,7 @@ class FallbackRunner(_Told):
 
     def _run(
         self, tensors: Sequence[torch.Tensor], images: int, drawn: RandomSource | None
-    ) -> torch.Tensor:
+    ) -> list[torch.Tensor]:
         """Compute images; where random numbers are drawn, each by itself, of a seed of its own."""
         if drawn is None:
             return self._part.run(tensors, images)
@@ -169,44 +185,52 @@ class FallbackRunner(_Told):
             ]
             with draw_from_seed((seed, step, drawn.first + image), tensors[0].device):
                 results.append(self._part.run(share, 1, is_drawn=True))
-        return torch.cat(results)
+        return [torch.cat(parts) for parts in zip(*results, strict=True)]
 
-    def _images(self, result: torch.Tensor) -> int:
-        part = self._part
-        return result.shape[0] * part.count // part.result.shape[part.order[0]]
+    def _images(self, array: torch.Tensor, at: int) -> int:
+        """The images that the array of a result is of."""
+        return array.shape[0] * self._part.count // self._part.results[at].shape[0]
 
     def _gradients(
         self,
         tensors: Sequence[torch.Tensor],
-        dy: torch.Tensor,
+        dys: Mapping[int, torch.Tensor],
+        images: int,
         wanted: Sequence[int],
         drawn: RandomSource | None = None,
     ) -> Sequence[torch.Tensor | None]:
         leaves = [tensor.detach().requires_grad_(at in wanted) for at, tensor in enumerate(tensors)]
         with torch.enable_grad(), kept_as_they_are():
-            y = self._run(leaves, self._images(dy), drawn)
-        if not y.requires_grad:  # of several results, this one depends on none of them
+            ys = self._run(leaves, images, drawn)
+        # of several results, some depend on none of them
+        pairs = [(ys[at], dy.to(ys[at].dtype)) for at, dy in dys.items() if ys[at].requires_grad]
+        if not pairs:
             return [None for _ in wanted]
+        outputs, gradients = zip(*pairs, strict=True)
         return torch.autograd.grad(
-            y, [leaves[at] for at in wanted], dy.to(y.dtype), allow_unused=True
+            outputs, [leaves[at] for at in wanted], gradients, allow_unused=True
         )
 
-    def _measured(self, images: int, wanted: tuple[int, ...] | None) -> tuple[Cost, frozenset[int]]:
-        """The cost, and which inputs have a gradient."""
-        if (images, wanted) not in self._found:
-            self._found[images, wanted] = self._measured_anew(images, wanted)
-        return self._found[images, wanted]
+    def _measured(
+        self, images: int, wanted: tuple[int, ...] | None, results: tuple[int, ...]
+    ) -> tuple[Cost, frozenset[int]]:
+        """The cost, and which inputs have a gradient of some results."""
+        told = images, wanted, results
+        if told not in self._found:
+            self._found[told] = self._measured_anew(*told)
+        return self._found[told]
 
     def _measured_anew(
-        self, images: int, wanted: tuple[int, ...] | None
+        self, images: int, wanted: tuple[int, ...] | None, results: tuple[int, ...]
     ) -> tuple[Cost, frozenset[int]]:
         part, kind = self._part, self._kind
         try:
             if kind == "meta":
                 with contextlib.suppress(NotImplementedError):  # fake ones may do without a form
-                    return self._counted(part, kind, images, wanted)
+                    return self._counted(part, kind, images, wanted, results)
             with FakeTensorMode():
-                return self._counted(part, "cpu" if kind == "meta" else kind, images, wanted)
+                kind = "cpu" if kind == "meta" else kind
+                return self._counted(part, kind, images, wanted, results)
         except UnsupportedOperationError:
             raise
         except RuntimeError as error:  # NotImplementedError among them, on tensors without memory
@@ -241,7 +265,12 @@ class FallbackRunner(_Told):
         return next(iter(candidates), "meta")
 
     def _counted(
-        self, part: FallbackSubgraph, kind: str, images: int, wanted: tuple[int, ...] | None
+        self,
+        part: FallbackSubgraph,
+        kind: str,
+        images: int,
+        wanted: tuple[int, ...] | None,
+        results: tuple[int, ...],
     ) -> tuple[Cost, frozenset[int]]:
         tensors = []
         for value, order in zip(part.inputs, part.orders, strict=True):
@@ -250,17 +279,23 @@ class FallbackRunner(_Told):
                 inverse = sorted(range(len(order)), key=order.__getitem__)
                 shape = tuple(shape[axis] for axis in inverse)
             tensors.append(torch.empty(shape, dtype=value.dtype, device=kind))
-        extents = part.shape(part.result, images)
-        shape = tuple(extents[axis] for axis in part.order)
-        dy = torch.empty(shape, dtype=part.result.dtype, device=kind)
+        dys = {}
+        for at in results:
+            value, order = part.results[at]
+            extents = part.shape(value, images)
+            shape = tuple(extents[axis] for axis in order)
+            dys[at] = torch.empty(shape, dtype=value.dtype, device=kind)
         reached = frozenset[int]()
         # what a user looks for with it is in the call itself, and this has no numbers
-        with torch.autograd.set_detect_anomaly(False), _Counted((*tensors, dy)) as counted:
+        with (
+            torch.autograd.set_detect_anomaly(False),
+            _Counted((*tensors, *dys.values())) as counted,
+        ):
             if wanted is None:
                 with torch.no_grad():
                     part.run(tensors, images)
             else:
-                made = self._gradients(tensors, dy, wanted)
+                made = self._gradients(tensors, dys, images, wanted)
                 reached = frozenset(
                     at for at, each in zip(wanted, made, strict=True) if each is not None
                 )
@@ -304,6 +339,12 @@ def _sum(sums: dict[int, torch.Tensor], at: int, more: torch.Tensor | None) -> N
     if more is not None:
         wide = more.to(_WIDER.get(more.dtype, more.dtype))
         sums[at] = sums[at] + wide if at in sums else wide
+
+
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Copy tensors, and keep none of them: the next share has room only without these."""
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def _write(target: torch.Tensor, gradient: torch.Tensor | None, *, adds: bool) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -22,6 +22,30 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 TAKE_CONTIGUOUS = frozenset({"kron"})
 
 
+class FallbackResult(NamedTuple):
+    """A result of a fallback subgraph.
+
+    Attributes
+    ----------
+    value : Value
+    order : tuple of int
+        Of each axis of its array the axis of the value.
+    """
+
+    value: Value
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of its array."""
+        return tuple(self.value.shape[axis] for axis in self.order)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Of each axis of the value the axis of its array."""
+        return tuple(self.order.index(axis) for axis in range(len(self.order)))
+
+
 @dataclass(frozen=True, eq=False)
 class FallbackSubgraph:
     """Operations, and what goes in and out.
@@ -33,9 +57,8 @@ class FallbackSubgraph:
     orders : tuple of (tuple of int or None)
         Of each input that is of images the axes of its array, by those of the value; None for what
         all images share.
-    result : Value
-    order : tuple of int
-        Of each axis of its array the axis of the value.
+    results : tuple of FallbackResult
+        All that one operation makes, where there are several.
     axes : ImageAxes, optional
         Where images lie; None where all are computed at once.
     """
@@ -43,9 +66,13 @@ class FallbackSubgraph:
     operations: tuple[Operation, ...]
     inputs: tuple[Value, ...]
     orders: tuple[tuple[int, ...] | None, ...]
-    result: Value
-    order: tuple[int, ...]
+    results: tuple[FallbackResult, ...]
     axes: ImageAxes | None
+
+    @property
+    def first(self) -> FallbackResult:
+        """Its first result, which is the only one of most."""
+        return self.results[0]
 
     @property
     def count(self) -> int:
@@ -71,12 +98,13 @@ class FallbackSubgraph:
             args = replace_values((operation.args, dict(operation.kwargs)), said)
             results = [None if value is None else said(value) for value in operation.results]
             lines.append(f"{results} = {operation.function}{args}")
-        return "\n".join([*lines, f"{said(self.result)} {self.order} of {self.count}"])
+        made = ", ".join(f"{said(value)} {order}" for value, order in self.results)
+        return "\n".join([*lines, f"{made} of {self.count}"])
 
     def run(
         self, tensors: Sequence[torch.Tensor], images: int, *, is_drawn: bool = False
-    ) -> torch.Tensor:
-        """Compute the result from arrays of the inputs; all as they lie in the network.
+    ) -> list[torch.Tensor]:
+        """Compute the results from arrays of the inputs; all as they lie in the network.
 
         Where random numbers are drawn, inputs are laid in the order of their axes first: PyTorch
         draws in the order of memory, and each plan of a model has maps lie as it likes.
@@ -88,8 +116,7 @@ class FallbackSubgraph:
             values[value] = tensor.contiguous() if is_drawn else tensor
         for operation in self.operations:
             self._run(operation, values, images)
-        result: torch.Tensor = values[self.result].permute(self.order)
-        return result
+        return [values[value].permute(order) for value, order in self.results]
 
     def _run(self, operation: Operation, values: dict[Value, Any], images: int) -> None:
         name, first = operation.name, operation.results[0]

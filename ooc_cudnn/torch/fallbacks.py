@@ -14,22 +14,22 @@ import torch
 
 from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.network import Network
+from ooc_cudnn.operations.external.calls import ExternalResult
 from ooc_cudnn.tensor import ITEM_BYTES
 from ooc_cudnn.torch.bitcast import STORED_AS, store_bits
 from ooc_cudnn.torch.errors import UnsupportedModelError, UnsupportedOperationError
 from ooc_cudnn.torch.fallback_runner import FallbackRunner
-from ooc_cudnn.torch.fallback_subgraph import RECURRENT, FallbackSubgraph
+from ooc_cudnn.torch.fallback_subgraph import RECURRENT, FallbackResult, FallbackSubgraph
 from ooc_cudnn.torch.graph import Graph, Operation, Value
 from ooc_cudnn.torch.heads import HeadsOfChannels, heads_of_channels
 from ooc_cudnn.torch.image_axes import MOVES, ImageAxes, Images, TogetherError
+from ooc_cudnn.torch.joint_results import Readers, as_row, is_linear, is_map, may_be_row
 from ooc_cudnn.torch.lowered_value import LoweredValue
-from ooc_cudnn.torch.rearranged import FOLLOWED, Rearrangement, rearrangement
+from ooc_cudnn.torch.rearranged import FOLLOWED, MOST_LAUNCHES, Rearrangement, rearrangement
 
-#: Copies that a rearrangement may take.
-MOST_LAUNCHES = 64
 #: Why most of a region is computed by PyTorch.
 FOLLOWS = "what it reads is computed by PyTorch"
-#: Operations whose gradients of a result depend on which other ones have a gradient.
+#: Operations that have no gradient of some results where others have none.
 _INSEPARABLE = frozenset({"native_group_norm"})
 
 
@@ -72,12 +72,12 @@ class Fallbacks:
         operations = to.graph.operations
         before = to.graph.before
         numbered = enumerate((*before, *operations), -len(before))
-        self._at = {operation: at for at, operation in numbered}
-        self._readers: dict[Value, list[Operation]] = {}
+        self._at: dict[Operation, float] = {operation: at for at, operation in numbered}
+        readers: dict[Value, list[Operation]] = {}
         for operation in operations:
             for value in dict.fromkeys(operation.reads):
-                self._readers.setdefault(value, []).append(operation)
-        self._asked = set(to.graph.asked)
+                readers.setdefault(value, []).append(operation)
+        self._readers = Readers(readers, frozenset(to.graph.asked), self._at)
         self._expands = {
             value: operation
             for operation in to.graph.before
@@ -97,10 +97,10 @@ class Fallbacks:
         Raises
         ------
         UnsupportedOperationError
-            If it changes what the model keeps: that must not happen twice. If its gradients are not
-            the sum of those of its results, and more than the first of them is differentiated.
+            If it changes what the model keeps: that must not happen twice. If which of its results
+            are used says what its gradients are, and more than the first of them is differentiated.
         """
-        if operation.name in _INSEPARABLE and any(map(self._is_followed, operation.results[1:])):
+        if operation.name in _INSEPARABLE and any(map(self._readers.follow, operation.results[1:])):
             said = (
                 "PyTorch's gradients of its mean and rstd hang on which of its results are used: "
                 "compute them by torch.var_mean, or detach() them"
@@ -114,23 +114,17 @@ class Fallbacks:
         self.errors[like] = error
         self._makers.update({value: like for value in operation.results if value is not None})
 
-    def _is_followed(self, value: Value | None) -> bool:
-        """True if a gradient of a value may be asked for."""
-        if value is None or not value.requires_grad:
-            return False
-        made = (each for reader in self._readers.get(value, ()) for each in reader.results)
-        return value in self._asked or any(each and each.requires_grad for each in made)
-
     def maker(self, value: Value) -> Operation:
         """The operation that makes what is deferred."""
         return self._makers[value]
 
     def is_read_once(self, value: Value) -> bool:
         """True if one operation alone reads a value, once, and nobody asks for it."""
-        readers = self._readers.get(value, ())
-        return len(readers) == 1 and readers[0].reads.count(value) == 1 and value not in self._asked
+        readers = self._readers.of.get(value, ())
+        is_read_once = len(readers) == 1 and readers[0].reads.count(value) == 1
+        return is_read_once and value not in self._readers.asked
 
-    def place(self, operation: Operation) -> int:
+    def place(self, operation: Operation) -> float:
         """Return its place in the order of all operations."""
         return self._at[operation]
 
@@ -181,10 +175,12 @@ class Fallbacks:
         LoweredValue or None
             None where it cannot be.
         """
-        is_map = 2 <= len(value.shape) <= 5 and value.dtype.is_floating_point
-        if not is_map or 0 in value.shape:
+        if not is_map(value):
+            if value in self._makers and not is_linear(self._makers[value]):
+                self._make_joint(value)
             return None
         self._make_shared(value)
+        self._make_joint(value)
         if value in self._held and value not in self._makers:  # it may have been made itself
             held = self._held[value]
             if _suits(held, channels, plain=plain):
@@ -193,8 +189,8 @@ class Fallbacks:
         moved = self._rearranged(operations, value, channels, plain=plain)
         if moved is not None:
             return moved
-        drawing = [operation for operation in operations if draws(operation)]
-        if any(self.drawn.get(operation, value) is not value for operation in drawing):
+        drawing = self._drawing(operations, value)
+        if drawing is None:
             return None  # it would be other numbers
         inputs = _read_by(operations) or [value]
         axes = self._axes(operations, inputs)
@@ -208,14 +204,20 @@ class Fallbacks:
         order = _order(len(value.shape), where.axis, None if plain else channels)
         if (value, order) not in self._made:
             self.drawn.update(dict.fromkeys(drawing, value))
-            part = self._part(operations, inputs, value, order, axes)
-            self._made[value, order] = self._node(part)
+            part = self._part(operations, inputs, (FallbackResult(value, order),), axes)
+            (self._made[value, order],) = self._node(part)
         return self._made[value, order]
+
+    def _drawing(self, operations: list[Operation], value: Value) -> list[Operation] | None:
+        """Those that draw random numbers for a value; None if one has drawn them for another."""
+        drawing = [operation for operation in operations if draws(operation)]
+        drawn_before = any(self.drawn.get(each, value) is not value for each in drawing)
+        return None if drawn_before else drawing
 
     def channels(self, value: Value) -> int | None:
         """The axis that channels, or the outermost of them, are on, if the library can move it."""
         found = self._moves(self._behind(value), value)
-        if found is None or _axis_of_images(found) is None:
+        if found is None or found.axis_of_images is None:
             return None
         channels = len(found.factors[0])  # behind images
         return next((at for at, part in enumerate(found.parts) if channels in part), None)
@@ -225,7 +227,7 @@ class Fallbacks:
     ) -> LoweredValue | None:
         """What is only moved, in training: the library moves it, image by image."""
         found = self._moves(operations, value)
-        images = None if found is None else _axis_of_images(found)
+        images = None if found is None else found.axis_of_images
         if found is None or images is None or (plain and images):
             return None
         order = _order(len(value.shape), images, None if plain else channels)
@@ -255,7 +257,7 @@ class Fallbacks:
         if not held.tensor.is_floating or not 2 <= len(held.tensor.shape) <= 5:
             return None
         found = rearrangement(operations, held.tensor.shape, held.axes)
-        return found if found and _launches(found) <= MOST_LAUNCHES else None
+        return found if found and found.launches <= MOST_LAUNCHES else None
 
     # How a value comes about --------------------------------------------------------------------
 
@@ -284,14 +286,64 @@ class Fallbacks:
             for result in operation.results:
                 if result is None or value in operation.results or result not in self._makers:
                     continue
-                elsewhere = any(id(each) not in inner for each in self._readers.get(result, ()))
-                if elsewhere or result in self._asked:
+                elsewhere = any(id(each) not in inner for each in self._readers.of.get(result, ()))
+                if elsewhere or result in self._readers.asked:
                     shared |= dict.fromkeys(self._computed(result))
         for other in shared:
             if other is not value and other in self._makers:
                 held = self.make(other)
                 if held is not None:
                     self.settle(other, held)
+
+    def _make_joint(self, value: Value) -> None:
+        """Make each operation behind a value one node that must be one, with all its results."""
+        if self._to.training:
+            operations = self._behind(value)
+            for operation, results in self._readers.joint(operations, value, self._makers):
+                if results:
+                    self._make_results(operation, results)
+
+    def _make_results(self, operation: Operation, results: list[Value]) -> None:
+        """Make results of an operation in the network, by one node; what is no map as a row.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If its backward must be called once, and that cannot be.
+        """
+        (lead, *_), error = results, self.errors[operation]
+        self._make_shared(lead)
+        operations = self._behind(lead)
+        drawing = self._drawing(operations, lead)
+        if drawing is None or not all(map(may_be_row, results)):
+            if is_linear(operation):
+                return  # each is made by itself
+            shapes = ", ".join(str(each.shape) for each in results)
+            said = (
+                "its backward is to be called once, with the gradients of all its results, and "
+                f"networks hold none without elements ({shapes}): let another Function make those"
+            )
+            raise UnsupportedOperationError(error.operation, error.where, said)
+        inputs = _read_by(operations) or results
+        rows = {each: as_row(each) for each in results if not is_map(each)}
+        axes = None if rows else self._axes(operations, inputs)
+        if axes is not None and any(axes.of[each].outer != 1 for each in results):
+            axes = None
+        made = []
+        for each in results:
+            taken = rows[each].value if each in rows else each
+            where = Images(0) if axes is None else axes.of[each]
+            made.append(FallbackResult(taken, _order(len(taken.shape), where.axis, None)))
+        self.drawn.update(dict.fromkeys(drawing, lead))
+        operations += [made_row for row in rows.values() for made_row in row.makes]
+        part = self._part(operations, inputs, tuple(made), axes)
+        for (value, _), held in zip(made, self._node(part), strict=True):
+            self.settle(value, held)
+        for row in rows.values():
+            for at, shown in enumerate(row.shows, 1):
+                self._makers.update({each: shown for each in shown.results if each is not None})
+                self._at[shown] = self._at[operation] + at / (1 + len(row.shows))  # behind it
+                self.errors[shown] = error
 
     def settle(self, value: Value, held: LoweredValue) -> None:
         """Note that a value is in the network now."""
@@ -332,8 +384,7 @@ class Fallbacks:
         self,
         operations: list[Operation],
         inputs: list[Value],
-        value: Value,
-        order: tuple[int, ...],
+        results: tuple[FallbackResult, ...],
         axes: ImageAxes | None,
     ) -> FallbackSubgraph:
         orders: list[tuple[int, ...] | None] = []
@@ -344,12 +395,16 @@ class Fallbacks:
                 orders.append(tuple(range(len(read.shape))))
             else:
                 orders.append(None)
-        return FallbackSubgraph(tuple(operations), tuple(inputs), tuple(orders), value, order, axes)
+        return FallbackSubgraph(tuple(operations), tuple(inputs), tuple(orders), results, axes)
 
-    def _node(self, part: FallbackSubgraph) -> LoweredValue:
+    def _node(self, part: FallbackSubgraph) -> list[LoweredValue]:
+        """What the results are in the network, of a node that makes them all."""
         tensors = [self._tensor(value) for value in part.inputs]
         computation = FallbackRunner(part, self.reason(part.operations))
-        shape = tuple(part.result.shape[axis] for axis in part.order)
+        first, *others = (
+            ExternalResult(each.shape, str(each.value.dtype).removeprefix("torch."))
+            for each in part.results
+        )
         of_images = [
             order is not None and (value in self._held or part.axes is not None)
             for value, order in zip(part.inputs, part.orders, strict=True)
@@ -357,22 +412,28 @@ class Fallbacks:
         drawing = any(draws(operation) for operation in part.operations)
         followed = _differentiable(part)
         candidates = tuple(at for at, value in enumerate(part.inputs) if value in followed)
-        reached = computation.reached(candidates) if candidates else ()
+        numbers = range(len(part.results)) if candidates else ()
+        reached = {at: computation.reached(candidates, at) for at in numbers}
+        differentiable = [
+            frozenset(at for at, inputs in reached.items() if index in inputs)
+            for index in range(len(part.inputs))
+        ]
         name = self._to.name(computation.name.partition("+")[0])
         tensor = self._to.net.outside(
             tensors,
-            shape,
-            str(part.result.dtype).removeprefix("torch."),
+            *first,
             computation,
             images=part.count,
             of_images=of_images,
             draws=drawing,
-            differentiable=[at in reached for at in range(len(part.inputs))],
+            differentiable=differentiable,
+            others=others,
             name=name,
         )
+        made = self._to.net.graph.nodes[tensor.name].results
         if drawing:
             self._to.drawn.append(f"{name}.state")
-        return LoweredValue(tensor, tuple(part.order.index(axis) for axis in range(len(shape))))
+        return [LoweredValue(y, each.axes) for y, each in zip(made, part.results, strict=True)]
 
     def heads_of(self, value: Value) -> HeadsOfChannels | None:
         """The heads of channels that a value (n, heads, sites, depth) is, by moves alone."""
@@ -385,7 +446,7 @@ class Fallbacks:
         if source is None:
             return None
         return heads_of_channels(
-            self._part(operations, inputs, value, _order(4, 0, 3), axes), source
+            self._part(operations, inputs, (FallbackResult(value, _order(4, 0, 3)),), axes), source
         )
 
     def _moved(
@@ -427,39 +488,10 @@ class Fallbacks:
         return self._to.made_as("stored", store_bits, value, STORED_AS[value.dtype.itemsize])
 
 
-def _axis_of_images(found: Rearrangement) -> int | None:
-    """The axis of a result that images are on, perhaps outermost; None where there is none."""
-    return next((at for at, part in enumerate(found.parts) if part[:1] == (0,)), None)
-
-
-def _launches(found: Rearrangement) -> int:
-    """Copies that it takes at the most: one has three axes, and the longest are together.
-
-    Neighbours that stay so are one axis: of one axis before and after, or of sites.
-    """
-    sizes = list[int]()
-    last_factor, last_axis, last_before = -2, 0, 0
-    factors = [(size, axis) for axis, each in enumerate(found.factors) for size in each]
-    for axis, part in enumerate(found.parts):
-        for at in part:
-            size, before = factors[at]
-            stays = _are_together(last_axis, axis) and _are_together(last_before, before)
-            if at == last_factor + 1 and stays:
-                sizes[-1] *= size
-            else:
-                sizes.append(size)
-            last_factor, last_axis, last_before = at, axis, before
-    return math.prod(sorted(sizes)[:-3])
-
-
-def _are_together(one: int, other: int) -> bool:
-    """True if two axes of a map are one, or sites: these lie in their order in any memory order."""
-    return one == other or min(one, other) >= 2
-
-
 def _differentiable(part: FallbackSubgraph) -> set[Value]:
-    """The values that the result of a part depends on by operations with derivatives."""
-    found = {part.result} if part.result.requires_grad or not part.operations else set[Value]()
+    """The values that results of a part depend on by operations with derivatives."""
+    results = {each.value for each in part.results}
+    found = {each for each in results if each.requires_grad or not part.operations}
     for operation in reversed(part.operations):
         if any(value in found for value in operation.results):
             found.update(value for value in operation.reads if value.requires_grad)

@@ -27,7 +27,7 @@ class HeadsOfChannels(NamedTuple):
 
 def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels | None:
     """What (n, depth, heads, sites) is of a tensor (n, channels, sites) that moves make it of."""
-    shape = _shape(part)
+    shape = part.first.shape
     if len(source.shape) != 3 or len(shape) != 4 or shape[3] != source.shape[2]:
         return None
     _, depth, heads, sites = shape
@@ -39,14 +39,10 @@ def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels
     return HeadsOfChannels(source, start, heads, depth)
 
 
-def _shape(part: FallbackSubgraph) -> tuple[int, ...]:
-    """Shape of a part's array."""
-    return tuple(part.result.shape[axis] for axis in part.order)
-
-
 def _moved_numbers(part: FallbackSubgraph, source: Tensor) -> np.ndarray[Any, Any]:
     """Numbers of one image's elements, moved as these are. Whole numbers are exact in float64."""
     shape = (1, *source.shape[1:])
     numbers = torch.arange(math.prod(shape), dtype=torch.float64, device="cpu").reshape(shape)
     with torch.no_grad():
-        return part.run([numbers], 1).numpy().astype(np.int64)
+        (moved,) = part.run([numbers], 1)
+    return moved.numpy().astype(np.int64)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.ir.tensor import GIVEN, Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.operations.normalization.cross_rank import Ranks
 from ooc_cudnn.torch.errors import UnsupportedOperationError
@@ -310,7 +310,7 @@ class GraphLowering:
     def _shows_given(self, value: Value) -> bool:
         """True if an operation has made it, and nothing was done to an input."""
         held = self._held.get(value)
-        is_given = held is not None and held.tensor.name not in self.net.graph.nodes
+        is_given = held is not None and held.tensor.kind in GIVEN
         return is_given and value in self._makers
 
     def _make_after(self, value: Value) -> None:
@@ -357,7 +357,7 @@ class GraphLowering:
 
     def _remake(self, value: Value) -> None:
         """Have PyTorch make behind the network what shows an input as it is given: no node does."""
-        if value not in self._held or self._held[value].tensor.name in self.net.graph.nodes:
+        if value not in self._held or self._held[value].tensor.kind not in GIVEN:
             return
         operation = next(each for each in self.graph.operations if value in each.results)
         del self._held[value]

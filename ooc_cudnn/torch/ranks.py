@@ -140,7 +140,7 @@ class GatheredState(_Told):
         state = STATES["moments"] * self.channels * _FLOAT64_BYTES
         return Cost((2 * self.world + 2) * state, 2 * (self.world + 1) * state, 0)
 
-    def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
+    def forward(self, inputs: Sequence[Any], ys: Sequence[Any], how: ExternalRun) -> None:
         """Wait for all ranks, and merge.
 
         Raises
@@ -148,7 +148,7 @@ class GatheredState(_Told):
         RanksError
             If another rank has failed, or does not come within the group's timeout.
         """
-        target = tensor_on(y)
+        (target,) = map(tensor_on, ys)
         with on_stream(target.device, how.stream), torch.no_grad():
             local, *moments = [tensor_on(each) for each in inputs]
             parts = torch.stack(self._gathered(local))

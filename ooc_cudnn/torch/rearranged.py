@@ -16,6 +16,8 @@ _SHUFFLES = frozenset({"channel_shuffle", "pixel_shuffle", "pixel_unshuffle"})
 FOLLOWED = RESHAPES | _SAME | PERMUTES | _SHUFFLES | {"squeeze", "unsqueeze"}
 
 Shape = tuple[int, ...]
+#: Copies that a rearrangement may take.
+MOST_LAUNCHES = 64
 
 
 class Rearrangement(NamedTuple):
@@ -31,6 +33,36 @@ class Rearrangement(NamedTuple):
 
     factors: tuple[Shape, ...]
     parts: tuple[Shape, ...]
+
+    @property
+    def axis_of_images(self) -> int | None:
+        """The axis of a result that images are on, perhaps outermost; None where there is none."""
+        return next((at for at, part in enumerate(self.parts) if part[:1] == (0,)), None)
+
+    @property
+    def launches(self) -> int:
+        """Copies that it takes at the most: one has three axes, and the longest are together.
+
+        Neighbours that stay so are one axis: of one axis before and after, or of sites.
+        """
+        sizes = list[int]()
+        last_factor, last_axis, last_before = -2, 0, 0
+        factors = [(size, axis) for axis, each in enumerate(self.factors) for size in each]
+        for axis, part in enumerate(self.parts):
+            for at in part:
+                size, before = factors[at]
+                stays = _are_together(last_axis, axis) and _are_together(last_before, before)
+                if at == last_factor + 1 and stays:
+                    sizes[-1] *= size
+                else:
+                    sizes.append(size)
+                last_factor, last_axis, last_before = at, axis, before
+        return math.prod(sorted(sizes)[:-3])
+
+
+def _are_together(one: int, other: int) -> bool:
+    """True if two axes of a map are one, or sites: these lie in their order in any memory order."""
+    return one == other or min(one, other) >= 2
 
 
 class _Factor:

@@ -32,7 +32,8 @@ class Doubled:
     def cost(self, images, wanted):
         return Cost(0, 1, 0)
 
-    def forward(self, inputs, y, how):
+    def forward(self, inputs, ys, how):
+        (y,) = ys
         own, *moments = inputs
         y[...] = own
         if moments:

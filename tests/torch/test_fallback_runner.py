@@ -340,13 +340,13 @@ def test_a_first_call_shows_hooks_of_saved_tensors_no_more_than_a_later_one(arou
 def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypatch):
     found, backward = [], FallbackRunner.backward
 
-    def measured(region, inputs, dy, gradients, how):
+    def measured(region, inputs, dys, gradients, how):
         with _disable_current_modes():
-            given = [tensor_on(each) for each in (*inputs, dy, *gradients.values())]
+            given = [tensor_on(each) for each in (*dys.values(), *inputs, *gradients.values())]
         with monkeypatch.context() as patched, _Counted(given) as counted:
-            arrays = iter([given[len(inputs)], *given[: len(inputs)], *given[len(inputs) + 1 :]])
+            arrays = iter(given)
             patched.setattr("ooc_cudnn.torch.fallback_runner.tensor_on", lambda _: next(arrays))
-            backward(region, inputs, dy, gradients, how)
+            backward(region, inputs, dys, gradients, how)
         planned = region.cost(how.at_once, tuple(gradients)).held_bytes
         found.append((how.at_once, counted.most, planned))
 
@@ -356,6 +356,45 @@ def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypa
     ((at_once, most, planned),) = found
     assert at_once < 8
     assert most == planned
+
+
+def test_several_results_are_computed_once_some_images_at_a_time(monkeypatch):
+    runs = []
+
+    def noted(name):
+        was = getattr(FallbackRunner, name)
+
+        def run(region, inputs, results, *others):
+            runs.append((name, region.name, others[-1].at_once, len(results)))
+            return was(region, inputs, results, *others)
+
+        return run
+
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(FallbackRunner, name, noted(name))
+    torch.manual_seed(0)
+    eager = Apart().double()
+    x = torch.randn(8, 2, 16, 4, dtype=torch.float64)
+    for limit, at_once in (("1GiB", 8), ("64KiB", 1)):
+        limited = ooc.limit(copy.deepcopy(eager), limit)
+        same(Result(limited, [x]), Result(copy.deepcopy(eager), [x]))
+        assert [run for run in runs if run[0] == "forward"] == [("forward", "aminmax", 8, 2)]
+        assert {run for run in runs if run[0] == "backward"} == {
+            ("backward", "aminmax", at_once, 2)
+        }
+        runs.clear()
+
+
+class Apart(nn.Module):
+    """The least and the largest of channels, each to a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.d, self.e = nn.Conv2d(2, 2, 1), nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 1)
+
+    def forward(self, x):
+        least, largest = self.c(x).aminmax(dim=1, keepdim=True)
+        return self.d(least) + self.e(largest)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64"])

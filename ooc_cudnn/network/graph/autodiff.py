@@ -84,11 +84,13 @@ def _step(
         wanted = [y for at, y in numbered if forward.wants(y) and (seeded is None or at in seeded)]
         last = backward = Backward(forward, wanted)
         for node in reversed(nodes):
-            dy = backward.gradient_of(node.y)
-            if dy is not None and forward.wants(node.y):
+            dys = [backward.gradient_of(y) for y in node.results if forward.wants(y)]
+            dy = next((each for each in dys if each is not None), None)
+            if dy is not None:
                 backward.node = node.name
                 node.backward(backward, dy)
-                backward.done_with(node.y)
+                for y in node.results:
+                    backward.done_with(y)
         by_name = {name: backward.gradient_of(graph.tensors[name]) for name in graph.tensors}
         gradients = {n: each.name for n, each in by_name.items() if each and n in leaves}
         pairs = zip(outputs, asked, strict=True)
@@ -123,5 +125,5 @@ def _on_the_way(nodes: Sequence[Node], leaves: frozenset[str]) -> frozenset[str]
     found = set(leaves)
     for node in nodes:
         if any(tensor.name in found for tensor in node.differentiable_inputs):
-            found.add(node.y.name)
+            found.update(tensor.name for tensor in node.results)
     return frozenset(found)

@@ -34,7 +34,7 @@ class Graph:
         return tensor
 
     def add(self, node: Node) -> Tensor:
-        """Add a node, and return its result.
+        """Add a node, and return its (first) result.
 
         Raises
         ------
@@ -43,9 +43,10 @@ class Graph:
         """
         for tensor in node.inputs:
             self.check_own(tensor)
-        made = self.add_tensor(node.y)
+        for tensor in node.results:
+            self.add_tensor(tensor)
         self.nodes[node.name] = node
-        return made
+        return node.y
 
     def check_own(self, tensor: object, argument: str = "") -> Tensor:
         """Return what is a tensor of this graph.
@@ -68,7 +69,7 @@ class Graph:
         needed = {tensor.name for tensor in outputs}
         nodes = []
         for node in reversed(self.nodes.values()):
-            if node.y.name in needed:
+            if any(tensor.name in needed for tensor in node.results):
                 needed.update(tensor.name for tensor in node.inputs)
                 nodes.append(node)
         return tuple(reversed(nodes))

@@ -110,13 +110,20 @@ class Computation(Protocol):
     def cost(self, images: int, wanted: tuple[int, ...] | None) -> Cost:
         """Cost; with `wanted` of the gradients of these inputs."""
 
-    def forward(self, inputs: Sequence[Any], y: Any, how: ExternalRun) -> None:
-        """Compute y, and write it."""
+    def forward(self, inputs: Sequence[Any], ys: Sequence[Any], how: ExternalRun) -> None:
+        """Compute all results, and write them."""
 
     def backward(
-        self, inputs: Sequence[Any], dy: Any, gradients: Mapping[int, Any], how: ExternalRun
+        self,
+        inputs: Sequence[Any],
+        dys: Mapping[int, Any],
+        gradients: Mapping[int, Any],
+        how: ExternalRun,
     ) -> None:
-        """Compute gradients of inputs by their numbers, and write or add them."""
+        """Compute gradients of inputs by their numbers, and write or add them.
+
+        From the gradients of results by theirs; of the others there is none.
+        """
 
 
 class ExternalInput(NamedTuple):
@@ -135,11 +142,34 @@ class ExternalInput(NamedTuple):
     of_images: bool
 
 
+class ExternalResult(NamedTuple):
+    """A result; its first axis is that of the images.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+    """
+
+    shape: Shape
+    dtype: str
+
+
+def numbered(name: str, at: int) -> str:
+    """The operand of a result: the first has no number.
+
+    >>> numbered("y", 0), numbered("y", 1)
+    ('y', 'y1')
+    """
+    return f"{name}{at or ''}"
+
+
 @dataclass(frozen=True)
 class ExternalLaunch:
-    """y from all inputs; or gradients from all inputs and dy, and the gradients but the first.
+    """Results from all inputs; or gradients from all inputs and those of results.
 
-    What draws random numbers has its state behind its inputs.
+    What draws random numbers has its state behind its inputs. What is written but for the first
+    comes last.
 
     Parameters
     ----------
@@ -153,6 +183,8 @@ class ExternalLaunch:
     dtype : str
     adds : bool
         Whether gradients are added to what is there: on the host alone.
+    results : tuple of int
+        The results that are made, or whose gradients are there.
     """
 
     computation: Computation
@@ -163,6 +195,7 @@ class ExternalLaunch:
     dtype: str
     first: int | None = None
     adds: bool = False
+    results: tuple[int, ...] = (0,)
 
     @property
     def name(self) -> str:
@@ -186,24 +219,29 @@ class ExternalLaunch:
 
     def run(self, inputs: Sequence[Any], output: Any, stream: Any = None) -> None:
         """Compute."""
-        others = () if self.wanted is None else self.wanted[1:]
-        count = len(inputs) - len(others)
-        taken, gradients = list(inputs[:count]), dict(zip(others, inputs[count:], strict=True))
-        dy = None if self.wanted is None else taken.pop()
+        made = self.results if self.wanted is None else self.wanted
+        count = len(inputs) - len(made) + 1
+        taken, made_here = list(inputs[:count]), (output, *inputs[count:])
+        dys = {}
+        if self.wanted is not None:
+            count -= len(self.results)
+            dys = dict(zip(self.results, taken[count:], strict=True))
+            taken = taken[:count]
         drawn = None if self.first is None else RandomSource(taken.pop(), self.first)
         how = ExternalRun(min(self.at_once, self.images), stream, drawn, self.adds)
         if self.wanted is None:
-            self.computation.forward(taken, output, how)
+            self.computation.forward(taken, made_here, how)
         else:
-            gradients = {self.wanted[0]: output, **gradients}
-            self.computation.backward(taken, dy, gradients, how)
+            gradients = dict(zip(self.wanted, made_here, strict=True))
+            self.computation.backward(taken, dys, gradients, how)
 
 
 @dataclass(frozen=True)
 class AnyExternalCall(BuiltCall):
     """Shared by both directions: cut along the images; of a piece so many are computed at once.
 
-    On the host nothing is cut: arrays there are whole.
+    On the host nothing is cut: arrays there are whole. `y_shape` and `dtype` are of the first
+    result, `others` are those behind it.
     """
 
     computation: Computation
@@ -214,6 +252,7 @@ class AnyExternalCall(BuiltCall):
     at_once: int
     draws: bool = False
     on_host: bool = False
+    others: tuple[ExternalResult, ...] = ()
 
     is_external = True
     wanted = None
@@ -269,11 +308,36 @@ class AnyExternalCall(BuiltCall):
         """The same call, on the host."""
         return replace(self, on_host=True)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The results that are made, or whose gradients are there: all."""
+        return tuple(range(1 + len(self.others)))
+
+    def _of_results(self, name: str) -> dict[str, Operand]:
+        """The operands of these results, or of their gradients."""
+        found = (ExternalResult(self.y_shape, self.dtype), *self.others)
+        return {
+            numbered(name, at): Operand(found[at].shape, found[at].dtype, IMAGES)
+            for at in self.numbers
+        }
+
+    def _build_all(self, build: Builder, reads: tuple[str, ...] = ()) -> None:
+        """Launch what makes all results at once, each to where it may be written."""
+        targets = {
+            result: result if self.on_host else build.target(result) for result in self.results
+        }
+        images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
+        shape = build.buffers[first].shape
+        operation = self._launched(images, shape, build.piece.n[0])
+        build.launch(operation, (*self._taken, *reads, *others), first)
+        for result, target in targets.items():
+            build.complete(result, target)
+
     def _launched(self, images: int, shape: Shape, first: int) -> ExternalLaunch:
         """Operation that is launched on a piece."""
         at = first if self.draws else None
         told = (self.at_once, self.wanted, shape, self.dtype, at, self.on_host and self.beta != 0)
-        return ExternalLaunch(self.computation, images, *told)
+        return ExternalLaunch(self.computation, images, *told, self.numbers)
 
     def patch(self, random: np.random.Generator) -> Piece:
         return self.whole_piece()._replace(n=random_range(random, self.images, 1))
@@ -286,15 +350,23 @@ class AnyExternalCall(BuiltCall):
 
 @dataclass(frozen=True)
 class ExternalCall(AnyExternalCall):
-    """y from x0, x1 and so on."""
+    """y from x0, x1 and so on; of several results y, y1 and so on."""
 
     reduced = ()
 
     @cached_property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self._of_results("y"))
+
+    @cached_property
     def operands(self) -> Mapping[str, Operand]:
-        return {**self._taken, "y": Operand(self.y_shape, self.dtype, IMAGES)}
+        return {**self._taken, **self._of_results("y")}
 
     def build(self, build: Builder) -> None:
+        """One result in any memory order; several at once, each to where it may be written."""
+        if self.others:
+            self._build_all(build)
+            return
         images, order = build.piece.n[1] - build.piece.n[0], build.buffers["y"].order
         shape = build.buffers["y"].shape
         made = self._launched(images, shape, build.piece.n[0])
@@ -303,21 +375,34 @@ class ExternalCall(AnyExternalCall):
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """By the same function in float64: it checks the cut, and the rounding."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
-        y = np.empty([stop - start for start, stop in self.region("y", piece)])
-        self._launched(piece.n[1] - piece.n[0], y.shape, piece.n[0]).run(inputs, y)
-        return {"y": (y, _size(y, inputs))}
+        ys = [
+            np.empty([stop - start for start, stop in self.region(name, piece)])
+            for name in self.results
+        ]
+        made = self._launched(piece.n[1] - piece.n[0], ys[0].shape, piece.n[0])
+        made.run((*inputs, *ys[1:]), ys[0])
+        return {name: (y, _size(y, inputs)) for name, y in zip(self.results, ys, strict=True)}
 
 
 @dataclass(frozen=True)
 class ExternalGradientCall(AnyExternalCall):
     """dx0 and so on, of those that are `wanted`, from x0, x1 and so on, and dy.
 
-    Those of what all images share are added up over the pieces.
+    Those of what all images share are added up over the pieces. Of several results those that are
+    `given` have a gradient.
     """
 
     wanted: tuple[int, ...] = ()  # type: ignore[assignment]
+    given: tuple[int, ...] = (0,)
 
-    lead = "dy"
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self.given
+
+    @property
+    def lead(self) -> str:  # type: ignore[override]
+        """The first gradient that there is."""
+        return numbered("dy", self.given[0])
 
     @cached_property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -332,34 +417,26 @@ class ExternalGradientCall(AnyExternalCall):
     def operands(self) -> Mapping[str, Operand]:
         taken = self._taken
         results = {f"dx{at}": taken[f"x{at}"] for at in self.wanted}
-        return {**taken, "dy": Operand(self.y_shape, self.dtype, IMAGES), **results}
+        return {**taken, **self._of_results("dy"), **results}
 
     def build(self, build: Builder) -> None:
         """All gradients at once, each to where it may be written."""
-        targets = {
-            result: result if self.on_host else build.target(result) for result in self.results
-        }
-        images, (first, *others) = build.piece.n[1] - build.piece.n[0], targets.values()
-        shape = build.buffers[first].shape
-        operation = self._launched(images, shape, build.piece.n[0])
-        build.launch(operation, (*self._taken, "dy", *others), first)
-        for result, target in targets.items():
-            build.complete(result, target)
+        self._build_all(build, tuple(self._of_results("dy")))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Expected gradients of what images have, by the same function in float64."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
-        dy = read("dy", self.region("dy", piece))
+        dys = [read(name, self.region(name, piece)) for name in self._of_results("dy")]
         gradients = {
             at: np.empty([stop - start for start, stop in self.region(f"dx{at}", piece)])
             for at in self.wanted
         }
         first, *others = gradients.values()
         operation = self._launched(piece.n[1] - piece.n[0], first.shape, piece.n[0])
-        operation.run((*inputs, dy, *others), first)
+        operation.run((*inputs, *dys, *others), first)
         whole = piece.n == (0, self.images)
         return {
-            f"dx{at}": (dx, _size(dx, (*inputs, dy)))
+            f"dx{at}": (dx, _size(dx, (*inputs, *dys)))
             for at, dx in gradients.items()
             if whole or self.inputs[at].of_images
         }

@@ -98,10 +98,10 @@ def tile_of_external(
     Raises
     ------
     WholeImagesError
-        If the function needs whole images, or draws random numbers.
+        If the function needs whole images, draws random numbers, or has several results.
     """
     computation = call.computation
-    if call.draws or not isinstance(computation, InParts):
+    if call.draws or call.others or not isinstance(computation, InParts):
         raise WholeImagesError(f"{computation.name} is of whole images")
     lead = whole_spans(call.y_shape[: len(call.y_shape) - len(sites)])
     numbers = [at for at in range(len(call.inputs)) if f"x{at}" in lasting]

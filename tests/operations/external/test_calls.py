@@ -12,7 +12,9 @@ from ooc_cudnn.operations.external.calls import (
     ExternalCall,
     ExternalGradientCall,
     ExternalInput,
+    ExternalResult,
 )
+from ooc_cudnn.operations.external.tiles import Span, WholeImagesError, tile_of_external
 from ooc_cudnn.tensor import numpy_dtype
 from tests.support.forced import Forced, legal_splits
 from tests.support.splits import RINGS
@@ -34,11 +36,13 @@ class Scaling:
     def cost(self, images, wanted):
         return Cost(100 * images, 1000 * images, 0)
 
-    def forward(self, inputs, y, how):
+    def forward(self, inputs, ys, how):
+        (y,) = ys
         x, w = inputs
         y[...] = x.astype("f8") * w.astype("f8") + _added(how.drawn, len(x))
 
-    def backward(self, inputs, dy, gradients, how):
+    def backward(self, inputs, dys, gradients, how):
+        (dy,) = dys.values()
         x, w = (each.astype("f8") for each in inputs)
         made = (dy.astype("f8") * w, (dy.astype("f8") * x).sum((0, 2))[:, None])
         for at, gradient in gradients.items():
@@ -145,3 +149,57 @@ def test_what_is_drawn_is_of_an_image_and_of_no_split():
     piece = made.whole_piece()._replace(n=(2, 3))
     value, _ = made.expected(piece, read)["y"]
     assert (value == (x * w + added)[2 * EACH : 3 * EACH]).all()
+
+
+@dataclass(frozen=True)
+class Both(Scaling):
+    """y as above, and z, the sum of each image's x."""
+
+    name: str = "both"
+
+    def forward(self, inputs, ys, how):
+        y, z = ys
+        super().forward(inputs, (y,), how)
+        z[...] = inputs[0].reshape(len(z), -1).sum(1)[:, None]
+
+    def backward(self, inputs, dys, gradients, how):
+        dy = dys.get(0, np.zeros(inputs[0].shape))
+        super().backward(inputs, {0: dy}, gradients, how)
+        if 0 in gradients and 1 in dys:
+            gradients[0][...] += np.repeat(dys[1], EACH, 0)[:, :, None]
+
+
+@pytest.mark.parametrize("given", [(0,), (1,), (0, 1)])
+def test_several_results_under_every_split(given):
+    random = np.random.default_rng(0)
+    shapes = {"x0": SHAPE, "x1": WEIGHTS, "dy": SHAPE, "dy1": (IMAGES, 1)}
+    arrays = {name: random.integers(-4, 5, shape) * 1.0 for name, shape in shapes.items()}
+    x, w, dy, dz = arrays.values()
+    taken = (ExternalInput(SHAPE, "float64", True), ExternalInput(WEIGHTS, "float64", False))
+    others = (ExternalResult((IMAGES, 1), "float64"),)
+    told = (Both(), taken, SHAPE, "float64", IMAGES, 2)
+    forward = ExternalCall(*told, others=others)
+    backward = ExternalGradientCall(*told, others=others, wanted=(0, 1), given=given)
+    read = {"x0": x, "x1": w} | {
+        name: arrays[name] for name in ("dy", "dy1") if name in backward.operands
+    }
+    assert set(read) == {"x0", "x1"} | {("dy", "dy1")[at] for at in given}
+    z = x.reshape(IMAGES, -1).sum(1)[:, None]
+    dy, dz = dy * (0 in given), dz * (1 in given)
+    for at, split in enumerate(legal_splits(forward)):
+        depth, whole = RINGS[at % len(RINGS)]
+        made = {"y": np.full(SHAPE, np.nan), "y1": np.full((IMAGES, 1), np.nan)}
+        Forced(forward, {"x0": x, "x1": w, **made}).run(split, depth=depth, whole=whole)
+        assert (made["y"] == x * w).all()
+        assert (made["y1"] == z).all()
+        made = {"dx0": np.full(SHAPE, np.nan), "dx1": np.full(WEIGHTS, np.nan)}
+        Forced(backward, {**read, **made}).run(split, depth=depth, whole=whole)
+        assert (made["dx0"] == dy * w + np.repeat(dz, EACH, 0)[:, :, None]).all()
+        assert (made["dx1"] == (dy * x).sum((0, 2))[:, None]).all()
+    whole = forward.expected(forward.whole_piece(), lambda name, region: arrays[name])
+    assert {
+        name: (value == known).all()
+        for (name, (value, _)), known in zip(whole.items(), (x * w, z), strict=True)
+    } == {"y": True, "y1": True}
+    with pytest.raises(WholeImagesError):
+        tile_of_external(forward, (0, 2), (Span(0, 2, cut=True),), ())

@@ -110,6 +110,13 @@ def training_on(*makers, calls=2, **how):
     return steps
 
 
+def in_parts(run):
+    """Gradients of one output, then of the other, then of both."""
+    for which in ((0,), (1,), (0, 1)):
+        outputs = run(leaf(image()))
+        run.backward(loss_of([outputs[at] for at in which]))
+
+
 def forward(run):
     """Call twice, with gradients allowed and none asked of inputs."""
     for seed in range(2):

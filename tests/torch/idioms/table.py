@@ -17,6 +17,7 @@ from tests.torch.idioms import (
     late_reads,
     layers,
     outputs,
+    several_results,
     statistics,
     values,
 )
@@ -24,6 +25,7 @@ from tests.torch.idioms import (
 THEMES = (
     arguments,
     functions,
+    several_results,
     bodies,
     gradients,
     hooked_views,

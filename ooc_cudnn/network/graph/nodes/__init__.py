@@ -3,7 +3,8 @@
 How to add one:
 
 1. **The node**, in a file here: a frozen dataclass on `Node`. Its fields of type `Tensor` (or
-   tuples of them, or None) are what it reads, `y` is its one result; the others say what is done.
+   tuples of them, or None) are what it reads, `y` is its one result (`Outside`
+   has several, `results`); the others say what is done.
    It holds no arrays. `forward` emits phases, a `TiledCall` each with every operand bound to
    a tensor; `backward` emits the phases of the gradients, as fine as there are calls for:
 

@@ -22,11 +22,16 @@ class Node(ABC):
     name : str
         Unique in its network; its result has the same.
     y : Tensor
-        Its result.
+        Its result; of several the first.
     """
 
     name: str
     y: Tensor
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """The tensors that it makes: y, where a node does not say so."""
+        return (self.y,)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -50,4 +55,8 @@ class Node(ABC):
 
     @abstractmethod
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        """Emit the phases that make gradients of what it reads of dy, the gradient of y."""
+        """Emit the phases that make gradients of what it reads of dy, the gradient of y.
+
+        A node of several results is given the first gradient that there is, and asks for all of
+        them by `emit.gradient_of`.
+        """
