@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc_cudnn.torch.autocast import AUTOCAST, casts_of
+from ooc_cudnn.torch.bodies import WithZeros
 from ooc_cudnn.torch.build_graph import graph_of
 from ooc_cudnn.torch.element_indexing import in_place_of, recorded_part
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -383,6 +384,11 @@ class GraphRecording(ProxyTorchDispatchMode):
         if name in JOINS and results[0] is not None:
             values = (self._without_empty(values[0], results[0]), *values[1:])
         label = name + AUTOCAST * (function is not func and name not in ALIKE)
+        if "::" in name:  # of another library, with a backward of a user's
+            zeroed = self._higher_order.zeroed(pytree.tree_leaves((args, kwargs)), tensors)
+            if zeroed:
+                function = WithZeros.of(function, zeroed, results)
+                values, schema = (*values, *zeroed), None
         self.emit(function, label, values, named, results, schema)
         self.memories.made(func, args, kwargs, tensors, results)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 
+from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.unhooked_alias import unhooked_alias
 
 #: Move a tensor to a device that their name says.
@@ -158,3 +159,55 @@ class Hooked:
 
     def __str__(self) -> str:
         return f"register_hook {text_of(self.body)}"
+
+
+class _ZerosBehind(torch.autograd.Function):
+    """A tensor as it is; backward hands zeros to others."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        ctx.shapes = [each.shape for each in others]
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """The gradient, and zeros."""
+        return gradient, *(gradient.new_zeros(()).expand(shape) for shape in ctx.shapes)
+
+
+@dataclass(frozen=True, eq=False)
+class WithZeros:
+    """A function of the first arguments; gradients of its results are zeros for the others.
+
+    It returns its results in one row. Those with a gradient are `followed`, by number.
+    """
+
+    function: Callable[..., Any]
+    others: int
+    followed: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], zeroed: Sequence[Value], results: Sequence[Value | None]
+    ) -> WithZeros:
+        """A function that makes these results, with zeros for other values."""
+        followed = (at for at, each in enumerate(results) if each and each.requires_grad)
+        return cls(function, len(zeroed), tuple(followed))
+
+    @property
+    def tags(self) -> Any:
+        """Those of the function."""
+        return getattr(self.function, "tags", ())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with those that it takes."""
+        count = len(args) - self.others
+        results = pytree.tree_leaves(self.function(*args[:count], **kwargs))
+        return tuple(
+            _ZerosBehind.apply(each, *args[count:]) if at in self.followed else each
+            for at, each in enumerate(results)
+        )
+
+    def __str__(self) -> str:
+        return f"zeros for {self.others} others of {self.followed}: {self.function}"

@@ -17,14 +17,15 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.autocast import UnderAutocast, state, without_autocast
-from ooc_cudnn.torch.bodies import Body, Bound, Hooked, OnClones
+from ooc_cudnn.torch.bodies import Body, Bound, Hooked, OnClones, WithZeros
 from ooc_cudnn.torch.body_writes import BodyWrites, writes_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.recorder_protocol import Recorder
 
+_CHECKPOINT = "tag_activation_checkpoint"
 #: They call their first argument, and change nothing of what it computes.
-_CALLS = frozenset({"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"})
+_CALLS = frozenset({_CHECKPOINT, "wrap", "wrap_activation_checkpoint"})
 #: In the `meta` of a node that registers a hook of a tensor: forward has removed it.
 REMOVED = "ooc_cudnn_removed"
 #: From this version on hooks of a tensor come in the order in which they were registered.
@@ -64,6 +65,8 @@ class HigherOrder:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        #: Results of reentrant checkpoints, which are functions of a backward of their own.
+        self._of_functions = set[Value]()
 
     @staticmethod
     def takes(target: Any) -> bool:
@@ -75,7 +78,12 @@ class HigherOrder:
         name = node.target.name() if callable(node.target.name) else node.target.name
         name = name.rpartition("::")[2]
         if name in _CALLS:
-            return self._called(*args)
+            made = self._called(*args)
+            is_reentrant = name == _CHECKPOINT and kwargs.get("use_reentrant") is not False
+            if is_reentrant and torch.is_grad_enabled():
+                tensors = filter(_is_tensor, pytree.tree_leaves(made))
+                self._of_functions.update(map(self._recorder.memories.read, tensors))
+            return made
         if name == "register_hook":
             return args[0] if REMOVED in node.meta else self._hooked(*args)
         examples = node.meta.get("example_value")
@@ -171,11 +179,13 @@ class HigherOrder:
         values = tuple(map(recorder.memories.read, tensors))
         is_function = name == _FUNCTION
         passed_over = _without_gradients(args) if is_function else ()
+        zeroed = self._functions_behind([values[at] for at in passed_over])
         values = tuple(
             recorder.detached(value) if at in passed_over else value
             for at, value in enumerate(values)
         )
-        follows = torch.is_grad_enabled() and any(value.requires_grad for value in values)
+        followed_values = (value.requires_grad for value in (*values, *zeroed))
+        follows = torch.is_grad_enabled() and any(followed_values)
         if not follows:
             values = tuple(map(recorder.detached, values))
         function: Any = Bound(target, tuple(args), dict(kwargs))
@@ -208,10 +218,14 @@ class HigherOrder:
         if state():
             function = UnderAutocast(function, state())
         followed = tuple(each if each.requires_grad else None for each in clones)
-        recorder.emit(function, name, values, {}, (*results, *followed))
+        made = (*results, *followed)
+        reads: tuple[Value, ...] = values
+        if zeroed and follows:
+            function, reads = WithZeros.of(function, zeroed, made), (*values, *zeroed)
+        recorder.emit(function, name, reads, {}, made)
         if None in followed:  # by itself: what has no gradient is made wherever there is room
             others = tuple(None if each.requires_grad else each for each in clones)
-            reads = tuple(map(recorder.detached, values))
+            reads = tuple(map(recorder.detached, reads))
             recorder.emit(function, name, reads, {}, (*(None for _ in results), *others))
         for fake, value in zip(fakes, results, strict=True):
             if value is not None:
@@ -230,6 +244,46 @@ class HigherOrder:
         for at, tensor in dirty.items():
             fakes[at] = tensor
         return pytree.tree_unflatten(fakes, structure)
+
+    def zeroed(self, given: Sequence[Any], results: Sequence[Any]) -> tuple[Value, ...]:
+        """What gets zeros behind the tensors that an operator's backward returns None for."""
+        outputs = [each for each in results if _is_tensor(each) and each.requires_grad]
+        tensors = [each for each in given if _is_tensor(each) and each.requires_grad]
+        values = list(map(self._recorder.memories.read, tensors))
+        if not outputs or not self._functions_behind(values):
+            return ()
+        gradients = torch.autograd.grad(
+            outputs,
+            tensors,
+            list(map(torch.zeros_like, outputs)),
+            allow_unused=True,
+            retain_graph=True,
+        )
+        pairs = zip(values, gradients, strict=True)
+        return self._functions_behind([value for value, gradient in pairs if gradient is None])
+
+    def _functions_behind(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """What functions with a backward of their own make, of which values are made.
+
+        Where PyTorch has no gradient for the values, it has none for what made them, either, but
+        calls the backward of such a function with zeros.
+        """
+        recorder, found, wanted = self._recorder, dict[Value, None](), list(values)
+        operations = (*recorder.before, *recorder.operations) if values else ()
+        makers = {result: each for each in operations for result in each.results}
+        seen = set[Value]()
+        while wanted:
+            value = wanted.pop()
+            maker = makers.get(value)
+            if not value.requires_grad or value in seen or maker is None:
+                continue
+            seen.add(value)
+            is_function = maker.name == _FUNCTION or "::" in maker.name  # one of a user's library
+            if is_function or value in self._of_functions:
+                found[value] = None
+            else:
+                wanted.extend(maker.reads)
+        return tuple(found)
 
     def _writes_of(
         self,

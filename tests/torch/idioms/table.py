@@ -20,12 +20,14 @@ from tests.torch.idioms import (
     several_results,
     statistics,
     values,
+    without_gradient,
 )
 
 THEMES = (
     arguments,
     functions,
     several_results,
+    without_gradient,
     bodies,
     gradients,
     hooked_views,
