@@ -385,6 +385,38 @@ def test_several_results_are_computed_once_some_images_at_a_time(monkeypatch):
         runs.clear()
 
 
+def test_all_results_of_a_layer_that_draws_are_of_the_same_numbers():
+    """Gradients are those of the numbers that forward has drawn, by central differences."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.d = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+            self.lstm = nn.LSTM(2, 2, 2, dropout=0.5, batch_first=True)
+
+        def forward(self, x):
+            y, (h, c) = self.lstm(self.c(x).mean(3).mT)
+            return self.d(y.mT[..., None]).sum() + (h * c).square().sum()
+
+    torch.manual_seed(0)
+    model = ooc.limit(Recurrent().double(), "1GiB")
+    x = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+
+    def loss():
+        torch.manual_seed(5)
+        return model(x)
+
+    loss().backward()
+    found, bias = model.c.bias.grad.clone(), model.c.bias.data
+    for at in range(2):
+        values = []
+        for shift in (1e-6, -2e-6):
+            bias[at] += shift
+            values.append(float(loss().detach()))
+        bias[at] += 1e-6
+        assert abs((values[0] - values[1]) / 2e-6 - found[at]) < 1e-7
+
+
 class Apart(nn.Module):
     """The least and the largest of channels, each to a layer."""
 
