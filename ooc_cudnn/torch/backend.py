@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ooc_cudnn.torch.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.numpy_calls import check_numpy
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import WrittenMemory
-from ooc_cudnn.torch.places import name_of, source_name
+from ooc_cudnn.torch.places import name_of, of_arguments, source_name, told_name
 from ooc_cudnn.torch.ranks import STATISTICS
 from ooc_cudnn.torch.refusals import check_nested, check_python_state, check_transforms
 from ooc_cudnn.torch.scalar_inputs import hint_of, only_counts, specialize
@@ -210,7 +210,11 @@ def graph_of(
     if model is not None and any(_masks_an_encoder(e, model) for e in module.graph.nodes):
         check_nested(model)
     switches = None if call is None else call.switches
-    return record(module, values, fakes, stored, names, switches)
+    graph = record(module, values, fakes, stored, names, switches)
+    forward = None if call is None else call.forward
+    pairs = zip(values, placeholders, strict=True)
+    told = {v: told_name(of_arguments(p.source, forward)) for v, p in pairs if v.kind == "input"}
+    return replace(graph, told=told)
 
 
 @dataclass(frozen=True, eq=False)

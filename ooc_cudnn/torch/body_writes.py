@@ -34,8 +34,8 @@ class BodyWrites:
         Whether its backward changes tensors that are given, or its results.
     gradients : bool
         Whether its backward changes the gradients that it is given.
-    kept : tuple of int
-        The tensors without a gradient that its backward reads, of those that it is given.
+    kept, results_kept : tuple of int
+        The tensors that its backward reads, of those that it is given, and of its results.
     """
 
     given: tuple[int, ...]
@@ -46,6 +46,7 @@ class BodyWrites:
     backward: bool = False
     gradients: bool = False
     kept: tuple[int, ...] = ()
+    results_kept: tuple[int, ...] = ()
 
 
 def writes_of(
@@ -83,10 +84,9 @@ def writes_of(
         torch.autograd.grad(made, read, gradients, allow_unused=True)
     others = [*tensors, *(each for _, each in tensors_made)]
     both = any(map(backward.has, others)), any(map(backward.has, gradients))
-    kept = tuple(
-        at for at, each in enumerate(tensors) if backward.reads(each) and not each.requires_grad
-    )
-    return BodyWrites(given, follows, shown, alike, forward.draws, *both, kept)
+    kept = tuple(at for at, each in enumerate(tensors) if backward.reads(each))
+    results_kept = tuple(at for at, each in tensors_made if backward.reads(each))
+    return BodyWrites(given, follows, shown, alike, forward.draws, *both, kept, results_kept)
 
 
 def _place(tensor: torch.Tensor) -> int:

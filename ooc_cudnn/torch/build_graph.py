@@ -42,8 +42,23 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
         same=tuple(first.setdefault(id(each), at) for at, each in enumerate(leaves)),
         memories=recorder.memories.numbers,
         views=frozenset(recorder.memories.views),
+        read_late=dict(_read_late(recorder, leaves)),
     )
     return split_rows(graph)
+
+
+def _read_late(
+    recorder: Recorder, leaves: Sequence[Any]
+) -> Iterator[tuple[Value | int, tuple[str, str]]]:
+    """What backward reads as it is then, and others have, too."""
+    places: dict[Value | int, Any] = dict(enumerate(leaves))
+    places |= {value: seen.tensor for value, seen in recorder.inputs.items()}
+    for place, tensor in places.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        memory = recorder.memories.kept_memory(tensor)
+        if memory is not None:
+            yield place, (memory.kept_by, memory.where_kept)
 
 
 def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from ooc_cudnn.torch.graph import Graph, Operation, Value, Write
 from ooc_cudnn.torch.input_independent import follows, leave, run_before, run_operation
 from ooc_cudnn.torch.labels import compute_scores, label_scores
 from ooc_cudnn.torch.late_state import LateState
+from ooc_cudnn.torch.late_tensors import LateTensor, LateTensors
 from ooc_cudnn.torch.lower import GivenInputs, LoweredGraph, LoweredValue, lower_graph
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.overlaps import memory_of
@@ -125,6 +126,9 @@ class ReadyModel:
             if write.target.kind == "input"
         }
         after = self.lowered.after
+        self._late = {
+            place: LateTensor(_told(graph, place), *by) for place, by in graph.read_late.items()
+        }
         self._hooked = {y for e in after if e.name == "register_hook" for y in e.results}
         self._copies_of_others = self._values_that_are_copies()
         #: Whether a call draws random numbers of PyTorch's.
@@ -355,7 +359,17 @@ class ReadyModel:
                 if changed:
                     torch._foreach_copy_([*changed.values()], [self._copies[n] for n in changed])
                 leave(self.graph.writes, values, with_history)
+                if request is not None and self._late:
+                    request.late_tensors = LateTensors(self._read_late(values, results))
         return results
+
+    def _read_late(
+        self, values: Mapping[Value, Any], results: Sequence[Any]
+    ) -> Iterator[tuple[LateTensor, torch.Tensor]]:
+        for place, late in self._late.items():
+            tensor = results[place] if isinstance(place, int) else values[place]
+            if isinstance(tensor, torch.Tensor):
+                yield late, tensor
 
     def lasting(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """Inputs of the network that depend on no argument, by its names for them.
@@ -490,6 +504,7 @@ class ReadyModel:
                 changing,
                 seeds,
                 self._reached,
+                self._told,
             )
             results = differentiable_outputs(request, tracked)
         elif self.forward is not None:
@@ -503,6 +518,11 @@ class ReadyModel:
             lent.give_back()
         named = {y.name: each for y, each in zip(to.outputs, results, strict=True)}
         return named, running, request
+
+    def _told(self, name: str) -> str:
+        """What a user is told of what the network is given by that name."""
+        given = self.lowered.given.get(name)
+        return name if given is None else self.graph.told_of(given.value)
 
     def _copied(self, running: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Running statistics in tensors of our own, which the step may change."""
@@ -547,6 +567,11 @@ class ReadyModel:
 def _state_of(device: torch.device) -> torch.Tensor | None:
     """The state of random numbers of a card; None of the host."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _told(graph: Graph, place: Value | int) -> str:
+    """What a user is told of a tensor: an output, or what forward keeps, has no name."""
+    return "a tensor that forward made" if isinstance(place, int) else graph.told_of(place)
 
 
 def _for_hooks(result: Any) -> Any:

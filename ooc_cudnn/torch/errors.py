@@ -48,6 +48,13 @@ class SecondDerivativeError(UnsupportedModelError, RuntimeError):
     """A gradient of a model under a limit that is differentiated itself (create_graph=True)."""
 
 
+class LateChangeError(UnsupportedModelError, RuntimeError):
+    """What a hook, a function's backward or a checkpoint reads has changed before backward.
+
+    Where autograd has saved it PyTorch raises a RuntimeError; else it reads what is there then.
+    """
+
+
 class HiddenGradientError(UnsupportedModelError, RuntimeError):
     """A gradient of an output that would leave out that of another one, made of it in forward.
 

@@ -25,6 +25,7 @@ from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
 from ooc_cudnn.torch.fixed_places import FixedPlaces, LentPlaces
 from ooc_cudnn.torch.late_state import LateState
+from ooc_cudnn.torch.late_tensors import LateTensors
 from ooc_cudnn.torch.places import users_frame
 from ooc_cudnn.torch.tensor_refs import TensorRefs
 
@@ -53,6 +54,8 @@ class Request:
         Of each state of a dropout in the network the seed, from which every forward begins.
     reached : sequence of collection of str
         Of each output, in order, the names whose gradients depend on that of the output.
+    told : callable
+        Of a name what a user is told.
     """
 
     def __init__(
@@ -67,18 +70,20 @@ class Request:
         changing: Collection[str],
         seeds: Mapping[str, int],
         reached: Sequence[Collection[str]],
+        told: Callable[[str], str],
     ) -> None:
         self.seeds, self.reached = seeds, reached
         self.step, self.names, self.others = step, tuple(names), dict(others)
-        self._otherwise = otherwise
+        self._otherwise, self._told = otherwise, told
         self.device, self.wrapping, self.changing = places.device, wrapping, frozenset(changing)
         self.lent = LentPlaces(places)
         self.inputs = frozenset(inputs)
         # a step is made anew in other settings than those of the call
         self._outputs = [each.name for each in step.outputs]
         self._watched: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = []
-        #: What backward would read by names.
+        #: What backward would read by names, and of tensors.
         self.late_state: LateState | None = None
+        self.late_tensors: LateTensors | None = None
 
     def switch_to(self, gradients: Sequence[torch.Tensor | None]) -> bool:
         """Take the step in which these outputs have gradients; return whether it is another one.
@@ -147,8 +152,8 @@ class Request:
         for name, version in self.versions().items():
             if version != versions[name]:
                 raise RuntimeError(
-                    f"{name} has been modified by an inplace operation between forward and "
-                    f"backward: it is at version {version}; expected version {versions[name]}. "
+                    f"{self._told(name)} has been modified by an inplace operation between forward "
+                    f"and backward: it is at version {version}; expected version {versions[name]}. "
                     f"Change it after backward, or give the model a clone"
                 )
 
@@ -204,6 +209,8 @@ class Run:
         self.request.check_hooks(gradients)
         if self.request.late_state is not None:
             self.request.late_state.check()
+        if self.request.late_tensors is not None:
+            self.request.late_tensors.check()
         pairs = zip(self.request.reached, gradients, strict=True)
         self._reached = {n for names, each in pairs if each is not None for n in names}
         self._made = {}

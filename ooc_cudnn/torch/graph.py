@@ -136,6 +136,11 @@ class Graph:
         In which memory a value lies, by a number.
     views : frozenset of Value
         Those that show memory of the first that their operation reads.
+    read_late : mapping
+        What reads them when backward runs, and its line: of values that are given, and by their
+        places of outputs.
+    told : mapping
+        The names of arguments, as the user writes them, by value.
     """
 
     given: tuple[Value, ...]
@@ -148,12 +153,28 @@ class Graph:
     same: tuple[int, ...] = ()
     memories: Mapping[Value, int] = field(default_factory=dict)
     views: frozenset[Value] = frozenset()
+    read_late: Mapping[Value | int, tuple[str, str]] = field(default_factory=dict)
+    told: Mapping[Value, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
         """Those that a call brings, in order."""
         found = (value for value in self.given if value.kind == "input")
         return tuple(sorted(found, key=lambda value: int(value.source)))
+
+    def told_of(self, value: Value) -> str:
+        """What a user is told of a value: its name in the model, or that of the argument.
+
+        Of what is made the name of what is given and is the same memory, or the line that made it.
+        """
+        memory = self.memories.get(value)
+        alike = (v for v in self.given if memory is not None and self.memories.get(v) == memory)
+        given = value if value.kind != "made" else next(alike, None)
+        if given is None:
+            makers = (each for each in (*self.before, *self.operations) if value in each.results)
+            line = next((each.where for each in makers), "")
+            return "a tensor that forward made" + (f" ({line})" if line else "")
+        return self.told.get(given) or given.source or given.name
 
     def made_of(self, value: Value) -> set[Value]:
         """The values whose gradients reach a value."""

@@ -109,7 +109,7 @@ class HigherOrder:
         for tensor, value in zip(tensors, values, strict=True):
             # what it changes itself, as statistics, PyTorch changes twice
             if torch.is_grad_enabled() and memories.read(tensor) is value:
-                memories.seen(tensor).memory.kept_by = "a checkpoint"
+                memories.keep(tensor, "a checkpoint")
         return made
 
     def _check_materialized(self, examples: Any) -> None:
@@ -232,10 +232,9 @@ class HigherOrder:
                 recorder.memories.own(fake, value)
         self._write([tensors[at] for at in writes.given], clones, dirty, hidden=is_function)
         if follows:
-            for at in writes.kept:
-                recorder.memories.seen(
-                    tensors[at]
-                ).memory.kept_by = "the backward of an autograd.Function"
+            results_kept = [fakes[at] for at in writes.results_kept if at not in dirty]
+            for each in (*(tensors[at] for at in writes.kept), *results_kept):
+                recorder.memories.keep(each, "the backward of an autograd.Function")
         for at, index in writes.shown:
             if at not in dirty:
                 recorder.memories.share(fakes[at], tensors[index])
@@ -377,7 +376,7 @@ class HigherOrder:
         given = list(filter(_is_tensor, others))
         values = (before, *map(recorder.detached, map(recorder.memories.read, given)))
         for each in given:
-            recorder.memories.seen(each).memory.kept_by = "a hook of a tensor"
+            recorder.memories.keep(each, "a hook of a tensor")
         result = recorder.value_like(tensor, True)
         hook = self._hook(body, tensor, *others)
         operation = recorder.emit(hook, "register_hook", values, {}, (result,))

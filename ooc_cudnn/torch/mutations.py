@@ -48,8 +48,9 @@ class Memory:
     where_shared: str = ""
     #: Whether such another one was written to.
     is_stale: bool = False
-    #: What reads it in backward as it is then: a hook, or a backward of the user's.
+    #: What reads it in backward as it is then: a hook, or a backward of the user's; and the line.
     kept_by: str = ""
+    where_kept: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +225,16 @@ class Memories:
         two.others.append(one)
         one.where_shared = two.where_shared = self._recorder.where
 
+    def keep(self, tensor: torch.Tensor, who: str) -> None:
+        """Note that backward reads the elements of a tensor as they are then."""
+        memory = self.seen(tensor).memory
+        memory.kept_by, memory.where_kept = who, self._recorder.where
+
+    def kept_memory(self, tensor: torch.Tensor) -> Memory | None:
+        """The memory of a tensor, or one that is the same, if backward reads that."""
+        memory = self.seen(tensor).memory
+        return next((each for each in (memory, *_sharing(memory)) if each.kept_by), None)
+
     def shared_line(self, tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> str | None:
         """The line since which a tensor shares memory with one of others so, if it does."""
         memory = self.seen(tensor).memory
@@ -309,12 +320,12 @@ class Memories:
         recorder = self._recorder
         self.read(tensor)
         seen = self.seen(tensor)
-        for memory in (seen.memory, *_sharing(seen.memory)):
-            if memory.kept_by:
-                raise UnsupportedModelError(
-                    f"forward changes in place what {memory.kept_by} still reads: give that a "
-                    f"clone\n  {recorder.where}"
-                )
+        kept = self.kept_memory(tensor)
+        if kept is not None:
+            raise UnsupportedModelError(
+                f"forward changes in place what {kept.kept_by} still reads: give that a clone\n"
+                f"  {recorder.where}"
+            )
         self._now(seen)
         seen.value = self._kept(self._behind_no_view(seen), value, as_data=as_data)
         seen.memory.writes += 1

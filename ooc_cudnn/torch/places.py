@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ _HELD = re.compile(r"\['?_(?:parameters|buffers|modules)'?\]|\._(?:parameters|bu
 #: The name by which TorchDynamo has a module; and what comes before the variable of a function.
 _IMPORTED = re.compile(r"^__import_(\w+)")
 _CELL = re.compile(r"^.*\.__closure__\[\d+\]\.(?:cell_contents\.)?")
+_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _QUOTED = re.compile(r"\['([^']*)'\]")
 
 
@@ -68,6 +71,25 @@ def source_name(source: Any) -> str:
         return ""
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)  # a method in older versions
+
+
+def of_arguments(source: str, forward: Callable[..., Any] | None) -> str:
+    """Put the names of arguments in TorchDynamo's name of what a call of a model brings.
+
+    >>> of_arguments("L['args'][1].gain", lambda x, settings: x)
+    "L['settings'].gain"
+    >>> of_arguments("L['args'][1]", lambda x, *all, y: x), of_arguments("L['kwargs']['y']", None)
+    ("L['argument 1']", "L['y']")
+    """
+    found = _ARGUMENT.match(source)
+    if found is None:
+        return source.replace("L['kwargs']", "L", 1)
+    at, names = int(found[1]), list[str]()
+    with contextlib.suppress(TypeError, ValueError):  # it has no signature
+        parameters = inspect.signature(forward).parameters.values() if forward else ()
+        names = [each.name for each in parameters if each.kind in _BY_PLACE]
+    name = names[at] if at < len(names) else f"argument {at}"
+    return f"L['{name}']{source[found.end() :]}"
 
 
 def name_of(source: str) -> str:
