@@ -135,7 +135,7 @@ def _compiled(
         if call is None:  # else the capture looks, and a call may be captured anew
             written.check(inputs)
         if call is not None:
-            scope = {"L": {"forward": call.forward}, "G": names}
+            scope = {**call.scope, "G": names}
             call.late_state = LateState(late_reads, scope) if late_reads else None
         return ready(inputs) if action is None else action(ready, inputs)
 

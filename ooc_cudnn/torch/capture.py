@@ -136,11 +136,16 @@ class Call:
     globals: Mapping[str, Any] = field(default_factory=dict)
     late_state: LateState | None = None
 
-    def give_back(self) -> None:
+    def give_back(self, result: Any) -> None:
         """Leave in the user's containers what forward has left in theirs. Forward is over."""
         give_back(self.containers, self.real)
         if self.late_state is not None:
-            self.late_state.note()
+            self.late_state.note(result, {id(made): of for of, made in self.containers})
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        """What TorchDynamo's names of what it is given begin with."""
+        return {"L": {"forward": self.forward, "args": self.args, "kwargs": self.kwargs}}
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.symbolic_convert import (
+    InliningInstructionTranslator,
+    InstructionTranslatorBase,
+)
 from torch._dynamo.variables import CellVariable, base, builtin, dicts, higher_order_ops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import (
@@ -26,20 +30,20 @@ from torch._dynamo.variables.higher_order_ops import (
 
 from ooc_cudnn.torch.backend import job_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.late_state import LateRead, roots_of, users_alone
-from ooc_cudnn.torch.places import source_name, told_name, traced_line
+from ooc_cudnn.torch.late_state import roots_of, users_alone
+from ooc_cudnn.torch.made_objects import is_container
+from ooc_cudnn.torch.noted_reads import NotedReads, entry_read
+from ooc_cudnn.torch.places import NOT_THE_USERS, source_name, told_name, traced_line
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 _HOOK = (
     "a hook of a tensor",
-    "give it to the hook as a default (lambda gradient, b=self.b: gradient * b)",
+    "give what it reads to the hook as a default (lambda gradient, b=self.b: gradient * b)",
 )
 _BACKWARD = ("backward of an autograd.Function", "give it to apply, and keep it on ctx")
 _CHECKPOINT = ("a checkpoint", "give it as an argument of the checkpoint")
 #: The name by which TorchDynamo traces hooks of tensors.
 _OF_HOOKS = "register_hook"
-#: What is in names of what is there behind forward, and of what a call has brought.
-_LASTING, _OF_THE_CALL = ("L['forward']", "G["), ("L['args']", "L['kwargs']")
 #: What traces `getattr`, and by it `a.b`; and what an object's `__dict__` is for TorchDynamo.
 _GETATTR: Any = getattr(builtin, "GetAttrBuiltinVariable", builtin.BuiltinVariable)
 _DUNDER_DICT: Any = getattr(dicts, "SideEffectsProxyDict", None)  # of 2.13
@@ -80,32 +84,14 @@ class _Body:
     writes: int
 
 
-class _Watched:
+class _Watched(NotedReads):
     """The bodies of one graph, by the tracer that they were traced in, and forward's writes."""
 
     def __init__(self, output: OutputGraph | None = None) -> None:
+        super().__init__()
         self.output = output
         self.bodies: dict[Any, list[_Body]] = {}
         self.writes: list[str] = []
-        #: What is traced now, innermost last, and what all of them have read by name.
-        self.within: list[tuple[str, str]] = []
-        self.reads: dict[Any, LateRead] = {}
-
-    @contextmanager
-    def reading(self, kind: tuple[str, str]) -> Iterator[None]:
-        """Note the names that a body reads while it is traced."""
-        self.within.append(kind)
-        try:
-            yield
-        finally:
-            self.within.pop()
-
-    def has_read(self, where: Any, name: str) -> None:
-        """Note a name, where a body reads it. A checkpoint changes statistics in place itself."""
-        if self.within:
-            kind = self.within[-1]
-            read = LateRead(where, name, kind[0], kind is not _CHECKPOINT, kind[1])
-            self.reads[read.key] = read
 
     def add(self, tx: Any, kind: tuple[str, str], first: _Reading, again: Any) -> None:
         """Note a body that was traced."""
@@ -245,6 +231,11 @@ def _told(names: Sequence[str]) -> list[str]:
     return [each for each in found if each != _CONTAINER] or found
 
 
+def _is_pytorchs(code: CodeType) -> bool:
+    """True if a function is PyTorch's, or the library's: its variables are none of the user's."""
+    return code.co_filename.startswith(NOT_THE_USERS)
+
+
 def _of_wrapped(made: tuple[Any, ...]) -> _Reading:
     """What a checkpoint has read, of what TorchDynamo notes of it."""
     (_, *given), *others = made
@@ -358,32 +349,32 @@ def late_reads_refused() -> Iterator[None]:
     def compiled(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
         of(tx).check(tx)
         call, _ = job_of()
-        reads = of(tx).reads.values()
+        reads = of(tx).all_reads(tx.output.side_effects, tx.stack)
         roots = roots_of(reads, tx.output.global_scope)
-        call.late_reads = users_alone(reads, {"L": {"forward": call.forward}, "G": roots})
+        call.late_reads = users_alone(reads, call.scope | {"G": roots})
         call.globals = roots
         return was(self, tx, *args, **how)
 
-    def noted(tx: Any, owner: Any, name: str) -> None:
-        place = "" if owner.source is None or owner.is_tensor() else source_name(owner.source)
-        brought = any(each in place for each in _OF_THE_CALL)
-        if any(each in place for each in _LASTING) and not brought:
-            of(tx).has_read(place, name)
-
     def attribute(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if getattr(self, "fn", getattr) is getattr and args[1].is_python_constant():
-            noted(tx, args[0], args[1].as_python_constant())
+            of(tx).has_read_of(args[0], args[1].as_python_constant())
         return was(self, tx, args, kwargs)
+
+    def pushed(was: Any, self: Any, item: Any) -> Any:
+        """Note containers, which come to a body as variables: of functions, or its arguments."""
+        if watched.within and is_container(item) and not _is_pytorchs(self.f_code):
+            of(self).has_read_of(item, None, entry_read(self))
+        return was(self, item)
 
     def entry_of(was: Any, self: Any, key: Any) -> Any:
         if watched.output is not None:
-            noted(watched.output.current_tx, self.item, self._maybe_unwrap_key(key))
+            watched.has_read_of(self.item, self._maybe_unwrap_key(key))
         return was(self, key)
 
     def variable(was: Any, self: Any, cell: Any) -> Any:
         if watched.within and watched.output is not None:
-            tx = watched.output.current_tx
-            noted(tx, cell, str(tx.current_instruction.argval))
+            name = str(watched.output.current_tx.current_instruction.argval)
+            watched.has_read_of(cell, name)
         return was(self, cell)
 
     def global_of(was: Any, self: Any, instruction: Any) -> Any:
@@ -413,6 +404,7 @@ def late_reads_refused() -> Iterator[None]:
         (SideEffects, "mutation", mutated),
         (_GETATTR, "call_function", attribute),
         (SideEffects, "load_cell", variable),
+        (InstructionTranslatorBase, "push", pushed),
         (InliningInstructionTranslator, "_load_global", global_of),
         *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__getitem__", entry_of)]),
     )

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, MemberDescriptorType, ModuleType
+from types import CellType, CodeType, MappingProxyType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.places import told_name, users_frame
+from ooc_cudnn.torch.errors import LateChangeError
+from ooc_cudnn.torch.places import of_arguments, told_name, users_frame
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
 _FIXED = frozenset((*_PLAIN, bool, type(None)))
 _CONTAINERS = (list, tuple, dict, deque)
 _GONE = object()
+#: What an object that is not there raises.
+_NOT_THERE = (AttributeError, KeyError, IndexError, NameError, TypeError)
 _ROOT = re.compile(r"\bG\['([^']+)'\]")
+#: What forward returns, in names.
+RESULT = "R"
 _HELD = ("_parameters", "_buffers", "_modules")
 
 
@@ -37,49 +42,57 @@ class LateRead:
     where : str or dict
         TorchDynamo's name of the object whose attribute it is, or of the cell in which a function
         has it; or the globals of a function.
-    name : str
+    name : str, optional
+        None if what is in the object itself is read: it is a container.
     who : str
         What reads it.
-    in_place : bool
-        Whether tensors that change in place count, too.
     remedy : str
         How it would read in forward.
+    is_made : bool
+        Whether forward makes the object, so that it is there once it is over.
+    entry : tuple
+        The key of an entry, if no more is read of a container.
     """
 
     where: Any
-    name: str
+    name: str | None
     who: str
-    in_place: bool
     remedy: str = ""
+    is_made: bool = False
+    entry: tuple[Any, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The same for all that are alike."""
         where = self.where if isinstance(self.where, str) else id(self.where)
-        return where, self.name, self.who
+        return where, self.name, self.entry, self.who
 
-    def value(self, found: dict[str, Any], scope: dict[str, Any]) -> Any:
-        """What is there now; objects that were found already are not looked for again."""
+    def value(self, owner: Any) -> Any:
+        """What is there now."""
+        if self.entry:
+            return _entry(owner, *self.entry)
+        if self.name is None:
+            return owner
         if not isinstance(self.where, str):
-            return self.where.get(self.name, _GONE)
-        return _held_by(self.owner(found, scope), self.name)[1]
+            return owner.get(self.name, _GONE)
+        return _held_by(owner, self.name)[1]
 
-    def owner(self, found: dict[str, Any], scope: dict[str, Any]) -> Any:
-        """Whose name it is."""
-        if not isinstance(self.where, str):
-            return self.where
-        if self.where not in found:
-            try:
-                found[self.where] = eval(_code(self.where), scope)
-            except (AttributeError, KeyError, IndexError, NameError):
-                found[self.where] = _GONE
-        return found[self.where]
+    def told(self, forward: Callable[..., Any] | None) -> str:
+        """As its user writes it, who calls a model of that forward."""
+        where = self.where if isinstance(self.where, str) else ""
+        source = where if self.name is None else f"{where}.{self.name}"
+        source += "".join(f"[{key!r}]" for key in self.entry)
+        if where.startswith(RESULT):
+            within = told_name(f"L{source.removeprefix(RESULT)}") if source != RESULT else ""
+            return f"the model's output ({within})" if within else "the model's output"
+        return told_name(of_arguments(source, forward))
 
-    def is_of_pytorch(self, found: dict[str, Any], scope: dict[str, Any]) -> bool:
+    def is_of_pytorch(self, owner: Any) -> bool:
         """True if a module or a class of PyTorch's has it, and not an object that the user made."""
-        owner = self.owner(found, scope)
-        if isinstance(owner, dict):
-            return _is_pytorchs(owner.get("__name__"))
+        if not isinstance(self.where, str):
+            return _is_pytorchs(self.where.get("__name__"))
+        if self.name is None:
+            return False
         holder, _ = _held_by(owner, self.name)
         if isinstance(holder, ModuleType):
             return _is_pytorchs(holder.__name__)
@@ -87,21 +100,41 @@ class LateRead:
 
 
 class LateState:
-    """What late reads would find, behind forward and before backward.
+    """What late reads find when forward ends, and again before backward.
+
+    It holds the objects that are read of, as what reads them would.
 
     Parameters
     ----------
     reads : sequence of LateRead
     scope : mapping
-        What their names begin with: "L" and "G".
+        What their names begin with: "L" and "G". Names are those of before forward, which may put
+        other objects there.
     """
 
     def __init__(self, reads: Sequence[LateRead], scope: Mapping[str, Any]) -> None:
-        self._reads, self._scope = reads, dict(scope)
+        self._scope = dict[str, Any](scope)
+        self._forward = (self._scope.get("L") or {}).get("forward")
+        self._reads = [each for each in reads if not each.is_made]
+        self._owners = _owners(self._reads, self._scope)
+        self._made = [each for each in reads if each.is_made]
         self._seen = list[Any]()
 
-    def note(self) -> None:
-        """Note what is there now that forward is over."""
+    def note(self, result: Any = None, given: Mapping[int, Any] = MappingProxyType({})) -> None:
+        """Note what is there now that forward is over.
+
+        Parameters
+        ----------
+        result : any
+            What forward has returned.
+        given : mapping
+            Containers of the user's, by the `id` of what forward was given in their place.
+        """
+        self._owners += _owners(self._made, {**self._scope, RESULT: result})
+        self._reads += self._made
+        if given:
+            self._owners = [given.get(id(each), each) for each in self._owners]
+        self._scope, self._made = {}, []
         self._seen = self._now()
 
     def check(self) -> None:
@@ -109,23 +142,38 @@ class LateState:
 
         Raises
         ------
-        UnsupportedModelError
+        LateChangeError
             With its name.
         """
         for read, before, now in zip(self._reads, self._seen, self._now(), strict=True):
             if not _alike(before, now):
-                where = read.where if isinstance(read.where, str) else ""
-                name = told_name(f"{where}.{read.name}")
-                raise UnsupportedModelError(
-                    f"{read.who} reads {name}, which has changed between forward and backward, and "
-                    f"a plan has it as forward left it: {_remedy(read)}{users_frame()}"
+                raise LateChangeError(
+                    f"{read.who} reads {read.told(self._forward)}, which has changed between "
+                    "forward and backward, and a plan has it as forward left it: "
+                    f"{_remedy(read)}{users_frame()}"
                 )
 
     def _now(self) -> list[Any]:
-        found: dict[str, Any] = {}
-        return [
-            _seen(read.value(found, self._scope), in_place=read.in_place) for read in self._reads
-        ]
+        pairs = zip(self._reads, self._owners, strict=True)
+        return [_seen(read.value(owner)) for read, owner in pairs]
+
+
+def _owners(reads: Sequence[LateRead], scope: dict[str, Any]) -> list[Any]:
+    """What has the names of reads."""
+    names = dict.fromkeys(each.where for each in reads if isinstance(each.where, str))
+    try:
+        objects = eval(_code(f"({''.join(f'{each},' for each in names)})"), scope)
+    except _NOT_THERE:
+        objects = [_object(each, scope) for each in names]
+    found = dict(zip(names, objects, strict=True))
+    return [found[each.where] if isinstance(each.where, str) else each.where for each in reads]
+
+
+def _object(name: str, scope: dict[str, Any]) -> Any:
+    try:
+        return eval(_code(name), scope)
+    except _NOT_THERE:
+        return _GONE
 
 
 def _remedy(read: LateRead) -> str:
@@ -145,13 +193,15 @@ def roots_of(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> dict[str, A
     return {name: scope[name] for name in names if name in scope}
 
 
-def users_alone(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> list[LateRead]:
+def users_alone(reads: Sequence[LateRead], scope: Mapping[str, Any]) -> list[LateRead]:
     """Reads but for those of what is PyTorch's own, which nobody replaces in the midst of a step.
 
     These are most by far: functions of its modules, methods of its layers.
     """
-    found, names = dict[str, Any](), dict(scope)
-    return [each for each in reads if not each.is_of_pytorch(found, names)]
+    lasting = [each for each in reads if not each.is_made]
+    pairs = zip(lasting, _owners(lasting, dict(scope)), strict=True)
+    users = [each for each, owner in pairs if not each.is_of_pytorch(owner)]
+    return users + [each for each in reads if each.is_made]
 
 
 def _is_pytorchs(name: Any) -> bool:
@@ -162,6 +212,9 @@ def _held_by(owner: Any, name: str) -> tuple[Any, Any]:
     """What holds an attribute, and what it is, without a call of what the user has written."""
     if isinstance(owner, CellType):  # of a function, whose variable has the name
         return owner, next(iter(_contents(owner)), _GONE)
+    if isinstance(owner, torch.Tensor):  # PyTorch warns where a gradient is never there
+        is_there = name != "grad" or owner.is_leaf or owner.retains_grad
+        return owner, getattr(owner, name, _GONE) if is_there else None
     own = getattr(owner, "__dict__", {})
     if name in own:
         return owner, own[name]
@@ -176,6 +229,16 @@ def _held_by(owner: Any, name: str) -> tuple[Any, Any]:
     return holder, found
 
 
+def _entry(container: Any, key: Any) -> Any:
+    """An entry, without what a class of the user's makes where there is none."""
+    if isinstance(container, dict):
+        return dict.get(container, key, _GONE)
+    try:
+        return container[key]
+    except (IndexError, TypeError):
+        return _GONE
+
+
 def _contents(cell: CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
@@ -188,45 +251,39 @@ def _code(source: str) -> CodeType:
     return compile(source, "<what TorchDynamo calls it>", "eval")
 
 
-def _seen(value: Any, *, in_place: bool) -> Any:
+def _seen(value: Any) -> Any:
     """A value that stays what it is; or else a list of it and of what is in it.
 
-    Each of these has beside it what may change in it: the version of a tensor, say.
+    Each of these has beside it what may change in it, but for tensors: `LateTensors` looks at them.
     """
     kind = type(value)
     if kind in _FIXED or (kind is tuple and all(type(each) in _FIXED for each in value)):
         return value
     found = list[tuple[Any, Any]]()
-    _look_at(value, found, (), in_place=in_place)
+    _look_at(value, found, ())
     return found
 
 
-def _look_at(
-    value: Any, found: list[tuple[Any, Any]], around: tuple[int, ...], *, in_place: bool
-) -> None:
+def _look_at(value: Any, found: list[tuple[Any, Any]], around: tuple[int, ...]) -> None:
     """Add a value, and what is in it, to what was found. It is in containers, by their `id`."""
     if not isinstance(value, _CONTAINERS) or id(value) in around:
-        found.append((value, _state(value, in_place=in_place)))
+        # a tensor must not be held by what its own graph holds
+        one = weakref.ref(value) if isinstance(value, torch.Tensor) else value
+        found.append((one, _state(value)))
         return
     names = tuple(value) if isinstance(value, dict) else len(value)
     found.append((type(value), names))
     for each in value.values() if isinstance(value, dict) else value:
-        _look_at(each, found, (*around, id(value)), in_place=in_place)
+        _look_at(each, found, (*around, id(value)))
 
 
-def _state(value: Any, *, in_place: bool) -> Any:
+def _state(value: Any) -> Any:
     """What changes where a value stays the same object."""
-    if isinstance(value, torch.Tensor):
-        return _version(value) if in_place else 0
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, np.ndarray):
         return value.shape, value.strides, value.dtype.str, value.tobytes()
     return 0
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -202,7 +202,7 @@ class Limited:
             return ready(tensors, late_state=call.late_state)
 
         result = calls_of(self.model).of(kind, call)(call, run)
-        call.give_back()
+        call.give_back(result)
         return result
 
 

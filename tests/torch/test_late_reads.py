@@ -1,5 +1,9 @@
 """What backward reads and forward replaces: refused by name; what else forward leaves stays."""
 
+import gc
+import re
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch import backend
-from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.errors import LateChangeError, UnsupportedModelError
 from ooc_cudnn.torch.late_state import LateRead, LateState
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
@@ -186,13 +190,13 @@ def test_a_method_of_the_users_that_is_replaced_before_backward_is_refused():
 
 
 def test_each_that_reads_a_name_is_told_and_not_the_last_alone():
-    hooked = LateRead("L['forward'].__self__", "gain", "a hook of a tensor", True)
-    computed = LateRead("L['forward'].__self__", "gain", "backward of an autograd.Function", True)
+    hooked = LateRead("L['forward'].__self__", "gain", "a hook of a tensor")
+    computed = LateRead("L['forward'].__self__", "gain", "backward of an autograd.Function")
     assert hooked.key != computed.key
 
 
 def test_what_was_not_noted_is_not_taken_for_unchanged():
-    state = LateState([LateRead({"gain": 1}, "gain", "a hook of a tensor", True)], {})
+    state = LateState([LateRead({"gain": 1}, "gain", "a hook of a tensor")], {})
     with pytest.raises(ValueError, match="zip"):
         state.check()
 
@@ -243,3 +247,165 @@ def test_what_a_change_before_backward_is_told_to_do():
 
 def zero(model):
     model.calls = 7
+
+
+class Arguments(nn.Module):
+    """A convolution, and what a function does with its map and other arguments."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.function = nn.Conv2d(3, 4, 3), function
+        self.read = nn.Buffer(torch.ones(1))
+
+    def forward(self, x, other=None, *more, table=None):
+        return self.function(self, self.conv(x), other, *more, table)
+
+
+X = torch.ones(2, 3, 6, 7)
+
+
+def change_an_argument(model):
+    settings = {"gain": 1.0}
+    y = model(X, settings)
+    settings["gain"] = 2.0
+    return y
+
+
+def change_a_nested_one(model):
+    table = {"gains": [1.0, 2.0]}
+    y = model(X, table=table)
+    table["gains"].append(3.0)
+    return y
+
+
+def change_one_of_several(model):
+    settings = Settings()
+    y = model(X, None, settings)
+    settings.gain = 3.0
+    return y
+
+
+def change_an_output(model):
+    y, gains = model(X)
+    gains["a"][0] = 3.0
+    return y
+
+
+def change_a_tensor(model):
+    other = torch.ones(1)
+    y = model(X, other)
+    other.mul_(2)
+    return y
+
+
+def change_a_buffer(model):
+    y = model(X)
+    model.read.mul_(2)
+    return y
+
+
+def returning_gains(m, y, *others):
+    gains = {"a": [1.0]}
+    return scaled_gradient(y, lambda: gains["a"][0]), gains
+
+
+@pytest.mark.parametrize(
+    ("function", "steps", "said"),
+    [
+        (
+            lambda m, y, other, table: scaled_gradient(y, lambda: other["gain"]),
+            change_an_argument,
+            "a hook of a tensor reads other.gain, which has changed between",
+        ),
+        (
+            lambda m, y, other, table: scaled_gradient(y, lambda: sum(table["gains"])),
+            change_a_nested_one,
+            "reads table.gains, which",
+        ),
+        (
+            lambda m, y, other, more, table: scaled_gradient(y, lambda: more.gain),
+            change_one_of_several,
+            "reads argument 2.gain, which",
+        ),
+        (returning_gains, change_an_output, "reads the model's output (1.a), which"),
+        (
+            lambda m, y, other, table: scaled_gradient(y, lambda: other),
+            change_a_tensor,
+            "reads other, which has changed in place between",
+        ),
+        (
+            lambda m, y, other, table: scaled_gradient(y, lambda: m.read),
+            change_a_buffer,
+            "reads read, which has changed in place between",
+        ),
+    ],
+)
+def test_what_has_changed_is_told_as_its_user_writes_it(function, steps, said):
+    y = steps(ooc.limit(Arguments(function), "1MiB"))
+    with pytest.raises(LateChangeError, match=re.escape(said)) as error:
+        y.sum().backward()
+    assert isinstance(error.value, RuntimeError)  # as of PyTorch, where it saves tensors
+    assert "test_late_reads.py" in str(error.value)
+
+
+@pytest.mark.parametrize("steps", [change_a_tensor, change_a_buffer])
+def test_what_forward_alone_reads_is_told_by_its_name_too(steps):
+    model = ooc.limit(
+        Arguments(lambda m, y, other, table: y * (m.read.detach() if other is None else other)),
+        "1MiB",
+    )
+    y = steps(model)
+    with pytest.raises(RuntimeError, match=r"^(other|read) has been modified by an inplace"):
+        y.sum().backward()
+
+
+def test_a_container_of_the_users_is_looked_at_where_another_stands_for_it():
+    function = lambda m, y, other, table: scaled_gradient(y, lambda: other["gain"])  # noqa: E731
+    model = ooc.limit(Arguments(function), "1MiB")
+    for gain in (1.0, 2.0):
+        settings = {"gain": 1.0}
+        y = model(X.numpy(), settings)
+        settings["gain"] = gain
+        if gain == 1.0:
+            y.sum().backward()
+    with pytest.raises(LateChangeError, match=r"reads other\.gain"):
+        y.sum().backward()
+
+
+def test_no_argument_is_held_that_backward_does_not_read():
+    function = lambda m, y, other, more, table: scaled_gradient(  # noqa: E731
+        y * more.gain, lambda: other["gain"]
+    )
+    model, settings = ooc.limit(Arguments(function), "1MiB"), Settings()
+    y, held = model(X, {"gain": 1.0}, settings), weakref.ref(settings)
+    del settings
+    assert held() is None
+    y.sum().backward()
+
+
+def test_an_output_that_backward_reads_is_not_held_by_its_own_graph():
+    def kept(m, y, *others):
+        m.last = y.detach().mean()
+        return scaled_gradient(y, lambda: m.last)
+
+    model = ooc.limit(Arguments(kept), "1MiB")
+    gc.disable()
+    try:
+        y = model(X)
+        held = weakref.ref(model.last)
+        del y
+        model.last = None
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_a_tensor_that_is_the_same_is_known_and_another_one_is_seen():
+    names = {"t": X}
+    state = LateState([LateRead(names, "t", "a hook of a tensor")], {})
+    state.note()
+    state.check()
+    names["t"] = X.clone()
+    with pytest.raises(LateChangeError):
+        state.check()
