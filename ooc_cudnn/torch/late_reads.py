@@ -21,7 +21,14 @@ from torch._dynamo.symbolic_convert import (
     InliningInstructionTranslator,
     InstructionTranslatorBase,
 )
-from torch._dynamo.variables import CellVariable, base, builtin, dicts, higher_order_ops
+from torch._dynamo.variables import (
+    CellVariable,
+    UserFunctionVariable,
+    base,
+    builtin,
+    dicts,
+    higher_order_ops,
+)
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import (
     AutogradFunctionApplyVariable,
@@ -46,6 +53,7 @@ _CHECKPOINT = ("a checkpoint", "give it as an argument of the checkpoint")
 _OF_HOOKS = "register_hook"
 #: What traces `getattr`, and by it `a.b`; and what an object's `__dict__` is for TorchDynamo.
 _GETATTR: Any = getattr(builtin, "GetAttrBuiltinVariable", builtin.BuiltinVariable)
+_HASATTR: Any = getattr(builtin, "HasAttrBuiltinVariable", None)  # of 2.13
 _DUNDER_DICT: Any = getattr(dicts, "SideEffectsProxyDict", None)  # of 2.13
 #: As many names are told.
 _TOLD = 3
@@ -360,6 +368,20 @@ def late_reads_refused() -> Iterator[None]:
             of(tx).has_read_of(args[0], args[1].as_python_constant())
         return was(self, tx, args, kwargs)
 
+    def asked(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) == 2 and args[1].is_python_constant():
+            of(tx).has_read_of(args[0], args[1].as_python_constant(), asks=True)
+        return was(self, tx, args, kwargs)
+
+    def entry_asked(was: Any, self: Any, key: Any) -> Any:
+        if watched.output is not None:
+            watched.has_read_of(self.item, self._maybe_unwrap_key(key), asks=True)
+        return was(self, key)
+
+    def called(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
+        of(tx).has_called(self.fn, self.source)
+        return was(self, tx, *args, **how)
+
     def pushed(was: Any, self: Any, item: Any) -> Any:
         """Note containers, which come to a body as variables: of functions, or its arguments."""
         if watched.within and is_container(item) and not _is_pytorchs(self.f_code):
@@ -406,7 +428,10 @@ def late_reads_refused() -> Iterator[None]:
         (SideEffects, "load_cell", variable),
         (InstructionTranslatorBase, "push", pushed),
         (InliningInstructionTranslator, "_load_global", global_of),
+        (UserFunctionVariable, "bind_args", called),
+        *([] if _HASATTR is None else [(_HASATTR, "call_function", asked)]),
         *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__getitem__", entry_of)]),
+        *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__contains__", entry_asked)]),
     )
 
     with patched_in_this_thread(*places):

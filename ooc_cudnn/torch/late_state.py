@@ -12,7 +12,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, MappingProxyType, MemberDescriptorType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -28,6 +36,8 @@ _GONE = object()
 #: What an object that is not there raises.
 _NOT_THERE = (AttributeError, KeyError, IndexError, NameError, TypeError)
 _ROOT = re.compile(r"\bG\['([^']+)'\]")
+#: What a function has for arguments that it is not given.
+DEFAULTS = ("__defaults__", "__kwdefaults__")
 #: What forward returns, in names.
 RESULT = "R"
 _HELD = ("_parameters", "_buffers", "_modules")
@@ -52,6 +62,8 @@ class LateRead:
         Whether forward makes the object, so that it is there once it is over.
     entry : tuple
         The key of an entry, if no more is read of a container.
+    asks : bool
+        Whether no more is read than if there is such a name.
     """
 
     where: Any
@@ -60,12 +72,13 @@ class LateRead:
     remedy: str = ""
     is_made: bool = False
     entry: tuple[Any, ...] = ()
+    asks: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The same for all that are alike."""
         where = self.where if isinstance(self.where, str) else id(self.where)
-        return where, self.name, self.entry, self.who
+        return where, self.name, self.entry, self.asks, self.who
 
     def value(self, owner: Any) -> Any:
         """What is there now."""
@@ -75,7 +88,8 @@ class LateRead:
             return owner
         if not isinstance(self.where, str):
             return owner.get(self.name, _GONE)
-        return _held_by(owner, self.name)[1]
+        found = _held_by(owner, self.name)[1]
+        return found is not _GONE if self.asks else found
 
     def told(self, forward: Callable[..., Any] | None) -> str:
         """As its user writes it, who calls a model of that forward."""
@@ -94,6 +108,8 @@ class LateRead:
         if self.name is None:
             return False
         holder, _ = _held_by(owner, self.name)
+        if self.name in DEFAULTS and isinstance(owner, FunctionType | MethodType):
+            return _is_pytorchs(owner.__module__)
         if isinstance(holder, ModuleType):
             return _is_pytorchs(holder.__name__)
         return isinstance(holder, type) and _is_pytorchs(holder.__module__)
@@ -215,6 +231,8 @@ def _held_by(owner: Any, name: str) -> tuple[Any, Any]:
     if isinstance(owner, torch.Tensor):  # PyTorch warns where a gradient is never there
         is_there = name != "grad" or owner.is_leaf or owner.retains_grad
         return owner, getattr(owner, name, _GONE) if is_there else None
+    if name in DEFAULTS and isinstance(owner, FunctionType | MethodType):
+        return owner, getattr(owner, name)
     own = getattr(owner, "__dict__", {})
     if name in own:
         return owner, own[name]

@@ -14,7 +14,7 @@ from typing import Any
 from torch._dynamo.side_effects import SideEffects
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.late_state import LateRead
+from ooc_cudnn.torch.late_state import DEFAULTS, LateRead
 from ooc_cudnn.torch.made_objects import KEYS, is_made, places_of, reachable
 from ooc_cudnn.torch.places import source_name, traced_line
 
@@ -53,12 +53,14 @@ class NotedReads:
             read = LateRead(where, name, *self.within[-1])
             self.reads[read.key] = read
 
-    def has_read_of(self, item: Any, name: str | None, entry: tuple[Any, ...] = ()) -> None:
+    def has_read_of(
+        self, item: Any, name: str | None, entry: tuple[Any, ...] = (), *, asks: bool = False
+    ) -> None:
         """Note it of an object by its variable; or what is read in it, if it is a container."""
         if not self.within or (item.is_tensor() and name not in _OF_TENSORS):
             return
         place = "" if item.source is None else source_name(item.source)
-        read = LateRead(place, name, *self.within[-1], entry=entry)
+        read = LateRead(place, name, *self.within[-1], entry=entry, asks=asks)
         if any(each in place for each in _ROOTS):
             if place not in _OF_THE_CALL:
                 self.reads[read.key] = read
@@ -66,6 +68,13 @@ class NotedReads:
                 self.graded.append((item, read, traced_line()))
         elif not place and is_made(item) and (id(item), read.key) not in self.made:
             self.made[id(item), read.key] = item, read, traced_line()
+
+    def has_called(self, function: Any, source: Any) -> None:
+        """Note the defaults of a function that a body calls."""
+        place = "" if not self.within or source is None else source_name(source)
+        for name in DEFAULTS if any(each in place for each in _ROOTS) else ():
+            if getattr(function, name, None):
+                self.has_read(place, name)
 
     def all_reads(self, effects: SideEffects, stack: Sequence[Any]) -> list[LateRead]:
         """What bodies have read, once it is known what forward leaves and returns.

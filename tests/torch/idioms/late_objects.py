@@ -138,6 +138,66 @@ def doubled_gradient(run):
     run.backward(loss_of(made))
 
 
+# Questions, and defaults of functions ------------------------------------------------------------
+
+
+def scaled_by_default(gradient, gain=2.0):
+    return gradient * gain
+
+
+def scaled_by_keyword(gradient, *, gain=2.0):
+    return gradient * gain
+
+
+class Scaling:
+    """Has a method with a default."""
+
+    def scaled(self, gradient, gain=2.0):
+        return gradient * gain
+
+
+def by_a_function(function):
+    def forward(s, x):
+        y = s.c(x) * 1
+        y.register_hook(lambda gradient: function(gradient))
+        return y * 1
+
+    return forward
+
+
+def with_another_default(function, name, value):
+    """Steps with another default between forward and backward, which is put back then."""
+
+    def steps(run):
+        made, was = run(leaf(image())), getattr(function, name)
+        setattr(function, name, value)
+        try:
+            run.backward(loss_of(made))
+        finally:
+            setattr(function, name, was)
+
+    return steps
+
+
+def by_hasattr(s, x):
+    return by_a_hook(s.c(x), lambda: 2.0 if hasattr(s, "seen") else 1.0)
+
+
+def by_its_dictionary(s, x):
+    return by_a_hook(s.c(x), lambda: 2.0 if "seen" in s.__dict__ else 1.0)
+
+
+def set_seen(m, others, made):
+    m.seen = 1
+
+
+def set_seen_again(run):
+    run.model.seen = 1
+    made = run(leaf(image()))
+    run.model.seen = 2
+    run.backward(loss_of(made))
+
+
 # What forward makes -------------------------------------------------------------------------------
 
 
@@ -293,6 +353,28 @@ CASES = [
     Idiom(
         "a hook reads a gradient that backward makes", holding(by_its_own_gradient), train, REFUSED
     ),
+    Idiom("a hook asks for a name that comes", holding(by_hasattr), between(set_seen), REFUSED),
+    Idiom("a hook asks a dictionary", holding(by_its_dictionary), between(set_seen), REFUSED),
+    Idiom("a hook asks for a name that is set again", holding(by_hasattr), set_seen_again),
+    Idiom(
+        "a hook calls a function, and its default changes",
+        holding(by_a_function(scaled_by_default)),
+        with_another_default(scaled_by_default, "__defaults__", (5.0,)),
+        REFUSED,
+    ),
+    Idiom(
+        "a hook calls a function, and its keyword's default changes",
+        holding(by_a_function(scaled_by_keyword)),
+        with_another_default(scaled_by_keyword, "__kwdefaults__", {"gain": 5.0}),
+        REFUSED,
+    ),
+    Idiom(
+        "a hook calls a method, and its default changes",
+        holding(by_a_function(Scaling().scaled)),
+        with_another_default(Scaling.scaled, "__defaults__", (5.0,)),
+        REFUSED,
+    ),
+    Idiom("a hook calls a function", holding(by_a_function(scaled_by_default)), train),
     *(
         Idiom(
             f"backward reads what forward makes, and it changes: {name}",
