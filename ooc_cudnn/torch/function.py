@@ -137,6 +137,20 @@ class Request:
                     f"that tensor{users_frame()}"
                 )
 
+    def check_late(self) -> None:
+        """Refuse a backward before which what it reads late has changed; the last lets go of it.
+
+        Raises
+        ------
+        LateChangeError
+            With its name.
+        """
+        for late in (self.late_state, self.late_tensors):
+            if late is not None:
+                late.check()
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self.late_state = self.late_tensors = None  # what it holds may hold an output
+
     def versions(self) -> dict[str, int]:
         """Versions of the tensors that forward read and autograd does not watch."""
         return {
@@ -207,10 +221,7 @@ class Run:
         Outputs that a loss does not depend on have None for a gradient.
         """
         self.request.check_hooks(gradients)
-        if self.request.late_state is not None:
-            self.request.late_state.check()
-        if self.request.late_tensors is not None:
-            self.request.late_tensors.check()
+        self.request.check_late()
         pairs = zip(self.request.reached, gradients, strict=True)
         self._reached = {n for names, each in pairs if each is not None for n in names}
         self._made = {}

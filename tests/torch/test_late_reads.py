@@ -401,6 +401,44 @@ def test_an_output_that_backward_reads_is_not_held_by_its_own_graph():
         gc.enable()
 
 
+class Made:
+    """Holds what forward makes."""
+
+    gain = 2.0
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_what_forward_makes_is_let_go_of_with_the_graph(retain):
+    def made(m, y, *others):
+        m.last = Made()
+        last = m.last
+        last.y = checkpoint(lambda z: (z * last.gain).sin(), y, use_reentrant=False)
+        return last.y
+
+    model = ooc.limit(Arguments(made), "1MiB")
+    y = model(X)
+    if retain:
+        y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    held = weakref.ref(model.last)
+    model.last = None
+    del y
+    gc.collect()
+    assert held() is None
+
+
+def test_a_second_backward_looks_again():
+    model = ooc.limit(
+        Arguments(lambda m, y, other, table: scaled_gradient(y, lambda: other["gain"])), "1MiB"
+    )
+    settings = {"gain": 1.0}
+    loss = model(X, settings).sum()
+    loss.backward(retain_graph=True)
+    settings["gain"] = 2.0
+    with pytest.raises(LateChangeError, match=r"reads other\.gain"):
+        loss.backward()
+
+
 def test_a_tensor_that_is_the_same_is_known_and_another_one_is_seen():
     names = {"t": X}
     state = LateState([LateRead(names, "t", "a hook of a tensor")], {})
