@@ -23,8 +23,8 @@ import ooc_cudnn.torch as ooc
 from examples import models
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing, interleave
-from ooc_cudnn.torch.call import ReadyModel
-from ooc_cudnn.torch.precision import strict_float32
+from ooc_cudnn.torch.lowering.precision import strict_float32
+from ooc_cudnn.torch.runtime.call import ReadyModel
 
 NAME = "door_cost"
 LIMIT = "8GiB"

@@ -21,12 +21,12 @@ from ooc_cudnn.bench.environment import environment
 from ooc_cudnn.bench.record import load_record, markdown
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.functions.call.call_cache import forget_calls
-from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of
+from ooc_cudnn.torch.capture.stand_ins import fakes_for
 from ooc_cudnn.torch.limit import record_call
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.planning import specs_of
-from ooc_cudnn.torch.stand_ins import fakes_for
+from ooc_cudnn.torch.runtime.call import ReadyModel
 from ooc_cudnn.units import format_bytes, format_seconds
 
 NAME, MACHINE, PAGE = "planning_models", "h200", "docs/planning-networks.md"

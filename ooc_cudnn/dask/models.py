@@ -59,8 +59,8 @@ def infer(
 
     from ooc_cudnn.torch.errors import UnsupportedModelError
     from ooc_cudnn.torch.inferring import capture_for_inference, check_evaluation
-    from ooc_cudnn.torch.labels import label_scores
-    from ooc_cudnn.torch.lower import LoweredValue
+    from ooc_cudnn.torch.lowering.labels import label_scores
+    from ooc_cudnn.torch.lowering.lower import LoweredValue
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]
     with torch.no_grad():
@@ -103,7 +103,7 @@ def infer(
 def _check_blocks(model: Any, ready: Any) -> None:
     """Refuse what blocks, each made by itself when it is asked for, cannot do as one call does."""
     from ooc_cudnn.torch.errors import UnsupportedModelError
-    from ooc_cudnn.torch.normalizing import is_statistics_update
+    from ooc_cudnn.torch.tracing.normalizing import is_statistics_update
 
     name = type(model).__name__
     of_python = (each for each in ready.graph.given if each.name.startswith("random_value_"))

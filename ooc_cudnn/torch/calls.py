@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
-from ooc_cudnn.torch.capture import Call, Captures
-from ooc_cudnn.torch.ranks import unwrap_ddp, world_size
+from ooc_cudnn.torch.capture.capture import Call, Captures
+from ooc_cudnn.torch.runtime.ranks import unwrap_ddp, world_size
 from ooc_cudnn.warnings_once import warn_once
 
 #: Captures that are kept: in training and not, with other attributes, ... Sizes of arguments make

@@ -18,21 +18,21 @@ from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.network.runtime.inference import ForwardStep
 from ooc_cudnn.network.tiled.infer import TilePlan, TilingConstraints, plan_tiles
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
-from ooc_cudnn.torch.call import ReadyModel
+from ooc_cudnn.torch.autograd.function import tensor_of
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.capture import Call, Captures
+from ooc_cudnn.torch.capture.capture import Call, Captures
+from ooc_cudnn.torch.capture.stand_ins import fakes_for
 from ooc_cudnn.torch.cards import empty_there
-from ooc_cudnn.torch.empty import EmptyModel
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.function import tensor_of
-from ooc_cudnn.torch.graph import Value
 from ooc_cudnn.torch.limit import own_forward, record_call
-from ooc_cudnn.torch.lowered_value import LoweredValue
+from ooc_cudnn.torch.lowering.lowered_value import LoweredValue
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.planning import device_to_plan_for, specs_of
-from ooc_cudnn.torch.ranks import unwrap_ddp
-from ooc_cudnn.torch.stand_ins import fakes_for
+from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.empty import EmptyModel
+from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
 from ooc_cudnn.torch.stored import check_scale
+from ooc_cudnn.torch.tracing.graph import Value
 from perfmodel import MachineModel
 
 #: What may be made of scores before they leave the card.

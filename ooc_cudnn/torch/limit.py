@@ -16,16 +16,16 @@ from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.settings import current
-from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
-from ooc_cudnn.torch.capture import Call, is_captured_by_us
+from ooc_cudnn.torch.capture.capture import Call, is_captured_by_us
+from ooc_cudnn.torch.capture.refusals import check_arguments, check_model, check_modes
+from ooc_cudnn.torch.capture.stand_ins import StandIns, containers_in, is_array, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.overlaps import overlapping_pairs
-from ooc_cudnn.torch.ranks import STATISTICS, unwrap_ddp
-from ooc_cudnn.torch.refusals import check_arguments, check_model, check_modes
-from ooc_cudnn.torch.stand_ins import StandIns, containers_in, is_array, torch_dtype
+from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.ranks import STATISTICS, unwrap_ddp
 from ooc_cudnn.torch.stored import check_scale
+from ooc_cudnn.torch.tracing.overlaps import overlapping_pairs
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)

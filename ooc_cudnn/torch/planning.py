@@ -18,17 +18,17 @@ from ooc_cudnn.keywords import explaining
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.tensor import TensorSpec
-from ooc_cudnn.torch import autocast
-from ooc_cudnn.torch.call import ReadyModel
 from ooc_cudnn.torch.calls import calls_of, forget_calls
+from ooc_cudnn.torch.capture.lazy_layers import lazy_layers
+from ooc_cudnn.torch.capture.stand_ins import fakes_for, parameter_device
 from ooc_cudnn.torch.cards import at
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.lazy_layers import lazy_layers
 from ooc_cudnn.torch.limit import Limited, own_forward, record_call
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.ranks import unwrap_ddp
-from ooc_cudnn.torch.stand_ins import fakes_for, parameter_device
+from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
 from ooc_cudnn.torch.stored import check_scale
+from ooc_cudnn.torch.tracing import autocast
 from perfmodel import MachineModel
 
 

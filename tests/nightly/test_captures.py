@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ooc_cudnn.torch.calls import calls_of
+from ooc_cudnn.torch.capture.stand_ins import fakes_for
 from ooc_cudnn.torch.limit import record_call
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.stand_ins import fakes_for
 from tests.support.torchvision_models import made, models
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # timm and MONAI warn

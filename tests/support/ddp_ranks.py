@@ -16,7 +16,7 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from examples import ddp_resnet50
 from ooc_cudnn.network.runtime.two_part import PausedStep
-from ooc_cudnn.torch import ranks
+from ooc_cudnn.torch.runtime import ranks
 from tests.support import searches
 from tests.support.few_plans import compare_few, compare_fewest
 from tests.support.sampling import number

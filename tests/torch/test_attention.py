@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.network import Network
-from ooc_cudnn.torch.rules import attention as rules
+from ooc_cudnn.torch.lowering.rules import attention as rules
 from tests.support.torch_checks import check
 
 LENGTH, WIDTH, HEADS = 9, 12, 3

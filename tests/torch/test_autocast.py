@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch import UnsupportedModelError, autocast
+from ooc_cudnn.torch import UnsupportedModelError
+from ooc_cudnn.torch.tracing import autocast
 from tests.support.torch_checks import Result
 
 pytestmark = pytest.mark.usefixtures("few_plans")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ooc_cudnn.torch.bodies import Body, Bound, OnClones, text_of
-from ooc_cudnn.torch.body_writes import writes_of
+from ooc_cudnn.torch.tracing.bodies import Body, Bound, OnClones, text_of
+from ooc_cudnn.torch.tracing.body_writes import writes_of
 
 
 def graph_of(function):

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.capture import Captures, is_captured_by_us, nest_capture
+from ooc_cudnn.torch.capture.capture import Captures, is_captured_by_us, nest_capture
+from ooc_cudnn.torch.capture.stand_ins import fakes_for
 from ooc_cudnn.torch.limit import own_forward, record_call
-from ooc_cudnn.torch.stand_ins import fakes_for
 from tests.support.torch_checks import close, modes
 
 pytestmark = pytest.mark.usefixtures("few_plans")

@@ -14,9 +14,10 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.network.lowering.device_gradients import GradientBlock
 from ooc_cudnn.network.runtime import lazy_step
 from ooc_cudnn.tensor import TensorSpec
-from ooc_cudnn.torch import call, function
+from ooc_cudnn.torch.autograd import function
+from ooc_cudnn.torch.autograd.tensor_refs import TensorRefs
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
-from ooc_cudnn.torch.tensor_refs import TensorRefs
+from ooc_cudnn.torch.runtime import call
 
 HERE = torch.device("cpu")
 

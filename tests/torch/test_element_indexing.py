@@ -8,8 +8,8 @@ from torch import nn
 
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.element_indexing import get_item, in_place_of, set_item
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.tracing.element_indexing import get_item, in_place_of, set_item
 from tests.torch.idioms import indices
 from tests.torch.idioms.judge import EQUAL, under_an_ample
 from tests.torch.idioms.models import Model, conv, drawn, image

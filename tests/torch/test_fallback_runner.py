@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.torch.fallback_runner import FallbackRunner, _Counted, tensor_on
+from ooc_cudnn.torch.lowering.fallback_runner import FallbackRunner, _Counted, tensor_on
 from tests.support import sampling
 from tests.support.torch_checks import Of, Result, check, close, same
 from tests.support.torchvision_models import models
@@ -345,7 +345,9 @@ def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypa
             given = [tensor_on(each) for each in (*dys.values(), *inputs, *gradients.values())]
         with monkeypatch.context() as patched, _Counted(given) as counted:
             arrays = iter(given)
-            patched.setattr("ooc_cudnn.torch.fallback_runner.tensor_on", lambda _: next(arrays))
+            patched.setattr(
+                "ooc_cudnn.torch.lowering.fallback_runner.tensor_on", lambda _: next(arrays)
+            )
             backward(region, inputs, dys, gradients, how)
         planned = region.cost(how.at_once, tuple(gradients)).held_bytes
         found.append((how.at_once, counted.most, planned))

@@ -12,7 +12,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.capture import Captures
+from ooc_cudnn.torch.capture.capture import Captures
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet, residual
 

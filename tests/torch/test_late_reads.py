@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch import backend
+from ooc_cudnn.torch.autograd.late_state import LateRead, LateState
+from ooc_cudnn.torch.capture import backend
 from ooc_cudnn.torch.errors import LateChangeError, UnsupportedModelError
-from ooc_cudnn.torch.late_state import LateRead, LateState
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.lower import RULES
+from ooc_cudnn.torch.lowering.lower import RULES
 from tests.support.torch_checks import close, followed_in_calls
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")

@@ -10,7 +10,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.overlaps import overlapping_pairs
+from ooc_cudnn.torch.tracing.overlaps import overlapping_pairs
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.graph import Operation
-from ooc_cudnn.torch.permutations import PERMUTES, permutation
+from ooc_cudnn.torch.tracing.graph import Operation
+from ooc_cudnn.torch.tracing.permutations import PERMUTES, permutation
 from tests.support.torch_checks import check
 
 #: There and back: of (n, channels, rows, columns).

@@ -11,8 +11,9 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.runtime import plan_cache
-from ooc_cudnn.torch import backend, call
 from ooc_cudnn.torch.calls import calls_of
+from ooc_cudnn.torch.capture import backend
+from ooc_cudnn.torch.runtime import call
 from tests.support.torch_checks import close
 from tests.support.torch_models import classifier, residual
 

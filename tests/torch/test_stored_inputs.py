@@ -8,7 +8,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.bitcast import store_bits
+from ooc_cudnn.torch.lowering.bitcast import store_bits
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 

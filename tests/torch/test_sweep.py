@@ -10,7 +10,7 @@ import torch
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.tradeoff.curve import Trade
-from ooc_cudnn.torch import capture
+from ooc_cudnn.torch.capture import capture
 from tests.support.sampling import short_search
 
 SHAPE = (8, 3, 16, 16)

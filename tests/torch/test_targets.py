@@ -9,7 +9,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.targets import Classes, check_labels
+from ooc_cudnn.torch.lowering.targets import Classes, check_labels
 from tests.support.torch_checks import close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")

@@ -7,14 +7,14 @@ import torch
 from torch._dynamo.variables import TensorVariable
 from torch.utils.checkpoint import checkpoint_sequential
 
-from ooc_cudnn.torch.checkpoints import checkpoints_followed
-from ooc_cudnn.torch.covariances import covariances_followed
-from ooc_cudnn.torch.element_indexing import indices_followed
-from ooc_cudnn.torch.jit_isinstance import jit_isinstance_followed
-from ooc_cudnn.torch.late_reads import late_reads_refused
+from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
+from ooc_cudnn.torch.capture.covariances import covariances_followed
+from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
+from ooc_cudnn.torch.capture.late_reads import late_reads_refused
+from ooc_cudnn.torch.capture.traced_functions import functions_followed
+from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
-from ooc_cudnn.torch.traced_functions import functions_followed
-from ooc_cudnn.torch.traced_tensors import tensors_followed
+from ooc_cudnn.torch.tracing.element_indexing import indices_followed
 
 
 def in_another_thread(function):

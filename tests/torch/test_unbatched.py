@@ -11,8 +11,8 @@ from torch.nn import functional as F
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.graph.nodes.external import Outside
-from ooc_cudnn.torch.graph import Value
-from ooc_cudnn.torch.unbatched import add_batch_axis
+from ooc_cudnn.torch.lowering.unbatched import add_batch_axis
+from ooc_cudnn.torch.tracing.graph import Value
 from tests.support.torch_checks import check, close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")

@@ -1,0 +1,1 @@
+"""TorchDynamo as `limit` uses it: what is followed, guarded or refused."""

@@ -1,0 +1,178 @@
+"""What operations that move elements alone make of a value: its axes split, permuted and joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ooc_cudnn.torch.tracing.graph import Operation
+from ooc_cudnn.torch.tracing.image_axes import RESHAPES
+from ooc_cudnn.torch.tracing.permutations import PERMUTES, permutation
+
+_SAME = frozenset({"alias", "clone", "contiguous"})
+_SHUFFLES = frozenset({"channel_shuffle", "pixel_shuffle", "pixel_unshuffle"})
+#: What is followed here.
+FOLLOWED = RESHAPES | _SAME | PERMUTES | _SHUFFLES | {"squeeze", "unsqueeze"}
+
+Shape = tuple[int, ...]
+#: Copies that a rearrangement may take.
+MOST_LAUNCHES = 64
+
+
+class Rearrangement(NamedTuple):
+    """Axes made of others.
+
+    Attributes
+    ----------
+    factors : tuple of tuple of int
+        Of each axis of the source, outermost first.
+    parts : tuple of tuple of int
+        Of each axis of the result, the factors that it is made of, counted through the source.
+    """
+
+    factors: tuple[Shape, ...]
+    parts: tuple[Shape, ...]
+
+    @property
+    def axis_of_images(self) -> int | None:
+        """The axis of a result that images are on, perhaps outermost; None where there is none."""
+        return next((at for at, part in enumerate(self.parts) if part[:1] == (0,)), None)
+
+    @property
+    def launches(self) -> int:
+        """Copies that it takes at the most: one has three axes, and the longest are together.
+
+        Neighbours that stay so are one axis: of one axis before and after, or of sites.
+        """
+        sizes = list[int]()
+        last_factor, last_axis, last_before = -2, 0, 0
+        factors = [(size, axis) for axis, each in enumerate(self.factors) for size in each]
+        for axis, part in enumerate(self.parts):
+            for at in part:
+                size, before = factors[at]
+                stays = _are_together(last_axis, axis) and _are_together(last_before, before)
+                if at == last_factor + 1 and stays:
+                    sizes[-1] *= size
+                else:
+                    sizes.append(size)
+                last_factor, last_axis, last_before = at, axis, before
+        return math.prod(sorted(sizes)[:-3])
+
+
+def _are_together(one: int, other: int) -> bool:
+    """True if two axes of a map are one, or sites: these lie in their order in any memory order."""
+    return one == other or min(one, other) >= 2
+
+
+class _Factor:
+    """A part of an axis; two of them where it had to be split."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.halves: tuple[_Factor, ...] = ()
+
+    def whole(self) -> list[_Factor]:
+        """Itself, or what it was split into."""
+        return [each for half in self.halves for each in half.whole()] if self.halves else [self]
+
+    def split(self, outer: int) -> list[_Factor]:
+        self.halves = _Factor(outer), _Factor(self.size // outer)
+        return list(self.halves)
+
+
+_Axes = list[list[_Factor]]
+
+
+def rearrangement(
+    operations: Iterable[Operation], shape: Shape, axes: Sequence[int]
+) -> Rearrangement | None:
+    """Follow operations, each of which reads what the one before made.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the tensor that holds the first value.
+    axes : sequence of int
+        Of each axis of that value the tensor's.
+
+    Returns
+    -------
+    Rearrangement or None
+        From the tensor to the last value; None where there is none.
+    """
+    source = [[_Factor(extent)] for extent in shape]
+    value: _Axes = [source[axis] for axis in axes]
+    for operation in operations:
+        (result,) = operation.results
+        followed = None if result is None else _after(operation, value, result.shape)
+        if followed is None:
+            return None
+        value = followed
+    (images, *_) = source[0][0].whole()
+    held, made = (
+        [[each for one in axis for each in one.whole() if each.size != 1] for axis in axes]
+        for axes in (source, value)
+    )
+    if images.size == 1:  # as other axes of one element it is nowhere else
+        held[0].insert(0, images)
+        made[0].insert(0, images)
+    numbers = {id(each): at for at, each in enumerate(each for axis in held for each in axis)}
+    parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in made)
+    return Rearrangement(tuple(tuple(each.size for each in axis) for axis in held), parts)
+
+
+def _after(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:
+    """The axes of what an operation makes."""
+    name, told = operation.name, operation.arguments
+    if name in _SAME:
+        return value
+    if name in PERMUTES:
+        return [value[each] for each in permutation(operation, len(value))]
+    if name in _SHUFFLES:
+        return _shuffled(operation, value, shape)
+    if name not in FOLLOWED or told.get("dtype") is not None:
+        return None
+    return _reshaped(value, shape)
+
+
+def _shuffled(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:
+    """A shuffle is a reshape, a permutation and a reshape."""
+    name, told = operation.name, operation.arguments
+    (*lead, channels), sites = shape[:-2], shape[-2:]
+    if name == "channel_shuffle":
+        images, channels, *rest = shape
+        groups = told["groups"]
+        split = _reshaped(value, (images, groups, channels // groups, *rest))
+        return split and _reshaped([split[0], split[2], split[1], *split[3:]], shape)
+    at = len(lead)
+    if name == "pixel_shuffle":
+        by = told["upscale_factor"]
+        split = _reshaped(value, (*lead, channels, by, by, *(each // by for each in sites)))
+        order = (*range(at + 1), at + 3, at + 1, at + 4, at + 2)
+    else:
+        by = told["downscale_factor"]
+        split = _reshaped(value, (*lead, channels // by**2, sites[0], by, sites[1], by))
+        order = (*range(at + 1), at + 2, at + 4, at + 1, at + 3)
+    return split and _reshaped([split[each] for each in order], shape)
+
+
+def _reshaped(value: _Axes, shape: Shape) -> _Axes | None:
+    """The same factors, in order, as axes of a shape; split where they are larger."""
+    left = [each for axis in value for one in axis for each in one.whole() if each.size != 1]
+    if math.prod(shape) != math.prod(each.size for each in left):
+        return None
+    made: _Axes = []
+    for extent in shape:
+        axis: list[_Factor] = []
+        while extent > 1:
+            first = left.pop(0)
+            if first.size > extent and first.size % extent == 0:
+                first, rest = first.split(extent)
+                left.insert(0, rest)
+            if extent % first.size:
+                return None
+            axis.append(first)
+            extent //= first.size
+        made.append(axis)
+    return made

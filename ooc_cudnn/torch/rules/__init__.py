@@ -1,5 +1,0 @@
-"""The table of ATen's operations that the library has, one file a family."""
-
-from ooc_cudnn.torch.rules import attention, elementwise, losses, normalizations, shapes, windows
-
-__all__ = ["attention", "elementwise", "losses", "normalizations", "shapes", "windows"]

@@ -1,0 +1,1 @@
+"""A call of a captured model: its arguments, its step, its results."""

@@ -1,0 +1,1 @@
+"""From TorchDynamo's graph to a graph of ATen's operations without aliases or writes."""

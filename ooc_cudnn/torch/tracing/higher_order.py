@@ -1,0 +1,538 @@
+"""Functions of functions in a captured graph: a user's own backward, hooks, checkpoints, vmap.
+
+A checkpoint is what it calls, for the planner recomputes by itself. All else is one operation that
+PyTorch computes whole, with the graphs that TorchDynamo has of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._functorch import autograd_function
+from torch._guards import TracingContext
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
+
+from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.tracing.autocast import UnderAutocast, state, without_autocast
+from ooc_cudnn.torch.tracing.bodies import Body, Bound, Hooked, OnClones, WithZeros
+from ooc_cudnn.torch.tracing.body_writes import BodyWrites, writes_of
+from ooc_cudnn.torch.tracing.graph import Operation, Value, replace_values
+from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
+
+_CHECKPOINT = "tag_activation_checkpoint"
+#: They call their first argument, and change nothing of what it computes.
+_CALLS = frozenset({_CHECKPOINT, "wrap", "wrap_activation_checkpoint"})
+#: In the `meta` of a node that registers a hook of a tensor: forward has removed it.
+REMOVED = "ooc_cudnn_removed"
+#: From this version on hooks of a tensor come in the order in which they were registered.
+_ORDERED = "2.13"
+_SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
+_MARKS_DIRTY = torch.autograd.function.FunctionCtx.mark_dirty.__code__
+_FUNCTION = "autograd_function_apply"
+_ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
+
+
+@dataclass(eq=False)
+class Span:
+    """Nodes between the begin and the end of a `torch.vmap`, as one function.
+
+    Attributes
+    ----------
+    module : GraphModule
+    reads, makes : sequence of Node
+        Of the graph around it: what it takes, in order, and what it returns.
+    """
+
+    module: torch.fx.GraphModule
+    reads: Sequence[Any]
+    makes: Sequence[Any]
+
+
+#: With what a graph begins a derivative of `torch.func`'s.
+DERIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
+DERIVED = (
+    "forward takes a derivative by torch.func (grad, vjp, jvp, ...), which the library has not: "
+    "take it outside of forward, or limit the parts before and behind it\n  "
+)
+
+
+class HigherOrder:
+    """Handling of functions of functions by a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        #: Results of reentrant checkpoints, which are functions of a backward of their own.
+        self._of_functions = set[Value]()
+
+    @staticmethod
+    def takes(target: Any) -> bool:
+        """True if a node's target is one."""
+        return isinstance(target, HigherOrderOperator)
+
+    def call(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Note what it computes; return fake tensors of its results."""
+        name = node.target.name() if callable(node.target.name) else node.target.name
+        name = name.rpartition("::")[2]
+        if name in _CALLS:
+            made = self._called(*args)
+            is_reentrant = name == _CHECKPOINT and kwargs.get("use_reentrant") is not False
+            if is_reentrant and torch.is_grad_enabled():
+                tensors = filter(_is_tensor, pytree.tree_leaves(made))
+                self._of_functions.update(map(self._recorder.memories.read, tensors))
+            return made
+        if name == "register_hook":
+            return args[0] if REMOVED in node.meta else self._hooked(*args)
+        examples = node.meta.get("example_value")
+        if name != _FUNCTION:  # nothing says what they take
+            raise UnsupportedModelError(
+                f"forward calls {name}, which takes functions and cannot be planned: take "
+                "torch.where for a condition, or compute it outside of forward\n  "
+                f"{self._recorder.where}"
+            )
+        if torch.__version__ < _ORDERED and _is_hook(args[0]):
+            _, body, tensor, *others = args
+            return (self._hooked(tensor, body, *others),)
+        self._check_materialized(examples)
+        self._check_dirty(args[0])
+        return self._opaque(name, args, kwargs, examples, node.target)
+
+    def _called(self, body: Any, *operands: Any) -> Any:
+        """What a checkpoint computes. In backward PyTorch reads again all that it is given."""
+        memories = self._recorder.memories
+        tensors = [each for each in operands if _is_tensor(each)]
+        values = list(map(memories.read, tensors))
+        made = self._recorder.run(body, operands)
+        for tensor, value in zip(tensors, values, strict=True):
+            # what it changes itself, as statistics, PyTorch changes twice
+            if torch.is_grad_enabled() and memories.read(tensor) is value:
+                memories.keep(tensor, "a checkpoint")
+        return made
+
+    def _check_materialized(self, examples: Any) -> None:
+        """Refuse a user's own backward that may be given None: TorchDynamo traces it with tensors.
+
+        Of one result alone it is never called with None.
+        """
+        results = filter(_is_tensor, pytree.tree_leaves(examples))
+        follows = torch.is_grad_enabled() and sum(each.requires_grad for each in results) > 1
+        if follows and _SETS_MATERIALIZE in _traced_code():
+            raise UnsupportedModelError(
+                "an autograd.Function of several results calls ctx.set_materialize_grads, and "
+                "TorchDynamo traces its backward as if all of them had gradients: take the call "
+                f"out, so that backward is given zeros in place of None\n  {self._recorder.where}"
+            )
+
+    def _check_dirty(self, forward: torch.fx.GraphModule) -> None:
+        """Refuse an input that is marked dirty where TorchDynamo loses the mark, tracing into it.
+
+        PyTorch 2.13 notes it in the graph. A dirty input is a result, too.
+        """
+        if _MARKS_DIRTY in _traced_code() and _handed_on(forward):
+            raise UnsupportedModelError(
+                "an autograd.Function marks an input dirty (ctx.mark_dirty), which TorchDynamo "
+                "does not follow before PyTorch 2.13: let it change a clone, without the mark\n"
+                f"  {self._recorder.where}"
+            )
+
+    # A span of nodes --------------------------------------------------------------------------
+
+    def spans(self, module: torch.fx.GraphModule) -> Iterator[Any]:
+        """The nodes of a graph; those of a vmap as one span each."""
+        nodes, index = list(module.graph.nodes), 0
+        while index < len(nodes):
+            if _name(nodes[index]) != _ENTERS:
+                yield nodes[index]
+                index += 1
+                continue
+            depth, last = 0, index
+            for last in range(index, len(nodes)):
+                depth += (_name(nodes[last]) == _ENTERS) - (_name(nodes[last]) == _LEAVES)
+                if depth == 0:
+                    break
+            yield _span(module, nodes[index : last + 1])
+            index = last + 1
+
+    def span(self, span: Span, found: dict[Any, Any]) -> None:
+        """Note a span as one operation."""
+        examples = tuple(node.meta["example_value"] for node in span.makes)
+        given = tuple(found[node] for node in span.reads)  # sizes of batches among them
+        if torch.is_grad_enabled() and DERIVES.intersection(map(_name, span.module.graph.nodes)):
+            raise UnsupportedModelError(DERIVED + self._recorder.where)
+        made = self._opaque("vmap", given, {}, examples, Body(span.module))
+        found.update(zip(span.makes, made, strict=True))
+
+    # Operations --------------------------------------------------------------------------------
+
+    def _opaque(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Any, target: Any
+    ) -> Any:
+        """Note one as an operation that PyTorch computes whole.
+
+        What it changes in place it returns, too; it works on clones of that.
+        """
+        recorder = self._recorder
+        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
+        values = tuple(map(recorder.memories.read, tensors))
+        is_function = name == _FUNCTION
+        passed_over = _without_gradients(args) if is_function else ()
+        zeroed = self._functions_behind([values[at] for at in passed_over])
+        values = tuple(
+            recorder.detached(value) if at in passed_over else value
+            for at, value in enumerate(values)
+        )
+        followed_values = (value.requires_grad for value in (*values, *zeroed))
+        follows = torch.is_grad_enabled() and any(followed_values)
+        if not follows:
+            values = tuple(map(recorder.detached, values))
+        function: Any = Bound(target, tuple(args), dict(kwargs))
+        writes = self._writes_of(function, tensors, values, with_backward=is_function)
+        dirty = _dirty(args, kwargs.get("dirty_idx", ())) if is_function else {}
+        if follows:
+            seen = [at for at in writes.given if not is_function or _is_in(tensors[at], dirty)]
+            values = tuple(
+                recorder.memories.to_change(tensors[at]) if at in seen else value
+                for at, value in enumerate(values)
+            )
+        if is_function:
+            *bodies, operands = *args[:2], args[2:]
+            told = (*(Body(each).as_graph() for each in bodies), *operands)
+            function = Bound(target, told, dict(kwargs))
+        leaves, structure = pytree.tree_flatten(examples)
+        fakes = [self._fake(each) if _is_tensor(each) else each for each in leaves]
+        results = tuple(
+            recorder.value_like(fake, follows and example.requires_grad)
+            if _is_tensor(fake)
+            else None
+            for fake, example in zip(fakes, leaves, strict=True)
+        )
+        clones = tuple(
+            recorder.value_like(tensors[at], is_followed)
+            for at, is_followed in zip(writes.given, writes.follows, strict=True)
+        )
+        if writes.given:
+            function = OnClones(function, writes.given)
+        if state():
+            function = UnderAutocast(function, state())
+        followed = tuple(each if each.requires_grad else None for each in clones)
+        made = (*results, *followed)
+        reads: tuple[Value, ...] = values
+        if zeroed and follows:
+            function, reads = WithZeros.of(function, zeroed, made), (*values, *zeroed)
+        recorder.emit(function, name, reads, {}, made)
+        if None in followed:  # by itself: what has no gradient is made wherever there is room
+            others = tuple(None if each.requires_grad else each for each in clones)
+            reads = tuple(map(recorder.detached, reads))
+            recorder.emit(function, name, reads, {}, (*(None for _ in results), *others))
+        for fake, value in zip(fakes, results, strict=True):
+            if value is not None:
+                recorder.memories.own(fake, value)
+        self._write([tensors[at] for at in writes.given], clones, dirty, hidden=is_function)
+        if follows:
+            results_kept = [fakes[at] for at in writes.results_kept if at not in dirty]
+            for each in (*(tensors[at] for at in writes.kept), *results_kept):
+                recorder.memories.keep(each, "the backward of an autograd.Function")
+        for at, index in writes.shown:
+            if at not in dirty:
+                recorder.memories.share(fakes[at], tensors[index])
+        for one, two in writes.alike:
+            recorder.memories.share(fakes[one], fakes[two])
+        for at, tensor in dirty.items():
+            fakes[at] = tensor
+        return pytree.tree_unflatten(fakes, structure)
+
+    def zeroed(self, given: Sequence[Any], results: Sequence[Any]) -> tuple[Value, ...]:
+        """What gets zeros behind the tensors that an operator's backward returns None for."""
+        outputs = [each for each in results if _is_tensor(each) and each.requires_grad]
+        tensors = [each for each in given if _is_tensor(each) and each.requires_grad]
+        values = list(map(self._recorder.memories.read, tensors))
+        if not outputs or not self._functions_behind(values):
+            return ()
+        gradients = torch.autograd.grad(
+            outputs,
+            tensors,
+            list(map(torch.zeros_like, outputs)),
+            allow_unused=True,
+            retain_graph=True,
+        )
+        pairs = zip(values, gradients, strict=True)
+        return self._functions_behind([value for value, gradient in pairs if gradient is None])
+
+    def _functions_behind(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """What functions with a backward of their own make, of which values are made.
+
+        Where PyTorch has no gradient for the values, it has none for what made them, either, but
+        calls the backward of such a function with zeros.
+        """
+        recorder, found, wanted = self._recorder, dict[Value, None](), list(values)
+        operations = (*recorder.before, *recorder.operations) if values else ()
+        makers = {result: each for each in operations for result in each.results}
+        seen = set[Value]()
+        while wanted:
+            value = wanted.pop()
+            maker = makers.get(value)
+            if not value.requires_grad or value in seen or maker is None:
+                continue
+            seen.add(value)
+            is_function = maker.name == _FUNCTION or "::" in maker.name  # one of a user's library
+            if is_function or value in self._of_functions:
+                found[value] = None
+            else:
+                wanted.extend(maker.reads)
+        return tuple(found)
+
+    def _writes_of(
+        self,
+        function: Any,
+        tensors: Sequence[torch.Tensor],
+        values: Sequence[Value],
+        *,
+        with_backward: bool,
+    ) -> BodyWrites:
+        """What it changes in place; refuse what it cannot be given clones of."""
+        recorder = self._recorder
+        pairs = zip(tensors, values, strict=True)
+        own = [self._fake(each, follows=value.requires_grad) for each, value in pairs]
+        with recorder.left():
+            writes = writes_of(function, own, with_backward=with_backward)
+        if writes.draws and (writes.given or any(value.requires_grad for value in values)):
+            raise UnsupportedModelError(
+                "a vmap or an autograd.Function draws random numbers, and others when backward "
+                f"runs it: draw them before, and give them as an argument\n  {recorder.where}"
+            )
+        if writes.gradients:
+            raise UnsupportedModelError(
+                "backward of an autograd.Function changes the gradient that it is given in place, "
+                f"and others may read that: let it return another one\n  {recorder.where}"
+            )
+        if writes.backward:
+            raise UnsupportedModelError(
+                "backward of an autograd.Function changes a tensor in place that it did not make: "
+                f"let it work on a clone, and count in forward\n  {recorder.where}"
+            )
+        changed = [tensors[at] for at in writes.given]
+        recorder.memories.check_apart("a vmap or an autograd.Function", tensors, changed)
+        return writes
+
+    def _write(
+        self,
+        tensors: Sequence[torch.Tensor],
+        values: Sequence[Value],
+        dirty: Mapping[int, torch.Tensor],
+        *,
+        hidden: bool,
+    ) -> None:
+        """Note what has changed in place: `hidden` from autograd, but for what is marked dirty."""
+        recorder = self._recorder
+        for tensor, value in zip(tensors, values, strict=True):
+            is_dirty = _is_in(tensor, dirty)
+            follows = recorder.memories.read(tensor).requires_grad
+            if is_dirty and value.requires_grad and not follows:
+                raise UnsupportedModelError(
+                    "an autograd.Function marks an input dirty (ctx.mark_dirty) that has no "
+                    f"gradient before: let it change a clone\n  {recorder.where}"
+                )
+            if value.requires_grad and not tensor.requires_grad:
+                with recorder.paused():
+                    tensor.copy_(self._fake(tensor, follows=True))
+            recorder.memories.write(tensor, value, as_data=hidden and follows and not is_dirty)
+
+    def _fake(self, example: torch.Tensor, *, follows: bool | None = None) -> torch.Tensor:
+        with self._recorder.paused():
+            fake = torch.empty_strided(
+                example.shape, example.stride(), dtype=example.dtype, device=example.device
+            )
+            if follows is None:
+                follows = example.requires_grad and torch.is_grad_enabled()
+            return fake.requires_grad_().clone() if follows else fake
+
+    def _hooked(self, tensor: torch.Tensor, body: Any, *others: Any) -> torch.Tensor:
+        """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
+        recorder = self._recorder
+        seen = recorder.memories.seen(tensor)
+        now = recorder.memories.read(tensor)
+        if not now.requires_grad:
+            return tensor
+        # hooks run as they were registered: a later one is nearer to what made the tensor
+        before = recorder.memories.below_hooks(now)
+        if before is not now and torch.__version__ < _ORDERED:  # a TorchVersion, which compares so
+            raise UnsupportedModelError(
+                "forward registers several hooks of one tensor, and PyTorch before 2.13 does not "
+                f"say in which order: register one that does all\n  {recorder.where}"
+            )
+        past = recorder.memories.past_hooks
+        shown = recorder.memories.show_again(tensor)
+        if any(
+            shown.intersection(each.reads) and each.results[0] not in past
+            for each in (*recorder.before, *recorder.operations)
+        ):
+            raise UnsupportedModelError(
+                "a hook is registered on a tensor, and forward has read a view of it that was "
+                f"changed in place before: register it before that\n  {recorder.where}"
+            )
+        given = list(filter(_is_tensor, others))
+        values = (before, *map(recorder.detached, map(recorder.memories.read, given)))
+        for each in given:
+            recorder.memories.keep(each, "a hook of a tensor")
+        result = recorder.value_like(tensor, True)
+        hook = self._hook(body, tensor, *others)
+        operation = recorder.emit(hook, "register_hook", values, {}, (result,))
+        lists = [recorder.operations, recorder.before]
+        operations = next(each for each in lists if each and each[-1] is operation)
+        _put_behind_maker(operations, operation, before, result, set(values[1:]), past)
+        recorder.memories.hooked[result] = before
+        seen.value = result if now is before else now
+        return tensor
+
+    def _hook(self, body: Any, tensor: torch.Tensor, *others: Any) -> Hooked:
+        """A hook, of which is known what it changes in place."""
+        function = Bound(Body(body), (tensor, *others), {})
+        given = [self._fake(each) for each in (tensor, *others) if _is_tensor(each)]
+        with self._recorder.left(), torch.no_grad(), without_autocast():
+            writes = writes_of(function, given, with_backward=False)
+        if 0 in writes.given:
+            raise UnsupportedModelError(
+                "a hook of a tensor changes its gradient in place, and others may read that: let "
+                f"it return another one\n  {self._recorder.where}"
+            )
+        if writes.given:
+            raise UnsupportedModelError(
+                "a hook of a tensor changes another tensor in place: let it return a gradient, and "
+                f"count in forward\n  {self._recorder.where}"
+            )
+        return Hooked(function)
+
+
+def _put_behind_maker(
+    operations: list[Operation],
+    hook: Operation,
+    before: Value,
+    hooked: Value,
+    others: set[Value],
+    past: Container[Value],
+) -> None:
+    """Let all that reads a value, earlier ones too, read it behind its hook.
+
+    But what goes `past` the hooks of a view: its base, which what was written to it is put into.
+    """
+    operations.pop()
+    makers = [at for at, each in enumerate(operations) if before in each.results]
+    first = makers[0] + 1 if makers else 0
+    # what was there before is detached for the hook behind it: its own tensor, say
+    behind = operations[first:]
+    made = {value for each in behind for value in each.results}
+    early = [
+        each
+        for each in behind
+        if others.intersection(each.results)
+        and each.name == "detach"
+        and not made.intersection(each.reads)
+    ]
+    rest = [each for each in behind if each not in early]
+    late = any(others.intersection(each.results) for each in rest)
+    readers = [e for e in rest if before in e.reads and e.results[0] not in past]
+    if late and readers:
+        raise UnsupportedModelError(
+            "a hook of a tensor uses what forward computes after others have read the tensor: "
+            f"register it before\n  {hook.where}"
+        )
+    if late:
+        operations.append(hook)
+        return
+
+    def put(value: Value) -> Value:
+        return hooked if value == before else value
+
+    operations[first:] = [
+        *early,
+        hook,
+        *(
+            replace(
+                each,
+                args=replace_values(each.args, put),
+                kwargs=replace_values(dict(each.kwargs), put),
+                arguments=replace_values(dict(each.arguments), put),
+            )
+            if each in readers
+            else each
+            for each in rest
+        ),
+    ]
+
+
+def _is_hook(forward: torch.fx.GraphModule) -> bool:
+    """True if it is TorchDynamo's own identity: before PyTorch 2.13 it stands for a tensor's hook.
+
+    A user's identity (a gradient reversal, say) has a last line of the user's.
+    """
+    nodes = [each for each in forward.graph.nodes if each.meta.get("example_value") is not None]
+    views = _handed_on(forward)
+    return len(views) == 1 and all(each.op == "placeholder" for each in nodes if each not in views)
+
+
+def _handed_on(forward: torch.fx.GraphModule) -> list[Any]:
+    """What TorchDynamo returns of a user's own function where that returns an input: its views."""
+    return [
+        each
+        for each in forward.graph.nodes
+        if each.op == "call_method"
+        and each.target == "view_as"
+        and str(autograd_function.__file__)
+        in str(each.meta.get("stack_trace", "")).split('File "')[-1]
+    ]
+
+
+def _traced_code() -> Container[Any]:
+    """The code of all that TorchDynamo has traced for the graph."""
+    return getattr(TracingContext.try_get(), "traced_code", None) or ()
+
+
+def _without_gradients(args: Sequence[Any]) -> frozenset[int]:
+    """Which tensors a user's own backward has no gradient of: it returns None."""
+    _, backward, *operands = args
+    (output,) = (node for node in backward.graph.nodes if node.op == "output")
+    (results,) = output.args
+    results = results if isinstance(results, tuple | list) else (results,)
+    pairs = [(each, gradient) for each, gradient in zip(operands, results, strict=False)]
+    gradients = [gradient for each, gradient in pairs if _is_tensor(each)]
+    return frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
+
+
+def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor]:
+    """The input of each result that is one, changed in place (`ctx.mark_dirty`), by its number."""
+    if not places:
+        return {}
+    forward, _, *operands = args
+    nodes = list(forward.graph.nodes)
+    results, _ = nodes[-1].args[0]
+    read = dict(zip((e for e in nodes if e.op == "placeholder"), operands, strict=True))
+    return {at: read[results[at]] for at in places}
+
+
+def _is_in(tensor: torch.Tensor, dirty: Mapping[int, torch.Tensor]) -> bool:
+    return any(tensor is each for each in dirty.values())
+
+
+def _is_tensor(each: Any) -> bool:
+    return isinstance(each, torch.Tensor)
+
+
+def _name(node: Any) -> str:
+    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+
+
+def _span(module: torch.fx.GraphModule, nodes: Sequence[Any]) -> Span:
+    inside = dict.fromkeys(nodes)
+    reads = list(
+        dict.fromkeys(e for node in nodes for e in node.all_input_nodes if e not in inside)
+    )
+    makes = [node for node in nodes if any(user not in inside for user in node.users)]
+    graph = torch.fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in reads}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in makes))
+    return Span(torch.fx.GraphModule(module, graph), reads, makes)
