@@ -24,7 +24,7 @@ from examples import models
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.timing import Timing, interleave
 from ooc_cudnn.torch.lowering.precision import strict_float32
-from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 
 NAME = "door_cost"
 LIMIT = "8GiB"

@@ -26,7 +26,7 @@ from ooc_cudnn.torch.capture.stand_ins import fakes_for
 from ooc_cudnn.torch.limit import record_call
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.planning import specs_of
-from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from ooc_cudnn.units import format_bytes, format_seconds
 
 NAME, MACHINE, PAGE = "planning_models", "h200", "docs/planning-networks.md"

@@ -28,9 +28,9 @@ from ooc_cudnn.torch.limit import own_forward, record_call
 from ooc_cudnn.torch.lowering.lowered_value import LoweredValue
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.planning import device_to_plan_for, specs_of
-from ooc_cudnn.torch.runtime.call import ReadyModel
 from ooc_cudnn.torch.runtime.empty import EmptyModel
 from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.torch.tracing.graph import Value
 from perfmodel import MachineModel

@@ -22,8 +22,8 @@ from ooc_cudnn.torch.capture.refusals import check_arguments, check_model, check
 from ooc_cudnn.torch.capture.stand_ins import StandIns, containers_in, is_array, torch_dtype
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.runtime.call import ReadyModel
 from ooc_cudnn.torch.runtime.ranks import STATISTICS, unwrap_ddp
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.torch.tracing.overlaps import overlapping_pairs
 from ooc_cudnn.units import parse_limit

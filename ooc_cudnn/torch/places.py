@@ -128,3 +128,8 @@ def told_name(source: str) -> str:
         return f"type({told_name(within[1])}){within[2]}"
     name = name_of(_CELL.sub("", source))
     return source.rpartition(".")[2] if name == source else name.removeprefix("__main__.")
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The name of a tensor's dtype: float32, say."""
+    return str(tensor.dtype).removeprefix("torch.")

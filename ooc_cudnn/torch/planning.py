@@ -25,8 +25,8 @@ from ooc_cudnn.torch.cards import at
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.limit import Limited, own_forward, record_call
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.runtime.call import ReadyModel
 from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.torch.tracing import autocast
 from perfmodel import MachineModel

@@ -13,7 +13,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.capture import backend
 from ooc_cudnn.torch.capture.backend import handle_call, job_of, ooc_cudnn_backend
-from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from tests.support.torch_checks import close, modes
 from tests.support.torch_models import residual
 

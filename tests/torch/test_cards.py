@@ -17,7 +17,7 @@ from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.autograd import function
 from ooc_cudnn.torch.autograd.tensor_refs import TensorRefs
 from ooc_cudnn.torch.cards import InPyTorchsPool, InTensors, empty_there
-from ooc_cudnn.torch.runtime import call
+from ooc_cudnn.torch.runtime import ready_model
 
 HERE = torch.device("cpu")
 
@@ -101,7 +101,7 @@ def test_phases_are_made_once(monkeypatch):
         with ooc_cudnn.settings(plan_cache=False):
             yield
 
-    for module in (call, function):
+    for module in (ready_model, function):
         monkeypatch.setattr(module, "at", at)
     made = []
     make = lazy_step.LazyStep._step.fget

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import ooc_cudnn.torch as ooc  # noqa: E402
 from ooc_cudnn.errors import PlanInfeasibleError  # noqa: E402
 from ooc_cudnn.torch.runtime import casts  # noqa: E402
-from ooc_cudnn.torch.runtime.call import ReadyModel  # noqa: E402
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel  # noqa: E402
 
 nn = torch.nn
 

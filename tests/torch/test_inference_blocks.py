@@ -149,7 +149,7 @@ CUTS = {
 @pytest.fixture
 def infer_in(monkeypatch, fewest_plans):
     """The result in blocks that begin at these places of each axis."""
-    calls = import_module("ooc_cudnn.torch.runtime.call")
+    calls = import_module("ooc_cudnn.torch.runtime.ready_model")
 
     def made(model, x, cuts, limit=None):
         counts = []

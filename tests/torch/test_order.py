@@ -6,7 +6,7 @@ from torch import nn
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
-from ooc_cudnn.torch.runtime.call import ReadyModel
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from tests.support.torch_checks import check
 from tests.support.torch_models import residual
 

@@ -13,7 +13,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.runtime import plan_cache
 from ooc_cudnn.torch.calls import calls_of
 from ooc_cudnn.torch.capture import backend
-from ooc_cudnn.torch.runtime import call
+from ooc_cudnn.torch.runtime import ready_model
 from tests.support.torch_checks import close
 from tests.support.torch_models import classifier, residual
 
@@ -229,13 +229,13 @@ def test_sizes_of_what_is_read_for_its_shape_alone_are_those_of_each_call(make):
 def test_sizes_are_kept_as_far_as_memory_is_for_them(monkeypatch):
     monkeypatch.setattr(backend, "FEWEST_SIZES", 2)
     monkeypatch.setattr(backend, "MOST_OPERATIONS", 0)
-    made, lower_graph = [], call.lower_graph
+    made, lower_graph = [], ready_model.lower_graph
 
     def lowered(graph, *args, **kwargs):
         made.append(weakref.ref(graph))
         return lower_graph(graph, *args, **kwargs)
 
-    monkeypatch.setattr(call, "lower_graph", lowered)
+    monkeypatch.setattr(ready_model, "lower_graph", lowered)
     model = ooc.limit(torch.nn.Conv2d(3, 2, 3).double(), LIMIT)
     for images in (2, 3, 4, 5, 6, 5, 6, 3):
         model(torch.randn(images, 3, 8, 8, dtype=torch.float64)).sum().backward()

@@ -201,7 +201,7 @@ def test_a_thousand_steps_do_not_grow():
 
 
 def test_gradients_are_handed_out_while_others_are_made(pair, monkeypatch):
-    monkeypatch.setattr("ooc_cudnn.torch.runtime.call.bucket_bytes", lambda *_: 1)
+    monkeypatch.setattr("ooc_cudnn.torch.runtime.ready_model.bucket_bytes", lambda *_: 1)
     x, target = batch(dtype=torch.float64)
     parts, go_on = [], PausedStep.go_on
     monkeypatch.setattr(PausedStep, "go_on", lambda self: parts.append(len(handed)) or go_on(self))
@@ -242,7 +242,7 @@ class Tied(nn.Module):
 
 
 def test_others_may_compute_between_the_parts_of_backward(monkeypatch):
-    monkeypatch.setattr("ooc_cudnn.torch.runtime.call.bucket_bytes", lambda *_: 1)
+    monkeypatch.setattr("ooc_cudnn.torch.runtime.ready_model.bucket_bytes", lambda *_: 1)
     torch.manual_seed(0)
     eager = Tied().double()
     under = ooc.limit(copy.deepcopy(eager), "64KiB")
@@ -272,7 +272,7 @@ class Ends(nn.Module):
 
 
 def test_what_a_loss_does_not_depend_on_has_no_gradient(monkeypatch):
-    monkeypatch.setattr("ooc_cudnn.torch.runtime.call.bucket_bytes", lambda *_: 1)
+    monkeypatch.setattr("ooc_cudnn.torch.runtime.ready_model.bucket_bytes", lambda *_: 1)
     torch.manual_seed(0)
     eager = Ends().double()
     model = ooc.limit(copy.deepcopy(eager), "4MiB")

@@ -288,7 +288,7 @@ def differentiable_outputs(
         names = [name for name in group if name in named]
         token = (Later.apply(run, names, *(named[n] for n in names), *token),)
     names = [name for name in named if name not in later]
-    outputs: tuple[torch.Tensor, ...] = Call.apply(
+    outputs: tuple[torch.Tensor, ...] = StepFunction.apply(
         run, names, tensors, *(named[n] for n in names), *token
     )
     return outputs
@@ -323,7 +323,7 @@ class NoSecond(torch.autograd.Function):
         )
 
 
-class Call(torch.autograd.Function):
+class StepFunction(torch.autograd.Function):
     """Results of forward; its backward returns the gradients that are final first."""
 
     @staticmethod

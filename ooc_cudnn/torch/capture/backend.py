@@ -20,9 +20,9 @@ from ooc_cudnn.torch.capture.stand_ins import torch_dtype
 from ooc_cudnn.torch.lowering.fallback_runner import kept_as_they_are
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.places import name_of, of_arguments, source_name, told_name
-from ooc_cudnn.torch.runtime.call import ReadyModel
 from ooc_cudnn.torch.runtime.empty import EmptyModel, is_empty
 from ooc_cudnn.torch.runtime.ranks import STATISTICS
+from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from ooc_cudnn.torch.stored import STORED_DTYPES, widen
 from ooc_cudnn.torch.tracing.aten_tracing import record
 from ooc_cudnn.torch.tracing.graph import Graph, Value

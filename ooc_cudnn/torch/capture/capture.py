@@ -82,7 +82,7 @@ class _Missed(Exception):
     """No capture's guards hold."""
 
 
-class _Captured(Exception):
+class _CaptureDone(Exception):
     """A capture is there; nothing has run."""
 
 
@@ -328,18 +328,18 @@ class Captures:
         """
         with activity(f"capturing {type(call.model).__name__}", current().progress):
             try:
-                return self._captured(call, {})
+                return self._traced(call, {})
             except Exception:
                 if not self._captures:
                     raise
-            return self._captured(call, _CONSTANT)
+            return self._traced(call, _CONSTANT)
 
-    def _captured(self, call: Call, config: dict[str, Any]) -> tuple[Any] | None:
+    def _traced(self, call: Call, config: dict[str, Any]) -> tuple[Any] | None:
         capture = _Capture(self._name)
 
         def captured(ready: Any, tensors: Sequence[Any]) -> Any:
             capture.read(ready, tensors, call)
-            raise _Captured
+            raise _CaptureDone
 
         # they derive from classes of TorchDynamo, which is imported at the first capture
         from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
@@ -386,7 +386,7 @@ class Captures:
             try:
                 with handle_call(call, captured):
                     outputs = (compiled(call.forward, call.args, call.kwargs),)
-            except _Captured:
+            except _CaptureDone:
                 outputs, capture.draws = None, random.getstate() != drawn
             except _Missed:
                 raise UnsupportedModelError(_why_not_captured()) from None

@@ -14,7 +14,7 @@ from ooc_cudnn.errors import OocError
 from ooc_cudnn.torch.capture.hints import hint, is_of_dtypes
 from ooc_cudnn.torch.capture.refusals import users_line
 from ooc_cudnn.torch.errors import UnsupportedModelError, error_like
-from ooc_cudnn.torch.places import NOT_THE_USERS
+from ooc_cudnn.torch.places import NOT_THE_USERS, dtype_name
 
 #: What PyTorch and models raise of an argument that they do not take.
 _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError)
@@ -230,7 +230,7 @@ def _own_error(model: torch.nn.Module, forward: Any, call: Any) -> Exception | N
 def _not_taken(model: torch.nn.Module, error: Exception, arguments: Any) -> Exception:
     """The error to raise for arguments that the model itself does not take."""
     tensors = [each for each in pytree.tree_leaves(arguments) if isinstance(each, torch.Tensor)]
-    said = ", ".join(f"{_dtype(each)} {tuple(each.shape)}" for each in tensors)
+    said = ", ".join(f"{dtype_name(each)} {tuple(each.shape)}" for each in tensors)
     why = _first_line(error)
     of_types = isinstance(error, TypeError) or is_of_dtypes(why)
     line = users_line(error, NOT_THE_USERS)
@@ -238,10 +238,6 @@ def _not_taken(model: torch.nn.Module, error: Exception, arguments: Any) -> Exce
         f"{type(model).__name__} does not take this input, {said}: {why.removesuffix('.')}"
         f"{hint(model, why, tensors)}" + (f"\n  {line}" if line else "")
     )
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.places import source_line
+from ooc_cudnn.torch.places import dtype_name, source_line
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -60,7 +60,7 @@ def _by_numpy(node: Any, scalars: set[Any]) -> Any:
         seen = argument.meta.get("example_value")
         if not isinstance(seen, torch.Tensor):
             return pytree.tree_map(_now, seen)
-        array = np.zeros(_shape(seen), _dtype(seen))
+        array = np.zeros(_shape(seen), dtype_name(seen))
         is_scalar = array.ndim == 0 and (argument.op == "placeholder" or argument in scalars)
         return array[()] if is_scalar else array
 
@@ -87,7 +87,7 @@ def _numpys(target: Any) -> Any:
 def _compare(node: Any, result: Any, by_numpy: Any) -> None:
     if not isinstance(result, torch.Tensor) or not isinstance(by_numpy, np.ndarray | np.generic):
         return
-    dtype = _dtype(result)
+    dtype = dtype_name(result)
     if by_numpy.dtype.name == dtype and by_numpy.shape == _shape(result):
         return
     raise UnsupportedModelError(
@@ -119,10 +119,6 @@ def _now(number: Any) -> Any:
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(_now(each) for each in tensor.shape)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _name(node: Any) -> str:

@@ -27,11 +27,12 @@ from ooc_cudnn.torch.tracing.bodies import WithZeros
 from ooc_cudnn.torch.tracing.build_graph import graph_of
 from ooc_cudnn.torch.tracing.element_indexing import in_place_of, recorded_part
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, name_of, replace_values
-from ooc_cudnn.torch.tracing.higher_order import DERIVED, DERIVES, HigherOrder, Span
+from ooc_cudnn.torch.tracing.higher_order import HigherOrder
 from ooc_cudnn.torch.tracing.mutations import Functional, Memories
 from ooc_cudnn.torch.tracing.normalizing import kept_statistics_of
 from ooc_cudnn.torch.tracing.scalar_inputs import Numbers, specialize
 from ooc_cudnn.torch.tracing.switches import SwitchesSet, check_switch, switches_kept
+from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, spans
 
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
 ALIKE = {
@@ -185,7 +186,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         values: dict[Any, Any] = {}
         inputs = iter(args)
         outputs: Any = None
-        for node in self._higher_order.spans(module):
+        for node in spans(module):
             if isinstance(node, Span):
                 self._higher_order.span(node, values)
                 continue

@@ -68,12 +68,12 @@ def writes_of(
         (at, index)
         for at, result in tensors_made
         for index, each in enumerate(tensors)
-        if _place(result) == _place(each)
+        if memory_of(result) == memory_of(each)
     )
     alike = tuple(
         (at, index)
         for (at, one), (index, two) in combinations(tensors_made, 2)
-        if _place(one) == _place(two)
+        if memory_of(one) == memory_of(two)
     )
     made = [each for _, each in tensors_made if each.requires_grad]
     read = [each for each in tensors if each.requires_grad]
@@ -89,7 +89,8 @@ def writes_of(
     return BodyWrites(given, follows, shown, alike, forward.draws, *both, kept, results_kept)
 
 
-def _place(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number for a tensor's memory, which all that share it have."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -109,11 +110,11 @@ class _Written(TorchDispatchMode):
 
     def has(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory has been written to."""
-        return _place(tensor) in self._places
+        return memory_of(tensor) in self._places
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory has been read, or written to."""
-        return _place(tensor) in self._read
+        return memory_of(tensor) in self._read
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -121,14 +122,14 @@ class _Written(TorchDispatchMode):
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         tensors = (e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor))
-        self._read.update(map(_place, tensors))
+        self._read.update(map(memory_of, tensors))
         schema = getattr(func, "_schema", None)  # a function of functions has none
         for index, argument in enumerate(() if schema is None else schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             written = args[index] if index < len(args) else kwargs.get(argument.name)
             self._places.update(
-                _place(each)
+                memory_of(each)
                 for each in pytree.tree_leaves(written)
                 if isinstance(each, torch.Tensor)
             )

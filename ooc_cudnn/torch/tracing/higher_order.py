@@ -6,8 +6,7 @@ PyTorch computes whole, with the graphs that TorchDynamo has of it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,54 +16,29 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.tracing.autocast import UnderAutocast, state, without_autocast
-from ooc_cudnn.torch.tracing.bodies import Body, Bound, Hooked, OnClones, WithZeros
+from ooc_cudnn.torch.tracing.autocast import UnderAutocast, state
+from ooc_cudnn.torch.tracing.bodies import Body, Bound, OnClones, WithZeros
 from ooc_cudnn.torch.tracing.body_writes import BodyWrites, writes_of
-from ooc_cudnn.torch.tracing.graph import Operation, Value, replace_values
+from ooc_cudnn.torch.tracing.graph import Value
+from ooc_cudnn.torch.tracing.hooks import ORDERED, Hooks, fake_like
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
+from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, name_of_call
 
 _CHECKPOINT = "tag_activation_checkpoint"
 #: They call their first argument, and change nothing of what it computes.
 _CALLS = frozenset({_CHECKPOINT, "wrap", "wrap_activation_checkpoint"})
 #: In the `meta` of a node that registers a hook of a tensor: forward has removed it.
 REMOVED = "ooc_cudnn_removed"
-#: From this version on hooks of a tensor come in the order in which they were registered.
-_ORDERED = "2.13"
 _SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
 _MARKS_DIRTY = torch.autograd.function.FunctionCtx.mark_dirty.__code__
 _FUNCTION = "autograd_function_apply"
-_ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
-
-
-@dataclass(eq=False)
-class Span:
-    """Nodes between the begin and the end of a `torch.vmap`, as one function.
-
-    Attributes
-    ----------
-    module : GraphModule
-    reads, makes : sequence of Node
-        Of the graph around it: what it takes, in order, and what it returns.
-    """
-
-    module: torch.fx.GraphModule
-    reads: Sequence[Any]
-    makes: Sequence[Any]
-
-
-#: With what a graph begins a derivative of `torch.func`'s.
-DERIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
-DERIVED = (
-    "forward takes a derivative by torch.func (grad, vjp, jvp, ...), which the library has not: "
-    "take it outside of forward, or limit the parts before and behind it\n  "
-)
 
 
 class HigherOrder:
     """Handling of functions of functions by a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self._recorder, self._hooks = recorder, Hooks(recorder)
         #: Results of reentrant checkpoints, which are functions of a backward of their own.
         self._of_functions = set[Value]()
 
@@ -85,7 +59,7 @@ class HigherOrder:
                 self._of_functions.update(map(self._recorder.memories.read, tensors))
             return made
         if name == "register_hook":
-            return args[0] if REMOVED in node.meta else self._hooked(*args)
+            return args[0] if REMOVED in node.meta else self._hooks.register(*args)
         examples = node.meta.get("example_value")
         if name != _FUNCTION:  # nothing says what they take
             raise UnsupportedModelError(
@@ -93,9 +67,9 @@ class HigherOrder:
                 "torch.where for a condition, or compute it outside of forward\n  "
                 f"{self._recorder.where}"
             )
-        if torch.__version__ < _ORDERED and _is_hook(args[0]):
+        if torch.__version__ < ORDERED and _is_hook(args[0]):
             _, body, tensor, *others = args
-            return (self._hooked(tensor, body, *others),)
+            return (self._hooks.register(tensor, body, *others),)
         self._check_materialized(examples)
         self._check_dirty(args[0])
         return self._opaque(name, args, kwargs, examples, node.target)
@@ -140,27 +114,13 @@ class HigherOrder:
 
     # A span of nodes --------------------------------------------------------------------------
 
-    def spans(self, module: torch.fx.GraphModule) -> Iterator[Any]:
-        """The nodes of a graph; those of a vmap as one span each."""
-        nodes, index = list(module.graph.nodes), 0
-        while index < len(nodes):
-            if _name(nodes[index]) != _ENTERS:
-                yield nodes[index]
-                index += 1
-                continue
-            depth, last = 0, index
-            for last in range(index, len(nodes)):
-                depth += (_name(nodes[last]) == _ENTERS) - (_name(nodes[last]) == _LEAVES)
-                if depth == 0:
-                    break
-            yield _span(module, nodes[index : last + 1])
-            index = last + 1
-
     def span(self, span: Span, found: dict[Any, Any]) -> None:
         """Note a span as one operation."""
         examples = tuple(node.meta["example_value"] for node in span.makes)
         given = tuple(found[node] for node in span.reads)  # sizes of batches among them
-        if torch.is_grad_enabled() and DERIVES.intersection(map(_name, span.module.graph.nodes)):
+        if torch.is_grad_enabled() and DERIVES.intersection(
+            map(name_of_call, span.module.graph.nodes)
+        ):
             raise UnsupportedModelError(DERIVED + self._recorder.where)
         made = self._opaque("vmap", given, {}, examples, Body(span.module))
         found.update(zip(span.makes, made, strict=True))
@@ -202,7 +162,7 @@ class HigherOrder:
             told = (*(Body(each).as_graph() for each in bodies), *operands)
             function = Bound(target, told, dict(kwargs))
         leaves, structure = pytree.tree_flatten(examples)
-        fakes = [self._fake(each) if _is_tensor(each) else each for each in leaves]
+        fakes = [fake_like(self._recorder, each) if _is_tensor(each) else each for each in leaves]
         results = tuple(
             recorder.value_like(fake, follows and example.requires_grad)
             if _is_tensor(fake)
@@ -295,7 +255,9 @@ class HigherOrder:
         """What it changes in place; refuse what it cannot be given clones of."""
         recorder = self._recorder
         pairs = zip(tensors, values, strict=True)
-        own = [self._fake(each, follows=value.requires_grad) for each, value in pairs]
+        own = [
+            fake_like(self._recorder, each, follows=value.requires_grad) for each, value in pairs
+        ]
         with recorder.left():
             writes = writes_of(function, own, with_backward=with_backward)
         if writes.draws and (writes.given or any(value.requires_grad for value in values)):
@@ -337,130 +299,8 @@ class HigherOrder:
                 )
             if value.requires_grad and not tensor.requires_grad:
                 with recorder.paused():
-                    tensor.copy_(self._fake(tensor, follows=True))
+                    tensor.copy_(fake_like(self._recorder, tensor, follows=True))
             recorder.memories.write(tensor, value, as_data=hidden and follows and not is_dirty)
-
-    def _fake(self, example: torch.Tensor, *, follows: bool | None = None) -> torch.Tensor:
-        with self._recorder.paused():
-            fake = torch.empty_strided(
-                example.shape, example.stride(), dtype=example.dtype, device=example.device
-            )
-            if follows is None:
-                follows = example.requires_grad and torch.is_grad_enabled()
-            return fake.requires_grad_().clone() if follows else fake
-
-    def _hooked(self, tensor: torch.Tensor, body: Any, *others: Any) -> torch.Tensor:
-        """A tensor whose gradient a hook of the user's changes, wherever it comes from."""
-        recorder = self._recorder
-        seen = recorder.memories.seen(tensor)
-        now = recorder.memories.read(tensor)
-        if not now.requires_grad:
-            return tensor
-        # hooks run as they were registered: a later one is nearer to what made the tensor
-        before = recorder.memories.below_hooks(now)
-        if before is not now and torch.__version__ < _ORDERED:  # a TorchVersion, which compares so
-            raise UnsupportedModelError(
-                "forward registers several hooks of one tensor, and PyTorch before 2.13 does not "
-                f"say in which order: register one that does all\n  {recorder.where}"
-            )
-        past = recorder.memories.past_hooks
-        shown = recorder.memories.show_again(tensor)
-        if any(
-            shown.intersection(each.reads) and each.results[0] not in past
-            for each in (*recorder.before, *recorder.operations)
-        ):
-            raise UnsupportedModelError(
-                "a hook is registered on a tensor, and forward has read a view of it that was "
-                f"changed in place before: register it before that\n  {recorder.where}"
-            )
-        given = list(filter(_is_tensor, others))
-        values = (before, *map(recorder.detached, map(recorder.memories.read, given)))
-        for each in given:
-            recorder.memories.keep(each, "a hook of a tensor")
-        result = recorder.value_like(tensor, True)
-        hook = self._hook(body, tensor, *others)
-        operation = recorder.emit(hook, "register_hook", values, {}, (result,))
-        lists = [recorder.operations, recorder.before]
-        operations = next(each for each in lists if each and each[-1] is operation)
-        _put_behind_maker(operations, operation, before, result, set(values[1:]), past)
-        recorder.memories.hooked[result] = before
-        seen.value = result if now is before else now
-        return tensor
-
-    def _hook(self, body: Any, tensor: torch.Tensor, *others: Any) -> Hooked:
-        """A hook, of which is known what it changes in place."""
-        function = Bound(Body(body), (tensor, *others), {})
-        given = [self._fake(each) for each in (tensor, *others) if _is_tensor(each)]
-        with self._recorder.left(), torch.no_grad(), without_autocast():
-            writes = writes_of(function, given, with_backward=False)
-        if 0 in writes.given:
-            raise UnsupportedModelError(
-                "a hook of a tensor changes its gradient in place, and others may read that: let "
-                f"it return another one\n  {self._recorder.where}"
-            )
-        if writes.given:
-            raise UnsupportedModelError(
-                "a hook of a tensor changes another tensor in place: let it return a gradient, and "
-                f"count in forward\n  {self._recorder.where}"
-            )
-        return Hooked(function)
-
-
-def _put_behind_maker(
-    operations: list[Operation],
-    hook: Operation,
-    before: Value,
-    hooked: Value,
-    others: set[Value],
-    past: Container[Value],
-) -> None:
-    """Let all that reads a value, earlier ones too, read it behind its hook.
-
-    But what goes `past` the hooks of a view: its base, which what was written to it is put into.
-    """
-    operations.pop()
-    makers = [at for at, each in enumerate(operations) if before in each.results]
-    first = makers[0] + 1 if makers else 0
-    # what was there before is detached for the hook behind it: its own tensor, say
-    behind = operations[first:]
-    made = {value for each in behind for value in each.results}
-    early = [
-        each
-        for each in behind
-        if others.intersection(each.results)
-        and each.name == "detach"
-        and not made.intersection(each.reads)
-    ]
-    rest = [each for each in behind if each not in early]
-    late = any(others.intersection(each.results) for each in rest)
-    readers = [e for e in rest if before in e.reads and e.results[0] not in past]
-    if late and readers:
-        raise UnsupportedModelError(
-            "a hook of a tensor uses what forward computes after others have read the tensor: "
-            f"register it before\n  {hook.where}"
-        )
-    if late:
-        operations.append(hook)
-        return
-
-    def put(value: Value) -> Value:
-        return hooked if value == before else value
-
-    operations[first:] = [
-        *early,
-        hook,
-        *(
-            replace(
-                each,
-                args=replace_values(each.args, put),
-                kwargs=replace_values(dict(each.kwargs), put),
-                arguments=replace_values(dict(each.arguments), put),
-            )
-            if each in readers
-            else each
-            for each in rest
-        ),
-    ]
 
 
 def _is_hook(forward: torch.fx.GraphModule) -> bool:
@@ -518,21 +358,3 @@ def _is_in(tensor: torch.Tensor, dirty: Mapping[int, torch.Tensor]) -> bool:
 
 def _is_tensor(each: Any) -> bool:
     return isinstance(each, torch.Tensor)
-
-
-def _name(node: Any) -> str:
-    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
-
-
-def _span(module: torch.fx.GraphModule, nodes: Sequence[Any]) -> Span:
-    inside = dict.fromkeys(nodes)
-    reads = list(
-        dict.fromkeys(e for node in nodes for e in node.all_input_nodes if e not in inside)
-    )
-    makes = [node for node in nodes if any(user not in inside for user in node.users)]
-    graph = torch.fx.Graph()
-    copies = {node: graph.placeholder(node.name) for node in reads}
-    for node in nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in makes))
-    return Span(torch.fx.GraphModule(module, graph), reads, makes)

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.tracing.body_writes import memory_of
 from ooc_cudnn.torch.tracing.graph import Value, name_of
 from ooc_cudnn.torch.tracing.image_axes import MOVES
 from ooc_cudnn.torch.tracing.normalizing import Update, update_statistics
@@ -142,11 +143,11 @@ class Memories:
 
     def own(self, tensor: torch.Tensor, value: Value) -> SeenTensor:
         """Note a tensor with memory of its own."""
-        memory = self._memories.setdefault(_place(tensor), Memory())
+        memory = self._memories.setdefault(memory_of(tensor), Memory())
         return self._enter(SeenTensor(tensor, value, memory, at=memory.writes))
 
     def _enter(self, made: SeenTensor) -> SeenTensor:
-        self._seen[id(made.tensor)] = self._last[_place(made.tensor)] = made
+        self._seen[id(made.tensor)] = self._last[memory_of(made.tensor)] = made
         return made
 
     def read(self, tensor: torch.Tensor) -> Value:
@@ -198,7 +199,7 @@ class Memories:
 
     def _wrapped(self, tensor: torch.Tensor) -> SeenTensor | None:
         """Enter a tensor that PyTorch has made another object of, as factories and `detach` do."""
-        seen = self._last.get(_place(tensor))
+        seen = self._last.get(memory_of(tensor))
         if seen is None or _lies(seen.tensor) != _lies(tensor):
             return None
         view = View(torch.ops.aten.detach.default, "detach", (_BASE,), {}, None)
@@ -292,11 +293,11 @@ class Memories:
     ) -> None:
         """Note what an operation has made: views of what it read, or new ones."""
         read = [e for e in pytree.tree_leaves((args, dict(kwargs))) if isinstance(e, torch.Tensor)]
-        places = {_place(each): each for each in reversed(read)}
+        places = {memory_of(each): each for each in reversed(read)}
         for index, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if value is None or self.knows(tensor):
                 continue
-            base = places.get(_place(tensor))
+            base = places.get(memory_of(tensor))
             if base is None:
                 self.own(tensor, value)
                 continue
@@ -437,10 +438,6 @@ _BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
 
 def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
-
-
-def _place(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_list(function: Any) -> bool:

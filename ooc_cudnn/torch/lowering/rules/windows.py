@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ooc_cudnn.torch.lowering.block_windows import per_axis
 from ooc_cudnn.torch.lowering.lower import (
     GraphLowering,
     LoweredValue,
@@ -41,12 +42,6 @@ def _of_batches(*names: str) -> Callable[[R], R]:
         return function
 
     return entered
-
-
-def per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    """As ATen takes sizes: one for all axes, or one each."""
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return values * axes if len(values) == 1 else values
 
 
 @_of_batches("conv1d", "conv2d", "conv3d")
