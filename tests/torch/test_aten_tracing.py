@@ -8,19 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import Result, close, followed_in_calls, modes, same
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "1MiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def drawn():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import close, followed_in_calls, held
@@ -14,12 +13,6 @@ from tests.support.torch_checks import close, followed_in_calls, held
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 X, LIMIT = torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4), "200KiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Keeping(nn.Module):

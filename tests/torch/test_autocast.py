@@ -10,7 +10,6 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.nn import functional as F
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch import UnsupportedModelError
 from ooc_cudnn.torch.tracing import autocast
@@ -19,12 +18,6 @@ from tests.support.torch_checks import Result
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 LIMIT = "1MiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Mixed(nn.Module):

@@ -23,12 +23,6 @@ pytestmark = pytest.mark.usefixtures("few_plans")
 LIMIT, FACTOR = "1MiB", 2.0
 
 
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
-
-
 def drawn(shape=(2, 3, 4, 4)):
     torch.manual_seed(0)
     return torch.randn(shape, dtype=torch.float64)

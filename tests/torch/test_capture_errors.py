@@ -12,19 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import Of, held, modes
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 LIMIT = "200KiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def model():

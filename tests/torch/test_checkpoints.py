@@ -11,7 +11,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils import checkpoint as of_torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
@@ -24,12 +23,6 @@ pytestmark = [
 
 again = functools.partial(checkpoint, use_reentrant=True)
 asked_for = torch.ones(1, requires_grad=True)
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Around(nn.Module):

@@ -23,12 +23,6 @@ from tests.support.torchvision_models import models
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
-
-
 def _shufflenet():
     kind = models().shufflenetv2.ShuffleNetV2
     return kind([2, 1, 1], [8, 8, 16, 16, 16], num_classes=3), (2, 3, 32, 32)

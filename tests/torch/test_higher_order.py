@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close, followed_in_calls
 
@@ -17,12 +16,6 @@ pytestmark = pytest.mark.usefixtures("fewest_plans")
 LIMIT = "1MiB"
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 once = partial(checkpoint, use_reentrant=False)
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def drawn():

@@ -5,16 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 
 IMAGE = np.random.default_rng(0).random((1, 12, 10, 3), "float32")
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class WithLoss(nn.Module):

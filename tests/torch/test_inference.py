@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.capture.capture import Captures
 from tests.support.torch_checks import close
@@ -19,12 +18,6 @@ from tests.support.torch_models import UNet, residual
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 LIMIT = "300KiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 @pytest.fixture

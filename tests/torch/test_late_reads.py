@@ -10,19 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.autograd.late_state import LateRead, LateState
 from ooc_cudnn.torch.capture import backend
 from ooc_cudnn.torch.errors import LateChangeError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Model(nn.Module):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -12,12 +11,6 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 X = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def net():

@@ -25,12 +25,6 @@ pytestmark = pytest.mark.usefixtures("few_plans")
 SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
 
 
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
-
-
 @pytest.fixture
 def pair():
     """A model under a limit, and the same one without."""

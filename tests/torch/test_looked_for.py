@@ -8,18 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Gains:

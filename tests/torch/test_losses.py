@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close
 
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.usefixtures("fewest_plans")
 CLASSES = 5
 MAP, VECTORS = (4, CLASSES, 3, 2), (4, CLASSES)
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def convolution():

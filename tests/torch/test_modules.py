@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close
 
@@ -138,12 +137,6 @@ OTHERS = {
     "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "RNNBase",
     "RNNCellBase", "SyncBatchNorm",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def results(model, inputs):

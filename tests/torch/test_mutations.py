@@ -7,19 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import close, followed_in_calls
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "1MiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 def drawn():

@@ -8,19 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.tracing.overlaps import overlapping_pairs
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "1MiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Of(nn.Module):

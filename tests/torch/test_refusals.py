@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn.utils import weight_norm
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from tests.support.torch_checks import close, followed_in_calls, held, modes
@@ -18,12 +17,6 @@ from tests.torch.idioms import process
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Of(nn.Module):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
 from tests.support.torch_checks import close, followed_in_calls, modes
@@ -16,12 +15,6 @@ from tests.support.torch_checks import close, followed_in_calls, modes
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT, X = "1MiB", torch.linspace(-1, 1, 2 * 3 * 4 * 4, dtype=torch.float64).reshape(2, 3, 4, 4)
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Of(nn.Module):

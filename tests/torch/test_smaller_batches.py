@@ -22,12 +22,6 @@ pytestmark = pytest.mark.usefixtures("few_plans")
 FULL, LIMIT = (8, 3, 16, 16), "400KiB"
 
 
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
-
-
 @pytest.fixture
 def searched(monkeypatch):
     """The names of steps whose plans were searched, in order."""

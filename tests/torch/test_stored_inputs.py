@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.lowering.bitcast import store_bits
 
@@ -18,12 +17,6 @@ FLOAT8 = [
 ]
 INTEGERS = [torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
             torch.uint16, torch.uint32, torch.uint64]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Apply(nn.Module):

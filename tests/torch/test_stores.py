@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.tiled import infer
 from tests.support.torch_checks import close
@@ -14,12 +13,6 @@ from tests.support.torch_models import UNet
 pytestmark = pytest.mark.usefixtures("few_plans")
 
 LIMIT = "300KiB"
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.lowering.targets import Classes, check_labels
 from tests.support.torch_checks import close
@@ -16,12 +15,6 @@ pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT, CLASSES = "200KiB", 5
 SHAPE = (2, 12, 12)
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class WithLossInside(nn.Module):

@@ -4,18 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Doubled(torch.autograd.Function):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
@@ -14,12 +13,6 @@ from tests.support.torch_checks import close
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 HAS_HANDLES = pytest.mark.skipif(torch.__version__ < "2.13", reason="a hook is a Function there")
-
-
-@pytest.fixture(autouse=True)
-def on_the_host():
-    with ooc_cudnn.settings(device="host", machine="host"):
-        yield
 
 
 class Model(nn.Module):
