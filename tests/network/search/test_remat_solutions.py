@@ -21,7 +21,7 @@ from ooc_cudnn.network.lowering.lower import peak_live_bytes
 from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
-from ooc_cudnn.network.search import pass_pipeline, plan_step
+from ooc_cudnn.network.search import pass_pipeline, plan_step, remat_greedy
 from ooc_cudnn.network.search.remat_plans import propose_remat_plans
 from ooc_cudnn.network.search.remat_solutions import (
     ALL,
@@ -153,6 +153,28 @@ def test_what_it_makes_again_fits():
         before = takes
     assert max(Counter(each.name for each in made.again).values()) > 1  # and let go in between
     assert not list(find_remat_solutions(step, under(full // 10), 1))
+
+
+def test_what_is_alike_goes_together(monkeypatch):
+    """Of equal blocks several maps go at once: one by one, counts end before all fits."""
+    step, full = taken(*blocks(256, 56, 24, channels=64))
+    state, added = searchable(step, full // 4, copied=INPUTS), []
+    best = remat_greedy._Search._best
+
+    def counted(self, *args):
+        before, made = len(self.state.events), best(self, *args)
+        added.append(0 if made is None else len(made.events) - before)
+        return made
+
+    monkeypatch.setattr(remat_greedy._Search, "_best", counted)
+    monkeypatch.setattr(remat_greedy._Search, "improve", lambda self: None)
+    together = remat_greedy.search(state)
+    monkeypatch.setattr(remat_greedy, "ALIKE", 0.0)
+    steps, added[:] = len(added), []
+    alone = remat_greedy.search(state)
+    assert steps < len(added) / 2
+    assert together.seconds <= 1.02 * alone.seconds
+    assert max(together.held().max(), alone.held().max()) <= state.room
 
 
 def test_copies_that_save_nothing_are_not_searched(monkeypatch):
