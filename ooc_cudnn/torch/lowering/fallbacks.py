@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -346,6 +347,8 @@ class Fallbacks:
             self.settle(value, held)
         for row in rows.values():
             for at, shown in enumerate(row.shows, 1):
+                for each in shown.results:
+                    self._take(each)
                 self._makers.update({each: shown for each in shown.results if each is not None})
                 self._at[shown] = self._at[operation] + at / (1 + len(row.shows))  # behind it
                 self.errors[shown] = error
@@ -353,7 +356,27 @@ class Fallbacks:
     def settle(self, value: Value, held: LoweredValue) -> None:
         """Note that a value is in the network now."""
         self._held[value] = held
-        self._makers.pop(value, None)
+        self._take(value)
+
+    def _take(self, value: Value | None) -> None:
+        """Note that a value is made by what made it no more.
+
+        Other results of that are still to be made. Where its backward is not linear it makes them
+        without this one: a node that reads both has this one of the network, with all its gradient.
+        """
+        operation = self._makers.pop(value, None) if value is not None else None
+        if operation is None or is_linear(operation):
+            return
+        others = [y for y in operation.results if y and self._makers.get(y) is operation]
+        if not others:
+            return
+        rest = replace(
+            operation, results=tuple(each if each in others else None for each in operation.results)
+        )
+        self._at[rest], self.errors[rest] = self._at[operation], self.errors[operation]
+        if operation in self.drawn:
+            self.drawn[rest] = self.drawn[operation]
+        self._makers.update(dict.fromkeys(others, rest))
 
     def _computed(self, value: Value) -> Iterator[Value]:
         """The computed value that one shows that was only moved since, if it was computed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
@@ -227,9 +227,8 @@ class GraphLowering:
         """Lower everything."""
         for operation in self.graph.operations:
             self._lower(operation)
-        for value in self.graph.asked:
-            if value in self.fallbacks and not self._shows_another(value):
-                self._settle(value)
+        deferred = [each for each in self.graph.asked if each in self.fallbacks]
+        self._settle(each for each in deferred if not self._shows_another(each))
         for output in self.graph.outputs:
             if isinstance(output, Value) and self._shows_another(output):
                 self._make_after(output)
@@ -320,27 +319,34 @@ class GraphLowering:
             (lead, *_) = maker.reads
             if self._shows_another(lead) and lead not in self.graph.outputs:
                 self._make_after(lead)
-            for read in maker.reads:
-                self._settle(read)
+            self._settle(maker.reads)
 
-    def _settle(self, value: Value) -> None:
+    def _settle(self, values: Iterable[Value]) -> None:
         """Have what is deferred, and asked for, made in the network, or else behind it.
 
-        What moves elements alone costs nothing there.
+        What moves elements alone costs nothing there. What has no gradient comes last: the network
+        has what it may of the operations that make it then, and they make the rest.
 
         Raises
         ------
         UnsupportedOperationError
             If a layer would be left to PyTorch, which knows no limit. One of integers may be.
         """
+        waiting = [*values][::-1]
+        while waiting:
+            waiting.sort(key=lambda each: each.requires_grad)
+            waiting.extend(reversed(self._settled(waiting.pop())))
+
+    def _settled(self, value: Value) -> Sequence[Value]:
+        """Have one value made; return what is to be made for it."""
         if value not in self.fallbacks:
             if value in self._held and value.kind == "made":
                 self._shown.append(value)
-            return
+            return ()
         held = None if self.fallbacks.moves_alone(value) else self.fallbacks.make(value, whole=True)
         if held is not None:
             self.fallbacks.settle(value, held)
-            return
+            return ()
         operation = self.fallbacks.maker(value)
         layered = operation.name not in PER_ELEMENT and any(
             read in self.differentiable and read.kind != "input" for read in operation.reads
@@ -350,10 +356,10 @@ class GraphLowering:
         )
         if layered or is_layer or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)
-        if operation not in self.after:
-            self.after.append(operation)
-            for read in operation.reads:
-                self._settle(read)
+        if operation in self.after:
+            return ()
+        self.after.append(operation)
+        return operation.reads
 
     def _remake(self, value: Value) -> None:
         """Have PyTorch make behind the network what shows an input as it is given: no node does."""
@@ -363,8 +369,7 @@ class GraphLowering:
         del self._held[value]
         if operation not in self.after:
             self.after.append(operation)
-            for read in operation.reads:
-                self._settle(read)
+            self._settle(operation.reads)
 
     def _lower(self, operation: Operation) -> None:
         """Lower an operation by its rule; what has none is deferred, and computed by PyTorch.
