@@ -249,14 +249,14 @@ def test_random_numbers_are_those_of_a_seed_under_any_limit():
     close(model(x), eager.eval()(x), "in evaluation", tolerance=1e-12)
 
 
-def test_random_numbers_that_two_parts_would_draw_apart_are_refused():
+def test_random_integers_that_two_parts_would_draw_apart_are_refused():
     class Apart(Around):
         def forward(self, x):
             h = self.first(x)
-            drawn = F.rrelu(h[0, 0, 0] * self.w[0, 0, 0], training=True)
+            drawn = torch.randint_like(h, 4, dtype=torch.int64)
             return self.last(h * drawn) + self.last(h + drawn)
 
-    with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)rrelu.*several parts"):
+    with pytest.raises(ooc.UnsupportedOperationError, match=r"(?s)randint_like.*several parts"):
         ooc.limit(Apart(None), "1MiB")(torch.randn(4, 2, 4, 4))
 
 

@@ -138,7 +138,8 @@ class Fallbacks:
         """Explain why a value can be made neither in the network nor behind it."""
         for operation in self._behind(value):
             if operation in self.drawn and self.drawn[operation] is not value:
-                said = "it draws random numbers, which several parts of the model read"
+                said = "it draws random numbers, which several parts of the model read: make "
+                said += "them of a shape alone, torch.randint(4, x.shape), or give them as argument"
                 return UnsupportedOperationError(operation.said, operation.where, said)
         error = self.errors[self._makers[value]]
         if 0 in value.shape:
@@ -186,6 +187,7 @@ class Fallbacks:
                 self._make_joint(value)
             return None
         self._make_shared(value)
+        self._make_drawn(value)
         self._make_joint(value)
         if value in self._held and value not in self._makers:  # it may have been made itself
             held = self._held[value]
@@ -300,6 +302,16 @@ class Fallbacks:
                 held = self.make(other)
                 if held is not None:
                     self.settle(other, held)
+
+    def _make_drawn(self, value: Value) -> None:
+        """Make what is drawn for a value and for others: each would draw other numbers."""
+        operations = self._behind(value)
+        drawing = [operation for operation in operations[:-1] if draws(operation)]
+        shared = self._readers.shared(operations, [value]) if drawing else ()
+        for operation in drawing:
+            drawn = [y for y in operation.results if y and self._makers.get(y) is operation]
+            if operation in shared and drawn:
+                self._make_results(operation, drawn)
 
     def _make_joint(self, value: Value) -> None:
         """Make each operation behind a value one node that must be one, with all its results."""

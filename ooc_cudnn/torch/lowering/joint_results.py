@@ -84,7 +84,7 @@ class Readers:
         linear, are_maps = is_linear(last), all(map(is_map, own))
         made_apart = last.name in MOVES or (linear and not are_maps)
         is_read_again = len(self.of.get(value, ())) + (value in self.asked) > 1
-        shared = self._shared(operations, [value] if made_apart else last.results)
+        shared = self.shared(operations, [value] if made_apart else last.results)
         for operation in before:
             if operation in shared and not is_linear(operation):
                 yield operation, self._followed(operation, makers)
@@ -96,7 +96,7 @@ class Readers:
         made = (each for each in operation.results if each is not None)
         return [each for each in made if makers.get(each) is operation and self.follow(each)]
 
-    def _shared(
+    def shared(
         self, operations: Sequence[Operation], own: Collection[Value | None]
     ) -> set[Operation]:
         """Those that others depend on, too, in any way but by what is their `own`."""
