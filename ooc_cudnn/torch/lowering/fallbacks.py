@@ -321,6 +321,16 @@ class Fallbacks:
                 if results:
                     self._make_results(operation, results)
 
+    def make_row(self, value: Value) -> bool:
+        """Make what is no map in the network, as a row; return whether that may be.
+
+        The value is deferred still: the row has but to be shown in its shape.
+        """
+        operation = self._makers[value]
+        if not is_map(value) and may_be_row(value):
+            self._make_results(operation, [value])
+        return self._makers.get(value) is not operation
+
     def _make_results(self, operation: Operation, results: list[Value]) -> None:
         """Make results of an operation in the network, by one node; what is no map as a row.
 
@@ -359,8 +369,8 @@ class Fallbacks:
             self.settle(value, held)
         for row in rows.values():
             for at, shown in enumerate(row.shows, 1):
-                for each in shown.results:
-                    self._take(each)
+                for y in shown.results:
+                    self._take(y)
                 self._makers.update({each: shown for each in shown.results if each is not None})
                 self._at[shown] = self._at[operation] + at / (1 + len(row.shows))  # behind it
                 self.errors[shown] = error

@@ -354,6 +354,8 @@ class GraphLowering:
         is_layer = operation.name in LAYERS and any(
             read.dtype.is_floating_point for read in operation.reads
         )
+        if (layered or is_layer) and self.fallbacks.make_row(value):
+            return (value,)
         if layered or is_layer or operation in self.fallbacks.drawn:
             raise self.fallbacks.why(value)
         if operation in self.after:
