@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ooc_cudnn.torch.autograd.function import tensor_of
+from ooc_cudnn.torch.autograd.none_as_none import hand_on_none
 from ooc_cudnn.torch.runtime.casts import cast_together
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, Write, replace_values
 
@@ -33,6 +34,9 @@ def run_before(
     operations: Sequence[Operation] = (*graph.before, *more)
     for operation in cast_together(operations, found) if together else operations:
         run_operation(operation, found)
+        if operation.has_own_backward and torch.is_grad_enabled():
+            results = [found[each] for each in operation.results if each is not None]
+            hand_on_none(results, map(found.__getitem__, operation.reads))
     return found
 
 

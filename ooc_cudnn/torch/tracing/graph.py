@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
+#: The name of an operation that a `torch.autograd.Function` is.
+FUNCTION = "autograd_function_apply"
+
 
 @dataclass(frozen=True)
 class Value:
@@ -82,6 +85,11 @@ class Operation:
     def said(self) -> str:
         """As PyTorch calls it; by its name where that would be all of a body."""
         return str(self.function) if isinstance(self.function, OpOverload) else self.name
+
+    @property
+    def has_own_backward(self) -> bool:
+        """True if a user wrote its backward, as of a function or an operator of another library."""
+        return self.name == FUNCTION or "::" in self.name
 
     @property
     def reads(self) -> tuple[Value, ...]:

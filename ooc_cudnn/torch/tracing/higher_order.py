@@ -19,7 +19,7 @@ from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.tracing.autocast import UnderAutocast, state
 from ooc_cudnn.torch.tracing.bodies import Body, Bound, OnClones, WithZeros
 from ooc_cudnn.torch.tracing.body_writes import BodyWrites, writes_of
-from ooc_cudnn.torch.tracing.graph import Value
+from ooc_cudnn.torch.tracing.graph import FUNCTION, Value
 from ooc_cudnn.torch.tracing.hooks import ORDERED, Hooks, fake_like
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
 from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, name_of_call
@@ -31,7 +31,6 @@ _CALLS = frozenset({_CHECKPOINT, "wrap", "wrap_activation_checkpoint"})
 REMOVED = "ooc_cudnn_removed"
 _SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
 _MARKS_DIRTY = torch.autograd.function.FunctionCtx.mark_dirty.__code__
-_FUNCTION = "autograd_function_apply"
 
 
 class HigherOrder:
@@ -61,7 +60,7 @@ class HigherOrder:
         if name == "register_hook":
             return args[0] if REMOVED in node.meta else self._hooks.register(*args)
         examples = node.meta.get("example_value")
-        if name != _FUNCTION:  # nothing says what they take
+        if name != FUNCTION:  # nothing says what they take
             raise UnsupportedModelError(
                 f"forward calls {name}, which takes functions and cannot be planned: take "
                 "torch.where for a condition, or compute it outside of forward\n  "
@@ -137,7 +136,7 @@ class HigherOrder:
         recorder = self._recorder
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
         values = tuple(map(recorder.memories.read, tensors))
-        is_function = name == _FUNCTION
+        is_function = name == FUNCTION
         passed_over = _without_gradients(args) if is_function else ()
         zeroed = self._functions_behind([values[at] for at in passed_over])
         values = tuple(
@@ -237,8 +236,7 @@ class HigherOrder:
             if not value.requires_grad or value in seen or maker is None:
                 continue
             seen.add(value)
-            is_function = maker.name == _FUNCTION or "::" in maker.name  # one of a user's library
-            if is_function or value in self._of_functions:
+            if maker.has_own_backward or value in self._of_functions:
                 found[value] = None
             else:
                 wanted.extend(maker.reads)

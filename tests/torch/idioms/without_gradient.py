@@ -63,13 +63,18 @@ def beside(made):
     return lambda s, x: First.apply(s.d(x), made(s, x))
 
 
+def by_parameters(made):
+    """Two outputs, of which the second alone depends on what is made of parameters."""
+    return lambda s, x: (s.c(x), s.d(x) * made(s))
+
+
 def within(function, s, x, **how):
     return checkpoint(lambda x: function(s.c(x)), x, **how)
 
 
 def of(name, f, steps=train):
     parts = {each: conv(padding=1) for each in ("c", "d", "e")}
-    parts["w"] = lambda: nn.Parameter(drawn(4, 1, 1, seed=5))
+    parts |= {each: (lambda: nn.Parameter(drawn(4, 1, 1, seed=5))) for each in ("w", "v")}
     return Idiom(f"None for what is made: {name}", model(f, **parts), steps)
 
 
@@ -89,6 +94,20 @@ CASES = [
     ),
     of("and nothing else", lambda s, x: Neither.apply(Plus.apply(s.c(x))) + s.d(x)),
     of("by a function, of two", lambda s, x: Apart.apply(s.d(x), Plus.apply(s.c(x))), in_parts),
+    of("of parameters, for another output", by_parameters(lambda s: Plus.apply(s.w)), in_parts),
+    of(
+        "of parameters by an operator",
+        by_parameters(lambda s: split(s.w * 2)[1] + Clipped.apply(s.v)[0]),
+        in_parts,
+    ),
+    of(
+        "of parameters, twice", by_parameters(lambda s: Plus.apply(Plus.apply(s.w).sin())), in_parts
+    ),
+    of(
+        "of parameters, for a function of them",
+        by_parameters(lambda s: First.apply(s.w, Plus.apply(s.v))),
+        in_parts,
+    ),
     of(
         "by a reentrant checkpoint",
         beside(lambda s, x: within(torch.relu, s, x, use_reentrant=True)),
