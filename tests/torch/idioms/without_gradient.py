@@ -63,6 +63,11 @@ def beside(made):
     return lambda s, x: First.apply(s.d(x), made(s, x))
 
 
+def hooked(tensor):
+    tensor.register_hook(lambda gradient: 2 * gradient)
+    return tensor
+
+
 def by_parameters(made):
     """Two outputs, of which the second alone depends on what is made of parameters."""
     return lambda s, x: (s.c(x), s.d(x) * made(s))
@@ -103,6 +108,7 @@ CASES = [
     of(
         "of parameters, twice", by_parameters(lambda s: Plus.apply(Plus.apply(s.w).sin())), in_parts
     ),
+    of("of parameters with a hook", by_parameters(lambda s: hooked(s.w * 1)), in_parts),
     of(
         "of parameters, for a function of them",
         by_parameters(lambda s: First.apply(s.w, Plus.apply(s.v))),
