@@ -24,6 +24,7 @@ from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.autograd.fixed_places import FixedPlaces, LentPlaces
 from ooc_cudnn.torch.autograd.late_state import LateState
 from ooc_cudnn.torch.autograd.late_tensors import LateTensors
+from ooc_cudnn.torch.autograd.none_as_none import hand_on_none_behind
 from ooc_cudnn.torch.autograd.tensor_refs import TensorRefs
 from ooc_cudnn.torch.cards import at, making_there
 from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
@@ -357,6 +358,7 @@ class StepFunction(torch.autograd.Function):
         with torch.no_grad():
             run.begin(tensors, gradients)
             results = run.gradients(ctx.names, ctx.devices)
+        _leave_out(ctx, results)
         return None, None, None, *first_alone(results, run.read), *ctx.tokens
 
 
@@ -376,7 +378,14 @@ class Later(torch.autograd.Function):
         """Run the next part of backward."""
         with torch.no_grad():
             found = ctx.run.gradients(ctx.names, ctx.devices)
+        _leave_out(ctx, found)
         return None, None, *first_alone(found, ctx.run.read), *ctx.tokens
+
+
+def _leave_out(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> None:
+    """Have what the loss leaves out have no gradients, nor what it was made of."""
+    if any(each is None for each in gradients):
+        hand_on_none_behind(gradients, (node for node, _ in ctx.next_functions))
 
 
 def first_alone(

@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
+
+#: In the metadata of a node that hands on None.
+_HOOKED = "ooc_cudnn_none"
 
 
 def hand_on_none(results: Iterable[Any], given: Iterable[Any]) -> None:
@@ -36,13 +40,31 @@ def hand_on_none(results: Iterable[Any], given: Iterable[Any]) -> None:
     True
     """
     past = {each.grad_fn for each in given if isinstance(each, torch.Tensor)}
-    wanted = [each.grad_fn for each in results if isinstance(each, torch.Tensor)]
+    _hand_on((each.grad_fn for each in results if isinstance(each, torch.Tensor)), past)
+
+
+def hand_on_none_behind(gradients: Iterable[Any], nodes: Iterable[Any]) -> None:
+    """Let functions behind a node do so, from where it hands on None, while it runs.
+
+    Parameters
+    ----------
+    gradients : iterable of (Tensor or None)
+    nodes : iterable
+        To which of autograd's nodes each of them goes.
+    """
+    pairs = zip(gradients, nodes, strict=False)
+    _hand_on((node for gradient, node in pairs if gradient is None), set())
+
+
+def _hand_on(nodes: Iterable[Any], past: set[Any]) -> None:
+    wanted = list(nodes)
     while wanted:
         node = wanted.pop()
         if node is None or node in past or not node.next_functions:  # a parameter's own
             continue
         past.add(node)
-        node.register_hook(_none_of_none)
+        if isinstance(node, BackwardCFunction) and _HOOKED not in node.metadata:
+            node.metadata[_HOOKED] = node.register_hook(_none_of_none)
         wanted.extend(each for each, _ in node.next_functions)
 
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.torch.idioms.functions import StraightThrough
 from tests.torch.idioms.judge import Idiom
-from tests.torch.idioms.models import conv, drawn, in_parts, model, train
+from tests.torch.idioms.models import conv, drawn, image, in_parts, leaf, loss_of, model, train
 from tests.torch.idioms.several_results import Clipped, Plus, split
 
 
@@ -77,6 +77,15 @@ def within(function, s, x, **how):
     return checkpoint(lambda x: function(s.c(x)), x, **how)
 
 
+def of_a_function(run):
+    """The second argument is made by a function before the call; a loss of each output alone."""
+    for which in (0, 1, 0):
+        other = leaf(image(1))
+        outputs = run(leaf(image()), Plus.apply(Plus.apply(other).sin()) * 2)
+        run.backward(loss_of(outputs[which]))
+        run.note(other.grad)
+
+
 def of(name, f, steps=train):
     parts = {each: conv(padding=1) for each in ("c", "d", "e")}
     parts |= {each: (lambda: nn.Parameter(drawn(4, 1, 1, seed=5))) for each in ("w", "v")}
@@ -108,6 +117,7 @@ CASES = [
     of(
         "of parameters, twice", by_parameters(lambda s: Plus.apply(Plus.apply(s.w).sin())), in_parts
     ),
+    of("before the call", lambda s, x, other: (s.c(x), s.d(other)), of_a_function),
     of("of parameters with a hook", by_parameters(lambda s: hooked(s.w * 1)), in_parts),
     of(
         "of parameters, for a function of them",
