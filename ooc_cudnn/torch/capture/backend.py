@@ -151,7 +151,8 @@ def _made_ready(
     larger: LargerPlans | None,
 ) -> ReadyModel | EmptyModel:
     """A graph of TorchDynamo's, made ready for the sizes of its examples."""
-    with kept_as_they_are():  # what is traced is nothing that a caller's checkpoint saves
+    # what is traced is nothing that a caller's checkpoint saves, and has no numbers to look at
+    with kept_as_they_are(), torch.autograd.set_detect_anomaly(False):
         graph = graph_of(module, placeholders, examples, call, options)
         if is_empty(graph):
             return EmptyModel(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import numpy as np
 import torch
@@ -291,6 +292,16 @@ def a_forward_between(run):
     run.backward(loss_of(first))
 
 
+def anomalies_detected(run):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Anomaly Detection has been enabled")
+        with torch.autograd.detect_anomaly():
+            outputs = run(leaf(image()))
+            run.backward(loss_of(outputs))
+            broken = run(leaf(image(1) * torch.inf))
+            run.fails(lambda: run.backward(loss_of(broken)))
+
+
 def counted_and_read(s, x):
     s.n.add_(1)
     return by_a_hook(s.c(x), lambda: s.n)
@@ -505,6 +516,14 @@ CASES = [
     replaced_between("Function", *REPLACED["a buffer"]),
     replaced_between("a reentrant checkpoint", *REPLACED["a number"]),
     *map(others_replaced_between, WAYS),
+    *(
+        Idiom(
+            f"{way} runs where anomalies are detected",
+            holding(lambda s, x, way=way: WAYS[way](s.c(x), lambda: s.n)),
+            anomalies_detected,
+        )
+        for way in WAYS
+    ),
     Idiom(
         "a hook reads a buffer that is changed in place between forward and backward",
         holding(lambda s, x: by_a_hook(s.c(x), lambda: s.n)),
