@@ -343,6 +343,7 @@ class Captures:
 
         # they derive from classes of TorchDynamo, which is imported at the first capture
         from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
+        from ooc_cudnn.torch.capture.container_writes import container_writes_followed
         from ooc_cudnn.torch.capture.covariances import covariances_followed
         from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
         from ooc_cudnn.torch.capture.late_reads import late_reads_refused
@@ -362,6 +363,7 @@ class Captures:
             checkpoints_followed(),
             functions_followed(),
             tensors_followed(),
+            container_writes_followed(),
             covariances_followed(),
             indices_followed(),
             late_reads_refused(),

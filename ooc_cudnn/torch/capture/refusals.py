@@ -123,15 +123,16 @@ def check_python_state() -> None:
     Raises
     ------
     UnsupportedModelError
-        If forward draws of a `random.Random` that lasts longer than a call, or appends to a
-        `deque` with maxlen; with what to do.
+        If forward draws of a `random.Random` that lasts longer than a call, appends to a `deque`
+        with maxlen, or writes to a set of a derived class; with what to do.
     """
     deque = torch._dynamo.variables.lists.DequeVariable
     generator = torch._dynamo.variables.misc.RandomVariable
+    own_set = getattr(torch._dynamo.variables, "UserDefinedSetVariable", deque)
     output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
     scope = {"L": output.local_scope, "G": output.global_scope}
     for variable in list(output.side_effects.id_to_variable.values()):
-        if not isinstance(variable, deque | generator) or variable.source is None:
+        if not isinstance(variable, deque | generator | own_set) or variable.source is None:
             continue
         name = source_name(variable.source)
         if isinstance(variable, generator):
@@ -140,7 +141,13 @@ def check_python_state() -> None:
                 "TorchDynamo would draw the same number in every call: take random.random(), or "
                 f"give the number as an argument{users_frame()}"
             )
-        if eval(name, scope).maxlen is not None:
+        if not isinstance(variable, deque):
+            if output.side_effects.is_modified(variable):
+                raise UnsupportedModelError(
+                    f"forward writes to {told_name(name)}, of a class derived from set, and "
+                    f"TorchDynamo leaves it as it was: make it a plain set{users_frame()}"
+                )
+        elif eval(name, scope).maxlen is not None:
             raise UnsupportedModelError(
                 f"forward has a deque with maxlen ({told_name(name)}), which TorchDynamo follows "
                 f"as if it forgot nothing: take a list, and del its first{users_frame()}"
