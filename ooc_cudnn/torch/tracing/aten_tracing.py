@@ -30,7 +30,7 @@ from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, name_of, repl
 from ooc_cudnn.torch.tracing.higher_order import HigherOrder
 from ooc_cudnn.torch.tracing.mutations import Functional, Memories
 from ooc_cudnn.torch.tracing.normalizing import kept_statistics_of
-from ooc_cudnn.torch.tracing.scalar_inputs import Numbers, specialize
+from ooc_cudnn.torch.tracing.scalar_inputs import BY_DATA, Numbers, is_unknown, specialize
 from ooc_cudnn.torch.tracing.switches import SwitchesSet, check_switch, switches_kept
 from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, spans
 
@@ -84,14 +84,6 @@ def record(
         outputs = recorder.run(module, first)
         recorder.check_switches()
     return graph_of(recorder, outputs)
-
-
-_BY_DATA = (
-    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. An "
-    "index may be one: q[:, t], q[:, (t + torch.arange(n)) % k] = v; for q[:, t:t + n] write "
-    "q.narrow(1, t, n). One of NumPy's is a tensor, too: make it a number of Python outside of "
-    "forward, float(a), or take Python's own function, math.prod(shape) for np.prod\n  "
-)
 
 
 class GraphRecording(ProxyTorchDispatchMode):
@@ -215,7 +207,7 @@ class GraphRecording(ProxyTorchDispatchMode):
                 values[node] = self._called(node, *told)
             else:
                 raise UnsupportedModelError(f"{node.op} {node.target} in a captured graph")
-            if node.op.startswith("call_") and _is_unknown(values[node]):
+            if node.op.startswith("call_") and is_unknown(values[node]):
                 values[node] = self._number(node)  # as NumPy's `item` is, a function of Dynamo's
         return outputs
 
@@ -249,7 +241,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         try:
             return function(*args, **kwargs)
         except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
-            raise UnsupportedModelError(_BY_DATA + self.where) from None
+            raise UnsupportedModelError(BY_DATA + self.where) from None
         except TypeError as error:  # an operator of Python's makes another one of a refusal
             raise self._refusal or error from None
 
@@ -259,7 +251,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         if isinstance(example, torch.SymFloat | torch.SymInt) and example.node.has_hint():
             return specialize(example)  # of what is given: guards compare it
         if node.users:
-            raise UnsupportedModelError(_BY_DATA + source_line(node))
+            raise UnsupportedModelError(BY_DATA + source_line(node))
         return None
 
     def _attribute(self, module: Any, name: str) -> Any:
@@ -552,8 +544,8 @@ class GraphRecording(ProxyTorchDispatchMode):
         schema: Any = None,
     ) -> Operation:
         """Add an operation to those of the inputs, or to those before."""
-        if any(map(_is_unknown, pytree.tree_leaves((args, dict(kwargs))))):
-            raise UnsupportedModelError(_BY_DATA + self.where)
+        if any(map(is_unknown, pytree.tree_leaves((args, dict(kwargs))))):
+            raise UnsupportedModelError(BY_DATA + self.where)
         operation = self._operation(function, name, args, kwargs, results, schema)
         _check_dense(operation)
         if self.of_inputs.intersection(operation.reads):
@@ -624,12 +616,6 @@ def _has_gradient_of_zeros(name: str, results: Sequence[Value | None]) -> bool:
 def _draws(func: Any) -> bool:
     """True if an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _is_unknown(number: Any) -> bool:
-    """True if it is a number that hangs on data."""
-    is_symbol = isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
-    return is_symbol and not number.node.has_hint()
 
 
 def _of_lists(func: Any) -> Any:

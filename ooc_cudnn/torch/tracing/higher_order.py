@@ -16,12 +16,14 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.places import source_line
 from ooc_cudnn.torch.tracing.autocast import UnderAutocast, state
 from ooc_cudnn.torch.tracing.bodies import Body, Bound, OnClones, WithZeros
 from ooc_cudnn.torch.tracing.body_writes import BodyWrites, writes_of
 from ooc_cudnn.torch.tracing.graph import FUNCTION, Value
 from ooc_cudnn.torch.tracing.hooks import ORDERED, Hooks, fake_like
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
+from ooc_cudnn.torch.tracing.scalar_inputs import BY_DATA, is_unknown
 from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, name_of_call
 
 _CHECKPOINT = "tag_activation_checkpoint"
@@ -57,6 +59,9 @@ class HigherOrder:
                 tensors = filter(_is_tensor, pytree.tree_leaves(made))
                 self._of_functions.update(map(self._recorder.memories.read, tensors))
             return made
+        for each in args:
+            if isinstance(each, torch.fx.GraphModule):
+                _check_numbers(each)
         if name == "register_hook":
             return args[0] if REMOVED in node.meta else self._hooks.register(*args)
         examples = node.meta.get("example_value")
@@ -356,3 +361,13 @@ def _is_in(tensor: torch.Tensor, dirty: Mapping[int, torch.Tensor]) -> bool:
 
 def _is_tensor(each: Any) -> bool:
     return isinstance(each, torch.Tensor)
+
+
+def _check_numbers(body: torch.fx.GraphModule) -> None:
+    """Refuse a body that makes a number of data: what runs it is planned without any."""
+    for node in body.graph.nodes:
+        if is_unknown(node.meta.get("example_value")):
+            raise UnsupportedModelError(BY_DATA + source_line(node))
+    for each in body.children():
+        if isinstance(each, torch.fx.GraphModule):
+            _check_numbers(each)

@@ -9,6 +9,13 @@ from typing import Any
 import torch
 
 _SYMBOLIC = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+#: What is said of a number that nobody knows before the call; its line comes behind.
+BY_DATA = (
+    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. An "
+    "index may be one: q[:, t], q[:, (t + torch.arange(n)) % k] = v; for q[:, t:t + n] write "
+    "q.narrow(1, t, n). One of NumPy's is a tensor, too: make it a number of Python outside of "
+    "forward, float(a), or take Python's own function, math.prod(shape) for np.prod\n  "
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,3 +86,9 @@ def only_counts(node: Any) -> bool:
 
 def _is_of_tensors(example: Any) -> bool:
     return not isinstance(example, (*_SYMBOLIC, int, float))
+
+
+def is_unknown(number: Any) -> bool:
+    """True if it is a number that hangs on data."""
+    is_symbol = isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return is_symbol and not number.node.has_hint()
