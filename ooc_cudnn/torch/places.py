@@ -21,6 +21,9 @@ _HELD = re.compile(r"\['?_(?:parameters|buffers|modules)'?\]|\._(?:parameters|bu
 #: The name by which TorchDynamo has a module; and what comes before the variable of a function.
 _IMPORTED = re.compile(r"^__import_(\w+)")
 _CELL = re.compile(r"^.*\.__closure__\[\d+\]\.(?:cell_contents\.)?")
+#: How TorchDynamo looks up a key without a name, and an entry of a class of dictionaries or lists.
+_KEY = re.compile(r"list\(dict\.keys\((?:[^()]|\([^()]*\))*\)\)\[\d+\]")
+_ENTRY = re.compile(r"\b\w+\.__getitem__\((.*?), ('[^']*'|[\w.]+)\)")
 _ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _QUOTED = re.compile(r"\['([^']*)'\]")
@@ -122,7 +125,14 @@ def told_name(source: str) -> str:
     ('type(box).gain', 'gain')
     >>> told_name("L['forward'].__self__._buffers")
     '_buffers'
+    >>> told_name("dict.__getitem__(L['forward'].__self__.t, 'a').gain")
+    't.a.gain'
+    >>> told_name("L['forward'].__self__.t[list(dict.keys(L['forward'].__self__.t))[1]].gain")
+    't.(a key).gain'
     """
+    source, found = _KEY.sub("'(a key)'", source), 1
+    while found:
+        source, found = _ENTRY.subn(r"\1[\2]", source)
     within = re.fullmatch(r"type\((.*)\)((?:\.\w+)+)", source)
     if within:
         return f"type({told_name(within[1])}){within[2]}"

@@ -26,12 +26,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ooc_cudnn.torch.errors import LateChangeError
+from ooc_cudnn.torch.errors import LateChangeError, UnsupportedModelError
 from ooc_cudnn.torch.places import of_arguments, told_name, users_frame
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
 _FIXED = frozenset((*_PLAIN, bool, type(None)))
-_CONTAINERS = (list, tuple, dict, deque)
+_MAPPINGS = (dict, MappingProxyType)
+_CONTAINERS = (list, tuple, deque, *_MAPPINGS)
+#: These have reads of what is in them.
+_WRITTEN = (list, deque, set, *_MAPPINGS)
+#: In names of keys: of `torch.float32`, of `device(type='cpu')`.
+_NAMES = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
 _GONE = object()
 #: What an object that is not there raises.
 _NOT_THERE = (AttributeError, KeyError, IndexError, NameError, TypeError)
@@ -64,6 +69,8 @@ class LateRead:
         The key of an entry, if no more is read of a container.
     asks : bool
         Whether no more is read than if there is such a name.
+    is_handle : bool
+        Whether what is read in a container there is noted by itself.
     """
 
     where: Any
@@ -73,12 +80,13 @@ class LateRead:
     is_made: bool = False
     entry: tuple[Any, ...] = ()
     asks: bool = False
+    is_handle: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The same for all that are alike."""
         where = self.where if isinstance(self.where, str) else id(self.where)
-        return where, self.name, self.entry, self.asks, self.who
+        return where, self.name, self.entry, self.asks, self.is_handle, self.who
 
     def value(self, owner: Any) -> Any:
         """What is there now."""
@@ -171,12 +179,28 @@ class LateState:
 
     def _now(self) -> list[Any]:
         pairs = zip(self._reads, self._owners, strict=True)
-        return [_seen(read.value(owner)) for read, owner in pairs]
+        found = ((read, read.value(owner)) for read, owner in pairs)
+        return [_Handle(each) if read.is_handle else _seen(each) for read, each in found]
+
+
+class _Handle:
+    """A value that is read, of which what is in it matters only if it is another one."""
+
+    def __init__(self, value: Any) -> None:
+        self._is_container = isinstance(value, _WRITTEN)
+        self._value, self._seen = value if self._is_container else None, _seen(value)
+
+    def is_like(self, other: _Handle) -> bool:
+        """True if it is the same container, or what a read of it would see is the same."""
+        if self._is_container and self._value is other._value:
+            return True
+        return _alike(self._seen, other._seen)
 
 
 def _owners(reads: Sequence[LateRead], scope: dict[str, Any]) -> list[Any]:
     """What has the names of reads."""
     names = dict.fromkeys(each.where for each in reads if isinstance(each.where, str))
+    scope = {**_NAMES, **scope}
     try:
         objects = eval(_code(f"({''.join(f'{each},' for each in names)})"), scope)
     except _NOT_THERE:
@@ -213,9 +237,20 @@ def users_alone(reads: Sequence[LateRead], scope: Mapping[str, Any]) -> list[Lat
     """Reads but for those of what is PyTorch's own, which nobody replaces in the midst of a step.
 
     These are most by far: functions of its modules, methods of its layers.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If one has a name by which nothing is found.
     """
     lasting = [each for each in reads if not each.is_made]
-    pairs = zip(lasting, _owners(lasting, dict(scope)), strict=True)
+    pairs = list(zip(lasting, _owners(lasting, dict(scope)), strict=True))
+    for read, owner in pairs:
+        if owner is _GONE:
+            raise UnsupportedModelError(
+                f"{read.who} reads {read.told(None)}, which the library does not find again, and "
+                f"others may change it before backward: {read.remedy}"
+            )
     users = [each for each, owner in pairs if not each.is_of_pytorch(owner)]
     return users + [each for each in reads if each.is_made]
 
@@ -253,7 +288,7 @@ def _entry(container: Any, key: Any) -> Any:
         return dict.get(container, key, _GONE)
     try:
         return container[key]
-    except (IndexError, TypeError):
+    except (LookupError, TypeError):
         return _GONE
 
 
@@ -289,9 +324,9 @@ def _look_at(value: Any, found: list[tuple[Any, Any]], around: tuple[int, ...]) 
         one = weakref.ref(value) if isinstance(value, torch.Tensor) else value
         found.append((one, _state(value)))
         return
-    names = tuple(value) if isinstance(value, dict) else len(value)
+    names = tuple(value) if isinstance(value, _MAPPINGS) else len(value)
     found.append((type(value), names))
-    for each in value.values() if isinstance(value, dict) else value:
+    for each in value.values() if isinstance(value, _MAPPINGS) else value:
         _look_at(each, found, (*around, id(value)))
 
 
@@ -308,6 +343,8 @@ def _alike(one: Any, other: Any) -> bool:
     """True if two values are what the same read would see."""
     if one is other:
         return True
+    if isinstance(one, _Handle):
+        return one.is_like(other)
     if not isinstance(one, list) or not isinstance(other, list):
         return type(one) is type(other) and bool(one == other)
     if len(one) != len(other):

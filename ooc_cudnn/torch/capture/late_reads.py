@@ -58,7 +58,7 @@ _DUNDER_DICT: Any = getattr(dicts, "SideEffectsProxyDict", None)  # of 2.13
 #: As many names are told.
 _TOLD = 3
 #: What has no name.
-_CONTAINER = "a container"
+_CONTAINER, _VARIABLE = "a container", "a variable"
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ def _replaced(first: _Reading, second: _Reading | None) -> list[str]:
 def _name_of_write(item: Any, name: str | None, tx: Any) -> str:
     """What forward writes: an attribute, a variable of a function, or into a container."""
     if isinstance(item, CellVariable):
-        return str(tx.current_instruction.argval)
+        found = item.local_name or tx.current_instruction.argval
+        return found if isinstance(found, str) else _VARIABLE
     source = getattr(item, "source", None)
     return name or (told_name(source_name(source)) if source is not None else _CONTAINER)
 
@@ -365,7 +366,8 @@ def late_reads_refused() -> Iterator[None]:
 
     def attribute(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if getattr(self, "fn", getattr) is getattr and args[1].is_python_constant():
-            of(tx).has_read_of(args[0], args[1].as_python_constant())
+            name, is_users = args[1].as_python_constant(), not _is_pytorchs(tx.f_code)
+            of(tx).has_read_of(args[0], name, is_handle=is_users)
         return was(self, tx, args, kwargs)
 
     def asked(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -385,7 +387,8 @@ def late_reads_refused() -> Iterator[None]:
     def pushed(was: Any, self: Any, item: Any) -> Any:
         """Note containers, which come to a body as variables: of functions, or its arguments."""
         if watched.within and is_container(item) and not _is_pytorchs(self.f_code):
-            of(self).has_read_of(item, None, entry_read(self))
+            entry = entry_read(self)
+            of(self).has_read_of(item, None, entry, is_handle=bool(entry))
         return was(self, item)
 
     def entry_of(was: Any, self: Any, key: Any) -> Any:
@@ -395,13 +398,15 @@ def late_reads_refused() -> Iterator[None]:
 
     def variable(was: Any, self: Any, cell: Any) -> Any:
         if watched.within and watched.output is not None:
-            name = str(watched.output.current_tx.current_instruction.argval)
-            watched.has_read_of(cell, name)
+            tx = watched.output.current_tx
+            is_users = not _is_pytorchs(tx.f_code)
+            watched.has_read_of(cell, str(tx.current_instruction.argval), is_handle=is_users)
         return was(self, cell)
 
     def global_of(was: Any, self: Any, instruction: Any) -> Any:
         if instruction.argval in self.f_globals:
-            of(self).has_read(self.f_globals, instruction.argval)
+            is_users = not _is_pytorchs(self.f_code)
+            of(self).has_read(self.f_globals, instruction.argval, is_handle=is_users)
         return was(self, instruction)
 
     def stored(was: Any, self: Any, item: Any, name: str, *args: Any, **how: Any) -> Any:

@@ -20,7 +20,7 @@ from ooc_cudnn.torch.places import source_name
 _CONTAINERS = tuple(
     getattr(variables, name)
     for name in (
-        "ConstDictVariable", "DequeVariable", "ListVariable", "SetVariable",
+        "ConstDictVariable", "DequeVariable", "ListVariable", "MappingProxyVariable", "SetVariable",
         "UserDefinedDictVariable", "UserDefinedListVariable", "UserDefinedSetVariable",
     )
     if hasattr(variables, name)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch._dynamo.side_effects import SideEffects
 
 from ooc_cudnn.torch.autograd.late_state import DEFAULTS, LateRead
@@ -22,6 +23,13 @@ from ooc_cudnn.torch.places import source_name, traced_line
 _ROOTS, _OF_THE_CALL = ("L['", "G["), ("L['args']", "L['kwargs']")
 #: What backward reads of a tensor beside its elements, which are compared where they are.
 _OF_TENSORS = ("requires_grad", "grad")
+
+
+def _is_of_its_own(name: str | None) -> bool:
+    """True if a tensor has an attribute that its user has set, or one that backward reads."""
+    return name is not None and (name in _OF_TENSORS or not hasattr(torch.Tensor, name))
+
+
 #: Instructions that put a key on the stack which is there already.
 _LOADS_KEY = ("LOAD_CONST", "LOAD_SMALL_INT")
 
@@ -47,20 +55,26 @@ class NotedReads:
         finally:
             self.within.pop()
 
-    def has_read(self, where: Any, name: str) -> None:
+    def has_read(self, where: Any, name: str, *, is_handle: bool = False) -> None:
         """Note a name, where a body reads it."""
         if self.within:
-            read = LateRead(where, name, *self.within[-1])
+            read = LateRead(where, name, *self.within[-1], is_handle=is_handle)
             self.reads[read.key] = read
 
     def has_read_of(
-        self, item: Any, name: str | None, entry: tuple[Any, ...] = (), *, asks: bool = False
+        self,
+        item: Any,
+        name: str | None,
+        entry: tuple[Any, ...] = (),
+        *,
+        asks: bool = False,
+        is_handle: bool = False,
     ) -> None:
         """Note it of an object by its variable; or what is read in it, if it is a container."""
-        if not self.within or (item.is_tensor() and name not in _OF_TENSORS):
+        if not self.within or (item.is_tensor() and not _is_of_its_own(name)):
             return
         place = "" if item.source is None else source_name(item.source)
-        read = LateRead(place, name, *self.within[-1], entry=entry, asks=asks)
+        read = LateRead(place, name, *self.within[-1], entry=entry, asks=asks, is_handle=is_handle)
         if any(each in place for each in _ROOTS):
             if place not in _OF_THE_CALL:
                 self.reads[read.key] = read
@@ -112,9 +126,19 @@ class NotedReads:
 def entry_read(tx: Any) -> tuple[Any, ...]:
     """The key of the entry that is read next of what is put on the stack now; () if none is."""
     key, reads = [*tx.instructions[tx.instruction_pointer :][:2], None, None][:2]
-    if key is None or key.opname not in _LOADS_KEY or type(key.argval) not in KEYS:
-        return ()
     is_read = reads is not None and (
         reads.opname == "BINARY_SUBSCR" or (reads.opname, reads.argrepr) == ("BINARY_OP", "[]")
     )
-    return (key.argval,) if is_read else ()
+    found = _key_of(tx, key) if is_read else None
+    return () if found is None else (found,)
+
+
+def _key_of(tx: Any, instruction: Any) -> Any:
+    """What an instruction puts on the stack, if it is a key that names can have; or else None."""
+    if instruction.opname in _LOADS_KEY:
+        found = instruction.argval
+    else:
+        held = tx.symbolic_locals.get(instruction.argval)
+        is_known = instruction.opname.startswith("LOAD_FAST") and held is not None
+        found = held.as_python_constant() if is_known and held.is_python_constant() else None
+    return found if type(found) in KEYS else None

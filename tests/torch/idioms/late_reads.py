@@ -292,6 +292,10 @@ def a_forward_between(run):
     run.backward(loss_of(first))
 
 
+def number_of(way, read):
+    return lambda s, x: WAYS[way](s.c(x), lambda: read(s))
+
+
 def anomalies_detected(run):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Anomaly Detection has been enabled")
@@ -516,6 +520,14 @@ CASES = [
     replaced_between("Function", *REPLACED["a buffer"]),
     replaced_between("a reentrant checkpoint", *REPLACED["a number"]),
     *map(others_replaced_between, WAYS),
+    *(
+        Idiom(f"{way} makes a number of {kind}", holding(number_of(way, read)), train, REFUSED)
+        for way in WAYS
+        for kind, read in {
+            "a buffer": lambda s: float(s.n),
+            "an array": lambda s: float(s.array[0]),
+        }.items()
+    ),
     *(
         Idiom(
             f"{way} runs where anomalies are detected",
