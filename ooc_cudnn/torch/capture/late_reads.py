@@ -42,6 +42,7 @@ from ooc_cudnn.torch.capture.noted_reads import NotedReads, entry_read
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import NOT_THE_USERS, source_name, told_name, traced_line
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
+from ooc_cudnn.torch.tracing.autocast import without_autocast
 
 _HOOK = (
     "a hook of a tensor",
@@ -274,6 +275,13 @@ class _Ended(VariableTracker):
 
 
 @contextmanager
+def _as_in_backward() -> Iterator[None]:
+    """Answer a hook's questions as where backward runs, outside of forward's blocks."""
+    with torch.no_grad(), without_autocast():
+        yield
+
+
+@contextmanager
 def _side_effects_kept(tx: Any) -> Iterator[None]:
     """Have TorchDynamo know what forward writes after a body that it traces meanwhile.
 
@@ -314,11 +322,11 @@ def late_reads_refused() -> Iterator[None]:
     def speculated(was: Any, tx: Any, f: Any, *args: Any, **how: Any) -> Any:
         if _OF_HOOKS not in args[2:3]:
             return was(tx, f, *args, **how)
-        with torch.no_grad(), of(tx).reading(_HOOK), _side_effects_kept(tx):  # as in backward
+        with _as_in_backward(), of(tx).reading(_HOOK), _side_effects_kept(tx):
             made = was(tx, f, *args, **how)
 
         def again(tx: Any) -> _Reading:
-            with torch.no_grad(), _side_effects_kept(tx):
+            with _as_in_backward(), _side_effects_kept(tx):
                 _, graph, given = was(tx, f, *args, **how)
             return _reading(graph, list(given))
 
@@ -330,11 +338,11 @@ def late_reads_refused() -> Iterator[None]:
         was: Any, self: Any, tx: Any, ctx: Any, tracer: Any, results: Any, forward: Any
     ) -> Any:
         kept = _copied(results)  # what it is then given has other proxies later
-        with of(tx).reading(_BACKWARD):
+        with without_autocast(), of(tx).reading(_BACKWARD):
             made = was(self, tx, ctx, tracer, results, forward)
 
         def again(tx: Any) -> _Reading:
-            with _without_new_inputs(tracer):
+            with without_autocast(), _without_new_inputs(tracer):
                 _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
                 return _reading(graph, list(given), _nodes_of(results))
 

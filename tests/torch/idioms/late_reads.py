@@ -292,6 +292,16 @@ def a_forward_between(run):
     run.backward(loss_of(first))
 
 
+def with_autocast(run):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = run(leaf(image()))
+    run.backward(loss_of(outputs))
+
+
+def asks_for_autocast(s):
+    return 3.0 if torch.is_autocast_enabled("cpu") else 1.0
+
+
 def number_of(way, read):
     return lambda s, x: WAYS[way](s.c(x), lambda: read(s))
 
@@ -520,6 +530,16 @@ CASES = [
     replaced_between("Function", *REPLACED["a buffer"]),
     replaced_between("a reentrant checkpoint", *REPLACED["a number"]),
     *map(others_replaced_between, WAYS),
+    *(
+        Idiom(
+            f"{way} asks for autocast, and backward runs outside of its block",
+            holding(number_of(way, asks_for_autocast)),
+            with_autocast,
+            REFUSED,
+            computed_in=torch.bfloat16,
+        )
+        for way in WAYS
+    ),
     *(
         Idiom(f"{way} makes a number of {kind}", holding(number_of(way, read)), train, REFUSED)
         for way in WAYS
