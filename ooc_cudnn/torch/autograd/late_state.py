@@ -34,7 +34,7 @@ _FIXED = frozenset((*_PLAIN, bool, type(None)))
 _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, tuple, deque, *_MAPPINGS)
 #: These have reads of what is in them.
-_WRITTEN = (list, deque, set, *_MAPPINGS)
+_WRITTEN = (list, set, *_MAPPINGS)
 #: In names of keys: of `torch.float32`, of `device(type='cpu')`.
 _NAMES = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
 _GONE = object()
@@ -187,7 +187,7 @@ class _Handle:
     """A value that is read, of which what is in it matters only if it is another one."""
 
     def __init__(self, value: Any) -> None:
-        self._is_container = isinstance(value, _WRITTEN)
+        self._is_container = isinstance(value, _WRITTEN) or type(value) is deque
         self._value, self._seen = value if self._is_container else None, _seen(value)
 
     def is_like(self, other: _Handle) -> bool:

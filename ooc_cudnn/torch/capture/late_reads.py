@@ -372,11 +372,21 @@ def late_reads_refused() -> Iterator[None]:
         call.globals = roots
         return was(self, tx, *args, **how)
 
+    def is_handle(tx: Any, made: Any) -> bool:
+        """True if the reads of what is in it are noted by themselves: see `pushed`."""
+        if not watched.within or _is_pytorchs(tx.f_code) or made is None:
+            return False
+        return is_container(made) and made.source is not None
+
     def attribute(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(self, "fn", getattr) is getattr and args[1].is_python_constant():
-            name, is_users = args[1].as_python_constant(), not _is_pytorchs(tx.f_code)
-            of(tx).has_read_of(args[0], name, is_handle=is_users)
-        return was(self, tx, args, kwargs)
+        if getattr(self, "fn", getattr) is not getattr or not args[1].is_python_constant():
+            return was(self, tx, args, kwargs)
+        name, made = args[1].as_python_constant(), None
+        try:
+            made = was(self, tx, args, kwargs)
+            return made
+        finally:  # it may not be there
+            of(tx).has_read_of(args[0], name, is_handle=is_handle(tx, made))
 
     def asked(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 2 and args[1].is_python_constant():
@@ -405,17 +415,19 @@ def late_reads_refused() -> Iterator[None]:
         return was(self, key)
 
     def variable(was: Any, self: Any, cell: Any) -> Any:
+        made = was(self, cell)
         if watched.within and watched.output is not None:
             tx = watched.output.current_tx
-            is_users = not _is_pytorchs(tx.f_code)
-            watched.has_read_of(cell, str(tx.current_instruction.argval), is_handle=is_users)
-        return was(self, cell)
+            name = str(tx.current_instruction.argval)
+            watched.has_read_of(cell, name, is_handle=is_handle(tx, made))
+        return made
 
     def global_of(was: Any, self: Any, instruction: Any) -> Any:
+        made = was(self, instruction)
         if instruction.argval in self.f_globals:
-            is_users = not _is_pytorchs(self.f_code)
-            of(self).has_read(self.f_globals, instruction.argval, is_handle=is_users)
-        return was(self, instruction)
+            handle = is_handle(self, self.stack[-1])
+            of(self).has_read(self.f_globals, instruction.argval, is_handle=handle)
+        return made
 
     def stored(was: Any, self: Any, item: Any, name: str, *args: Any, **how: Any) -> Any:
         written(self, item, name)

@@ -97,6 +97,11 @@ READ = {
         lambda m: m.t["a"],
         lambda m: setattr(m, "t", {"a": 5.0}),
     ),
+    "how many hooks a layer has": (
+        lambda m: None,
+        lambda m: 1.0 + len(m.d._forward_hooks),
+        lambda m: m.d.register_forward_hook(lambda layer, given, made: None),
+    ),
     "the sum of a list": (of_a_row, lambda m: sum(m.t), lambda m: m.t.append(5.0)),
 }
 #: What changes that is not read.
