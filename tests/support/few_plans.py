@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ooc_cudnn.network.search import plan_search, policy_planner
+from ooc_cudnn.network.search import (
+    plan_search,
+    plan_step,  # noqa: F401  # it names the policies as it is imported: before they are fewer
+    policy_planner,
+)
 from tests.support import sampling
 
 
