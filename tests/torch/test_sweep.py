@@ -48,13 +48,13 @@ def test_limits_are_shares_of_what_all_kept_takes_with_what_is_on_the_card(model
 
 
 def test_it_is_captured_once(model, monkeypatch):
-    count, captured = [], capture.Captures._captured
+    count, captured = [], capture.Captures._traced
 
     def counted(self, *arguments):
         count.append(self)
         return captured(self, *arguments)
 
-    monkeypatch.setattr(capture.Captures, "_captured", counted)
+    monkeypatch.setattr(capture.Captures, "_traced", counted)
     told = []
     with ooc_cudnn.settings(progress=lambda *done: told.append(done)):
         ooc.sweep(torch.nn.Sequential(*model), SHAPE, limits=LIMITS[:3], machine="h200")
