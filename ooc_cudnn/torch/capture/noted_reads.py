@@ -23,15 +23,13 @@ from ooc_cudnn.torch.places import source_name, traced_line
 _ROOTS, _OF_THE_CALL = ("L['", "G["), ("L['args']", "L['kwargs']")
 #: What backward reads of a tensor beside its elements, which are compared where they are.
 _OF_TENSORS = ("requires_grad", "grad")
+#: Instructions that put a key on the stack which is there already.
+_LOADS_KEY = ("LOAD_CONST", "LOAD_SMALL_INT")
 
 
 def _is_of_its_own(name: str | None) -> bool:
     """True if a tensor has an attribute that its user has set, or one that backward reads."""
     return name is not None and (name in _OF_TENSORS or not hasattr(torch.Tensor, name))
-
-
-#: Instructions that put a key on the stack which is there already.
-_LOADS_KEY = ("LOAD_CONST", "LOAD_SMALL_INT")
 
 
 class NotedReads:

@@ -68,12 +68,12 @@ def writes_of(
         (at, index)
         for at, result in tensors_made
         for index, each in enumerate(tensors)
-        if memory_of(result) == memory_of(each)
+        if storage_key(result) == storage_key(each)
     )
     alike = tuple(
         (at, index)
         for (at, one), (index, two) in combinations(tensors_made, 2)
-        if memory_of(one) == memory_of(two)
+        if storage_key(one) == storage_key(two)
     )
     made = [each for _, each in tensors_made if each.requires_grad]
     read = [each for each in tensors if each.requires_grad]
@@ -89,8 +89,8 @@ def writes_of(
     return BodyWrites(given, follows, shown, alike, forward.draws, *both, kept, results_kept)
 
 
-def memory_of(tensor: torch.Tensor) -> int:
-    """A number for a tensor's memory, which all that share it have."""
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a key of the storage of a strided tensor, which views of it share."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -110,11 +110,11 @@ class _Written(TorchDispatchMode):
 
     def has(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory has been written to."""
-        return memory_of(tensor) in self._places
+        return storage_key(tensor) in self._places
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory has been read, or written to."""
-        return memory_of(tensor) in self._read
+        return storage_key(tensor) in self._read
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -122,14 +122,14 @@ class _Written(TorchDispatchMode):
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         tensors = (e for e in pytree.tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor))
-        self._read.update(map(memory_of, tensors))
+        self._read.update(map(storage_key, tensors))
         schema = getattr(func, "_schema", None)  # a function of functions has none
         for index, argument in enumerate(() if schema is None else schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             written = args[index] if index < len(args) else kwargs.get(argument.name)
             self._places.update(
-                memory_of(each)
+                storage_key(each)
                 for each in pytree.tree_leaves(written)
                 if isinstance(each, torch.Tensor)
             )

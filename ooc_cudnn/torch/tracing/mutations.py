@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.tracing.body_writes import memory_of
+from ooc_cudnn.torch.tracing.body_writes import storage_key
 from ooc_cudnn.torch.tracing.graph import Value, name_of
 from ooc_cudnn.torch.tracing.image_axes import MOVES
 from ooc_cudnn.torch.tracing.normalizing import Update, update_statistics
@@ -143,11 +143,11 @@ class Memories:
 
     def own(self, tensor: torch.Tensor, value: Value) -> SeenTensor:
         """Note a tensor with memory of its own."""
-        memory = self._memories.setdefault(memory_of(tensor), Memory())
+        memory = self._memories.setdefault(storage_key(tensor), Memory())
         return self._enter(SeenTensor(tensor, value, memory, at=memory.writes))
 
     def _enter(self, made: SeenTensor) -> SeenTensor:
-        self._seen[id(made.tensor)] = self._last[memory_of(made.tensor)] = made
+        self._seen[id(made.tensor)] = self._last[storage_key(made.tensor)] = made
         return made
 
     def read(self, tensor: torch.Tensor) -> Value:
@@ -199,7 +199,7 @@ class Memories:
 
     def _wrapped(self, tensor: torch.Tensor) -> SeenTensor | None:
         """Enter a tensor that PyTorch has made another object of, as factories and `detach` do."""
-        seen = self._last.get(memory_of(tensor))
+        seen = self._last.get(storage_key(tensor))
         if seen is None or _lies(seen.tensor) != _lies(tensor):
             return None
         view = View(torch.ops.aten.detach.default, "detach", (_BASE,), {}, None)
@@ -293,11 +293,11 @@ class Memories:
     ) -> None:
         """Note what an operation has made: views of what it read, or new ones."""
         read = [e for e in pytree.tree_leaves((args, dict(kwargs))) if isinstance(e, torch.Tensor)]
-        places = {memory_of(each): each for each in reversed(read)}
+        places = {storage_key(each): each for each in reversed(read)}
         for index, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if value is None or self.knows(tensor):
                 continue
-            base = places.get(memory_of(tensor))
+            base = places.get(storage_key(tensor))
             if base is None:
                 self.own(tensor, value)
                 continue

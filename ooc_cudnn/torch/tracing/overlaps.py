@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
+from ooc_cudnn.torch.tracing.body_writes import storage_key
 from ooc_cudnn.torch.tracing.graph import Graph
 from ooc_cudnn.torch.tracing.normalizing import is_statistics_update
 
@@ -30,7 +31,7 @@ def _span(tensor: Any) -> tuple[int, int]:
 def memory_of(tensor: Any) -> int:
     """Return a key of the memory that a tensor or an array lies in."""
     if isinstance(tensor, torch.Tensor):
-        return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0
+        return storage_key(tensor) if tensor.layout == torch.strided else 0
     return id(tensor)
 
 
