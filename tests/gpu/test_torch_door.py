@@ -414,3 +414,23 @@ def test_a_step_under_autocast_stays_within_its_limit(share):
 
     limit = int(share * peak(model)) + 2**25
     assert peak(ooc.limit(model, limit)) <= limit + 2**20
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_interpolation_under_autocast_has_the_dtype_of_eager(mode):
+    """On a card autocast computes it in float32, whatever PyTorch's twin for plans says."""
+
+    class Doubled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            return torch.nn.functional.interpolate(self.conv(x), scale_factor=2, mode=mode)
+
+    torch.manual_seed(0)
+    eager, x = Doubled().cuda(), torch.randn(2, 3, 12, 12, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found, expected = ooc.limit(copy.deepcopy(eager), "8MiB")(x), eager(x)
+    assert found.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)

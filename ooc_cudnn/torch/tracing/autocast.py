@@ -8,7 +8,7 @@ autocast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +82,25 @@ def casts_of(
     if kernels:
         yield casts
         return
-    with _CountedCasts(target) as counted:
+    with _as_eager_composes(target), _CastsWithin(target) as within:
         yield casts
-    if counted.casts:
+    leaves = pytree.tree_leaves((args, kwargs))
+    given = {id(each): read(each) for each in leaves if isinstance(each, torch.Tensor)}
+    if within.are_first and all(id(tensor) in given for tensor, _ in within.casts):
+        # as of `interpolate`, which hands on to what has a kernel of autocast
+        casts.inputs |= {given[id(tensor)]: dtype for tensor, dtype in within.casts}
+    elif within.casts:
         casts.function = UnderAutocast(target, in_force)
+
+
+def _as_eager_composes(target: Any) -> AbstractContextManager[Any]:
+    """Have an operation that calls others do so as in eager PyTorch.
+
+    The form for tensors without data that some have in Python, as `interpolate`, calls others,
+    which autocast does not cast for.
+    """
+    has_other = torch._C.DispatchKey.CompositeImplicitAutograd in getattr(target, "py_kernels", ())
+    return torch._C._DisablePythonDispatcher() if has_other else nullcontext()
 
 
 def _casts_by_kernel(
@@ -138,12 +153,16 @@ def enter_autocast(kinds: Iterable[tuple[str, torch.dtype]]) -> Iterator[None]:
         yield
 
 
-class _CountedCasts(TorchDispatchMode):
-    """Counts the casts, and operations that are told a dtype, which another one comes to."""
+class _CastsWithin(TorchDispatchMode):
+    """Notes the casts within an operation, and those that it tells a dtype, which is as a cast."""
 
     def __init__(self, target: Any) -> None:
         super().__init__()
-        self.target, self.casts = target, 0
+        self.target = target
+        #: What is cast, and to which dtype; None for what is computed in another one.
+        self.casts: list[tuple[Any, torch.dtype]] = []
+        #: Whether nothing is computed before the last of them.
+        self.are_first, self._computes = True, False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -151,8 +170,12 @@ class _CountedCasts(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         is_told = func is not self.target and kwargs.get("dtype") is not None
-        if is_told and args and isinstance(args[0], torch.Tensor):
-            self.casts += result.dtype != args[0].dtype
+        from_tensor = is_told and args and isinstance(args[0], torch.Tensor)
+        is_copy = func is torch.ops.aten._to_copy.default
+        if from_tensor and result.dtype != args[0].dtype:
+            self.casts.append((args[0] if is_copy else None, result.dtype))
+            self.are_first &= is_copy and not self._computes
+        self._computes |= not is_copy and isinstance(result, torch.Tensor)
         return result
 
 
