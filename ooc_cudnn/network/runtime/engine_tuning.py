@@ -185,7 +185,7 @@ class LaunchTiming:
                     continue
                 if not self._tuner.deadline.allows(steps=1):
                     break
-                took = self._time(operation, launches, [engine])
+                took = self._time(operation, launches, self._beside(operation, engine))
                 if took is None:
                     continue
                 predicted = launches.slowness * launches.seconds
@@ -216,6 +216,15 @@ class LaunchTiming:
         is_near = nearest is not None and nearest.work.distance(operation.work()) <= SAME
         is_known = (was_measured and is_near) or (operation, engine) in self._timed
         return None if is_known else engine
+
+    def _beside(self, operation: AnyConvolution, engine: Engine) -> list[Engine]:
+        """An engine, and what would run if there were more room: it says what that is worth.
+
+        By what has too little alone, a convolution seems to be slow whatever it is given.
+        """
+        assert self._device.engines is not None
+        with_room = self._device.engines.chosen(operation)
+        return [engine] if with_room in (None, engine) else [engine, with_room]
 
     def _time(
         self, operation: AnyConvolution, launches: PlannedLaunches, engines: list[Engine]
