@@ -8,7 +8,7 @@ import pytest
 import ooc_cudnn
 from ooc_cudnn.devices.engines import Engine, Measurement, Option
 from ooc_cudnn.devices.tuning_database import tables_of
-from ooc_cudnn.engines.choose import slowness_of
+from ooc_cudnn.engines.choose import WITHOUT_TENSOR_CORES, slowness_of
 from ooc_cudnn.engines.target import make_request
 from ooc_cudnn.network.lowering.call_plans import CallKind
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
@@ -19,7 +19,7 @@ from ooc_cudnn.operations.convolution.gradients import ConvolutionBackwardFilter
 from ooc_cudnn.operations.elementwise.binary import AddTensor
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 from tests.network.runtime.test_engine_tuning import QUICK, algorithms, inputs, network
-from tests.support.fake_cudnn import FakeEngine
+from tests.support.fake_cudnn import FakeEngine, NumericalNote
 from tests.support.tuned import KIB, engines_maker
 
 FORWARD = Convolution.of((1, 8, 64, 64), (8, 8, 3, 3), padding=1)
@@ -172,6 +172,37 @@ def test_a_step_is_predicted_by_the_engines_that_it_has_room_for(make, random):
         assert algorithms(step) == {f"eng{number} (measured)"}
         seconds.append(step.plan.compute_seconds)
     assert seconds[1] == pytest.approx(3.0 * seconds[0], rel=0.2)
+
+
+TENSOR_CORES = (NumericalNote.TENSOR_CORE,)
+
+
+@pytest.mark.parametrize("notes", [TENSOR_CORES, ()])
+@pytest.mark.parametrize("limit", [2**20, 400 * KIB])
+def test_what_has_no_tensor_cores_for_want_of_workspace_is_said_to_be_slow(make, notes, limit):
+    """Where none has them, as in strict float32, nothing says that more room would help."""
+    device = make(FakeEngine(102, 1e-8, 512 * KIB, notes=notes), FakeEngine(101, 1e-8))
+    plan, slowness = planned(device, limit=limit)
+    if limit == 2**20:
+        assert (plan.algorithms, slowness) == (("eng102",), 1.0)
+    elif notes:
+        assert plan.algorithms == ("eng101, no tensor cores",)
+        assert slowness == WITHOUT_TENSOR_CORES
+    else:
+        assert (plan.algorithms, slowness) == (("eng101",), 1.0)
+
+
+def test_it_is_cut_where_pieces_have_room_for_tensor_cores(make):
+    """On an H200, twelve launches of nnU-Net took 2.6 s in 54 KiB of workspace, or none."""
+    device = make(
+        FakeEngine(102, 1e-8, workspace_of_row=8 * KIB, notes=TENSOR_CORES), FakeEngine(101, 1e-8)
+    )
+    whole = replace(FORWARD, x_shape=(8, 8, 64, 64), layout="channels_last")
+    call = Chain((replace(whole, layout="channels_first"),), "float32")
+    plan, slowness = planned(device, limit=300 * KIB, call=call)
+    assert plan.algorithms == ("eng102",)
+    assert plan.pieces > 8
+    assert slowness == 1.0
 
 
 @pytest.mark.parametrize(("times", "number"), [(3, 100), (30, 101)])

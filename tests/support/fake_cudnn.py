@@ -107,6 +107,7 @@ class Graph:
 
     def __init__(self, cudnn):
         self.cudnn, self.plans, self.barred, self.most = cudnn, [], set(), None
+        self.asked_for = set()
         self.added, self.is_rectified = None, False
 
     def tensor(self, *, dim, stride, data_type, name, uid):
@@ -199,13 +200,16 @@ class Graph:
         assert self.plans, "the backend marks the plans that there are"
         self.barred |= set(notes)
 
+    def select_numeric_notes(self, notes):
+        self.asked_for |= set(notes)
+
     def deselect_workspace_greater_than(self, most):
         self.most = most
 
     def build_plan_at_index(self, index):
         engine = self.plans[index]
         too_large = self.most is not None and self.workspace(engine) > self.most
-        if self.barred & set(engine.notes) or too_large:
+        if self.barred & set(engine.notes) or self.asked_for - set(engine.notes) or too_large:
             raise RuntimeError("deselected")
         if self.images < engine.least_images:
             raise RuntimeError("not supported")

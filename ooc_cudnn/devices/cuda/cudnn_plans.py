@@ -10,7 +10,7 @@ from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, WIDENED, Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
-from ooc_cudnn.devices.engines import MEASURED, Engine
+from ooc_cudnn.devices.engines import CROWDED, MEASURED, Engine
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardFilter,
@@ -38,7 +38,9 @@ MOST_RANKED = 10
 class Executable(NamedTuple):
     """A built plan: its graph, which of the graph's plans, all its scratch bytes, its engine.
 
-    `asked` is the engine that was asked for; None where the heuristics chose.
+    `asked` is the engine that was asked for; None where the heuristics chose. Of those that they
+    choose, `on_tensor_cores` says what computes the products, and `is_crowded` that it would be
+    tensor cores if there were room for workspace.
     """
 
     graph: Any
@@ -47,11 +49,15 @@ class Executable(NamedTuple):
     engine: str
     form: Form
     asked: Engine | None = None
+    on_tensor_cores: bool = False
+    is_crowded: bool = False
 
     @property
     def name(self) -> str:
         """Name that a plan shows."""
-        return self.engine if self.asked is None else f"{self.engine}{MEASURED}"
+        if self.asked is not None:
+            return f"{self.engine}{MEASURED}"
+        return f"{self.engine}{CROWDED if self.is_crowded else ''}"
 
 
 class Plans:
@@ -99,7 +105,8 @@ class Plans:
                     graph.build_plan_at_index(index)
                 except self.errors:
                     continue
-                return _executable(graph, index, form)
+                found = _executable(graph, index, form)
+                return found._replace(on_tensor_cores=self._is_on_tensor_cores(graph, index))
             return None
         except cudnn.cudnnGraphNotSupportedError:
             return None
@@ -241,6 +248,15 @@ class Plans:
         finally:
             forget_frames(graph)
         return engines
+
+    def _is_on_tensor_cores(self, graph: Any, index: int) -> bool:
+        """True if a plan that was built is on tensor cores; the others of its graph are barred."""
+        try:
+            graph.select_numeric_notes([self._cudnn.numerical_note.TENSOR_CORE])
+            graph.build_plan_at_index(index)  # there is nothing to build, but it may be barred
+        except self._declined:
+            return False
+        return True
 
     def _is_compiled(self, graph: Any, index: int) -> bool:
         """True if a plan is compiled at run time."""
