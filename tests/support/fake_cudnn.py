@@ -143,7 +143,16 @@ class Graph:
     def validate(self):
         pass
 
-    build_operation_graph = check_support = validate
+    build_operation_graph = validate
+
+    def check_support(self):
+        if not any(self.is_selected(engine) for engine in self.plans):
+            raise GraphNotSupportedError("no engine")
+
+    def is_selected(self, engine):
+        too_large = self.most is not None and self.workspace(engine) > self.most
+        barred = self.barred & set(engine.notes) or self.asked_for - set(engine.notes)
+        return not (barred or too_large)
 
     def get_engine_count(self):
         return 1 + max((engine.number for engine in self.cudnn.engines), default=-1)
@@ -208,8 +217,7 @@ class Graph:
 
     def build_plan_at_index(self, index):
         engine = self.plans[index]
-        too_large = self.most is not None and self.workspace(engine) > self.most
-        if self.barred & set(engine.notes) or self.asked_for - set(engine.notes) or too_large:
+        if not self.is_selected(engine):
             raise RuntimeError("deselected")
         if self.images < engine.least_images:
             raise RuntimeError("not supported")

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.devices.cuda.checked_engines import CheckedEngines, build_for, every
-from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, forms, leaves_the_card_idle
+from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, Form, forms, leaves_the_card_idle
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, collect_errors
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans, kind_of
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
@@ -157,6 +157,10 @@ class Convolutions:
     @contextmanager
     def _running(self, plan: Executable | None) -> Iterator[tuple[int, str] | None]:
         """Have a plan run whatever is asked for meanwhile."""
+        try:
+            plan = plan and self._plans.build(plan)
+        except EngineFailedError:
+            plan = None
         if plan is None:
             yield None
             return
@@ -184,8 +188,13 @@ class Convolutions:
             plan = self.executable(operation, None)
             if plan is not None and plan.workspace_bytes > available_bytes:
                 plan = self.executable(operation, available_bytes)
-            self._chosen[key] = plan
-            return plan
+            try:
+                self._chosen[key] = plan and self._plans.build(plan)
+            except EngineFailedError as error:
+                assert plan is not None
+                self._forget_failed(operation, plan, error)
+                return self._choose(operation, available_bytes)
+            return self._chosen[key]
 
     def _of_engine(self, operation: AnyConvolution, engine: Engine) -> Executable | None:
         """The plan of an engine, in the first form of its kind that it computes."""
@@ -267,10 +276,16 @@ class Convolutions:
             for engine in self._plans.split(form)[:1]
             if not self._checked.bars(form, engine)
         )
-        plans = (self._plans.of_engine(form, engine) for form, engine in engines)
+        plans = (self._plan_later(form, engine) for form, engine in engines)
         found = next(filter(None, plans), None)
         self._splits[operation] = found and found._replace(asked=None)
         return self._splits[operation]
+
+    def _plan_later(self, form: Form, engine: Engine) -> Executable | None:
+        """The plan of an engine, which is built when it is to run, if that may be."""
+        if self._plans.bounds_workspace:
+            return self._plans.unbuilt(form, engine, None)
+        return self._plans.of_engine(form, engine)
 
     # Checking -----------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, WIDENED, Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
-from ooc_cudnn.devices.engines import CROWDED, MEASURED, Engine
+from ooc_cudnn.devices.engines import CROWDED, MEASURED, Engine, EngineFailedError
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardFilter,
@@ -19,6 +21,7 @@ from ooc_cudnn.operations.convolution.gradients import (
     without_epilogue,
 )
 from ooc_cudnn.tensor import DTYPES
+from perfmodel.cached import cached_property
 
 #: How an engine that is compiled at run time is set for half filter gradients with float32 results.
 #: The heuristics leave it whole, and most of the card idle: where the filter is small there are few
@@ -31,6 +34,14 @@ SPLIT = (
     {"KERNEL_CFG": 16, "SPLIT_K_SLC": 64},
     {"KERNEL_CFG": 8, "SPLIT_K_SLC": 16},
 )
+#: cuDNN says from this version on whether an engine's workspace fits without building it.
+BOUNDS_WORKSPACE = 90200
+#: The workspace of what is not built is known to such a share of it, or to so many bytes.
+NEAR_WORKSPACE, LITTLE_WORKSPACE = 0.03, 2**16
+#: No engine takes more.
+LARGEST_WORKSPACE = 2**40
+#: What the frontend calls a knob that it has no name for.
+NAMELESS = "NOT_SET"
 #: Where not every engine is tried, so many that the heuristics rank are: as many as PyTorch tries.
 MOST_RANKED = 10
 
@@ -40,7 +51,8 @@ class Executable(NamedTuple):
 
     `asked` is the engine that was asked for; None where the heuristics chose. Of those that they
     choose, `on_tensor_cores` says what computes the products, and `is_crowded` that it would be
-    tensor cores if there were room for workspace.
+    tensor cores if there were room for workspace. What is compiled at run time `is_built` once it
+    runs; till then its workspace is a bound.
     """
 
     graph: Any
@@ -51,6 +63,7 @@ class Executable(NamedTuple):
     asked: Engine | None = None
     on_tensor_cores: bool = False
     is_crowded: bool = False
+    is_built: bool = True
 
     @property
     def name(self) -> str:
@@ -101,6 +114,11 @@ class Plans:
                     position = rank(engine)
                     ranks |= {} if position is None else {index: position}
             for index in sorted(ranks, key=ranks.__getitem__):
+                if self.bounds_workspace and self._is_compiled(graph, index):
+                    engine_there = self._at(graph, index, form)
+                    found = engine_there and self.unbuilt(form, engine_there, budget_bytes)
+                    if found:  # else it cannot be asked for by its number
+                        return found
                 try:  # the best ranked that is neither deselected nor unsupported
                     graph.build_plan_at_index(index)
                 except self.errors:
@@ -119,10 +137,99 @@ class Plans:
 
     def of_engine(self, form: Form, engine: Engine) -> Executable | None:
         """Return the plan of an engine; None where it cannot, or must not, compute a form."""
+        with self._graph_of(form, engine) as graph:
+            if graph is None:
+                return None
+            try:
+                index = graph.get_execution_plan_count() - 1
+                graph.build_plan_at_index(index)
+                return _executable(graph, index, form)._replace(asked=engine)
+            except self._declined:
+                return None
+
+    @cached_property
+    def bounds_workspace(self) -> bool:
+        """Whether cuDNN says what fits without building it."""
+        return bool(self._cudnn.backend_version() >= BOUNDS_WORKSPACE)
+
+    def unbuilt(self, form: Form, engine: Engine, most: int | None) -> Executable | None:
+        """Return the plan of an engine that is compiled at run time, before it is compiled.
+
+        Its workspace is no more than it says, nor than `most`. To compile one takes 0.2 to 0.6 s,
+        and of those that a planner asks for few run.
+        """
+        nbytes = None
+        if NAMELESS not in engine.knobs:
+            nbytes = self._workspace_bound(form, engine, most)
+        if nbytes is None:
+            return None
+        on_tensor_cores = self._is_supported(form, engine, nbytes, on_tensor_cores=True)
+        with self._graph_of(form, engine) as graph:
+            if graph is None:
+                return None
+            index = graph.get_execution_plan_count() - 1
+            found = _described(graph, index, form, nbytes)
+            return found._replace(on_tensor_cores=on_tensor_cores, is_built=False)
+
+    def build(self, found: Executable) -> Executable:
+        """Build a plan that is not yet.
+
+        Raises
+        ------
+        EngineFailedError
+            If it cannot be.
+        """
+        if found.is_built:
+            return found
+        try:
+            found.graph.build_plan_at_index(found.plan_index)
+        except self._declined as error:
+            raise EngineFailedError(str(error)) from error
+        finally:
+            forget_frames(found.graph)
+        built = _executable(found.graph, found.plan_index, found.form)
+        return found._replace(workspace_bytes=built.workspace_bytes, is_built=True)
+
+    def _workspace_bound(self, form: Form, engine: Engine, most: int | None) -> int | None:
+        """Workspace that an engine takes, or little less; None for more than `most`, or no plan."""
+        high = LARGEST_WORKSPACE if most is None else most
+        if not self._is_supported(form, engine, high):
+            return None
+        if self._is_supported(form, engine, 0):
+            return 0
+        low = 0
+        while high - low > max(NEAR_WORKSPACE * low, LITTLE_WORKSPACE):
+            middle = math.isqrt(max(low, LITTLE_WORKSPACE) * high)
+            if self._is_supported(form, engine, middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _is_supported(
+        self, form: Form, engine: Engine, most: int, *, on_tensor_cores: bool = False
+    ) -> bool:
+        """True if an engine computes a form in so much workspace; nothing is built."""
+        with self._graph_of(form, engine) as graph:
+            if graph is None:
+                return False
+            try:
+                graph.deselect_workspace_greater_than(most)
+                if on_tensor_cores:
+                    graph.select_numeric_notes([self._cudnn.numerical_note.TENSOR_CORE])
+                graph.check_support()
+            except self._declined:
+                return False
+            return True
+
+    @contextmanager
+    def _graph_of(self, form: Form, engine: Engine) -> Iterator[Any]:
+        """The graph of a form with the plan of an engine alone; None where there is none."""
         cudnn, operation = self._cudnn, form.operation
         known = cudnn.knob_type.__members__
         if is_faulty(f"eng{engine.number}", operation) or not known.keys() >= engine.knobs.keys():
-            return None
+            yield None
+            return
         graph = describe(cudnn, self._handle, operation)
         try:
             graph.validate()
@@ -130,13 +237,13 @@ class Plans:
             knobs = {known[name]: choice for name, choice in engine.knobs.items()}
             graph.create_execution_plan(engine.number, knobs)
             graph.deselect_numeric_notes(forbidden_notes(cudnn, operation, measured=True))
-            index = graph.get_execution_plan_count() - 1
-            graph.build_plan_at_index(index)
-            return _executable(graph, index, form)._replace(asked=engine)
         except self._declined:
-            return None
+            graph = None
+        try:
+            yield graph
         finally:
-            forget_frames(graph)
+            if graph is not None:
+                forget_frames(graph)
 
     def split(self, form: Form) -> list[Engine]:
         """Return the first engine that the heuristics rank with the knobs of `SPLIT`, set so.
@@ -179,8 +286,11 @@ class Plans:
 
     def engine_of(self, found: Executable) -> Engine | None:
         """Return the engine of a plan, as it may be asked for; None where that cannot be told."""
+        return self._at(found.graph, found.plan_index, found.form)
+
+    def _at(self, graph: Any, index: int, form: Form) -> Engine | None:
         try:
-            return _engine_at(found.graph, found.plan_index, found.form)
+            return _engine_at(graph, index, form)
         except self._declined:
             return None
 
@@ -277,14 +387,16 @@ def _engine_at(graph: Any, index: int, form: Form) -> Engine:
 
 def _to_ask_for(engine: Engine) -> Engine:
     """The engine without knobs that the frontend has no name for: these keep their defaults."""
-    named = {name: choice for name, choice in engine.knobs.items() if name != "NOT_SET"}
+    named = {name: choice for name, choice in engine.knobs.items() if name != NAMELESS}
     return replace(engine, knobs=named)
 
 
 def _executable(graph: Any, index: int, form: Form) -> Executable:
+    return _described(graph, index, form, int(graph.get_workspace_size_plan_at_index(index)))
+
+
+def _described(graph: Any, index: int, form: Form, workspace_bytes: int) -> Executable:
     engine = graph.get_plan_name_at_index(index)
-    nbytes = form.nbytes + int(graph.get_workspace_size_plan_at_index(index))
     fused = "" if without_epilogue(form.operation) is form.operation else "fused"
-    return Executable(
-        graph, index, nbytes, ", ".join(filter(None, (engine, form.name, fused))), form
-    )
+    name = ", ".join(filter(None, (engine, form.name, fused)))
+    return Executable(graph, index, form.nbytes + workspace_bytes, name, form)

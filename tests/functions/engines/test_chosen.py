@@ -5,6 +5,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import ooc_cudnn
@@ -16,11 +17,12 @@ from ooc_cudnn.devices.tuning_database import (
 from ooc_cudnn.engines import trials
 from ooc_cudnn.functions.call.plan_api import planned_call
 from ooc_cudnn.functions.tune import tune
+from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
-from tests.support.fake_cudnn import FakeEngine
+from tests.support.fake_cudnn import BehaviorNote, FakeEngine
 from tests.support.splits import LAYOUTS
 from tests.support.tuned import KIB, RESULTS, call, planned, tuned
 
@@ -285,3 +287,40 @@ def test_the_heuristics_are_asked_once_for_budgets_with_one_answer(make, seed):
         first = next(each for each in engines if each.workspace <= room)
         assert (nbytes, names) == (first.workspace, (first.name,))
     assert sum(each.built for each in engines) < len(budgets) / 2
+
+
+COMPILED = (BehaviorNote.RUNTIME_COMPILATION,)
+
+
+@pytest.mark.parametrize("workspace", [0, 3, 64 * KIB, 700 * KIB + 3])
+def test_what_is_compiled_at_run_time_is_built_when_it_runs(make, workspace):
+    """To compile one takes 0.2 to 0.6 s on an H200, and a planner asks for hundreds."""
+    compiled = FakeEngine(100, 1e-9, workspace, behavior=COMPILED)
+    device = make(compiled, FakeEngine(101, 1e-9))
+    launched = tune.launch_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
+    for budget in (None, 2**20, align(workspace), *range(0, workspace, 50 * KIB)):
+        nbytes, names = device.workspace([launched], budget)
+        if budget is not None and budget < workspace:
+            assert (nbytes, names) == (0, ("eng101",))
+        else:
+            assert names == ("eng100",)
+            assert workspace <= nbytes <= max(1.03 * workspace, workspace + 64 * KIB)
+            assert budget is None or nbytes <= budget
+    assert compiled.built == 0
+    x, w = np.ones((8, 4, 16, 16), "float32"), np.ones((4, 4, 3, 3), "float32")
+    with ooc_cudnn.settings(memory_limit=2**23):
+        y = ooc_cudnn.convolution_forward(x, w, padding=1)
+    assert compiled.launched
+    assert y[0, 0, 8, 8] == pytest.approx(36.0)
+
+
+def test_what_cannot_be_compiled_is_not_taken_again(make):
+    compiled = FakeEngine(100, 1e-9, behavior=COMPILED, least_images=99)  # found out by building it
+    make(compiled, FakeEngine(101, 1e-9))
+    x, w = np.ones((8, 4, 16, 16), "float32"), np.ones((4, 4, 3, 3), "float32")
+    with (
+        ooc_cudnn.settings(memory_limit=2**23),
+        pytest.warns(UserWarning, match="engine eng100 failed"),
+    ):
+        y = ooc_cudnn.convolution_forward(x, w, padding=1)
+    assert y[0, 0, 8, 8] == pytest.approx(36.0)
