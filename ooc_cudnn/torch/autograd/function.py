@@ -1,17 +1,14 @@
-"""One call of a model under autograd: forward when it is called, backward when its turn comes.
-
-Backward is a chain of functions, one for each group of gradients that are final at once. A token
-goes from each to the next, so autograd runs them in this order; what is to be done with a group
-(DistributedDataParallel begins to sum it over processes) it does before it comes to the next one.
-"""
+"""One call of a model under autograd: forward when it is called, backward when its turn comes."""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -24,10 +21,10 @@ from ooc_cudnn.settings_table import SETTINGS, Settings
 from ooc_cudnn.torch.autograd.fixed_places import FixedPlaces, LentPlaces
 from ooc_cudnn.torch.autograd.late_state import LateState
 from ooc_cudnn.torch.autograd.late_tensors import LateTensors
-from ooc_cudnn.torch.autograd.none_as_none import hand_on_none_behind
+from ooc_cudnn.torch.autograd.reach import Reach
 from ooc_cudnn.torch.autograd.tensor_refs import TensorRefs
 from ooc_cudnn.torch.cards import at, making_there
-from ooc_cudnn.torch.errors import HiddenGradientError, SecondDerivativeError
+from ooc_cudnn.torch.errors import HiddenGradientError
 from ooc_cudnn.torch.places import users_frame
 
 
@@ -53,8 +50,8 @@ class Request:
         Of all names those whose tensors the step may change: they are nobody else's.
     seeds : mapping
         Of each state of a dropout in the network the seed, from which every forward begins.
-    reached : sequence of collection of str
-        Of each output, in order, the names whose gradients depend on that of the output.
+    reached : Reach
+        What gradients of outputs reach.
     told : callable
         Of a name what a user is told.
     """
@@ -70,7 +67,7 @@ class Request:
         wrapping: TensorRefs,
         changing: Collection[str],
         seeds: Mapping[str, int],
-        reached: Sequence[Collection[str]],
+        reached: Reach,
         told: Callable[[str], str],
     ) -> None:
         self.seeds, self.reached = seeds, reached
@@ -85,6 +82,8 @@ class Request:
         #: What backward would read by names, and of tensors.
         self.late_state: LateState | None = None
         self.late_tensors: LateTensors | None = None
+        #: The backward that was the last to know it.
+        self._let_go_in: int | None = None
 
     def switch_to(self, gradients: Sequence[torch.Tensor | None]) -> bool:
         """Take the step in which these outputs have gradients; return whether it is another one.
@@ -92,7 +91,7 @@ class Request:
         PyTorch does not multiply with a gradient that is not there. Zeros in its place would be NaN
         behind what has an infinite derivative, and take time.
         """
-        pairs = enumerate(zip(gradients, self.reached, strict=True))
+        pairs = enumerate(zip(gradients, self.reached.of_outputs, strict=True))
         seeded = frozenset(at for at, (each, names) in pairs if each is not None and names)
         if seeded == self.step.seeded:
             return False
@@ -145,12 +144,22 @@ class Request:
         ------
         LateChangeError
             With its name.
+        RuntimeError
+            If it was let go of in another backward, through other outputs.
         """
-        for late in (self.late_state, self.late_tensors):
-            if late is not None:
-                late.check()
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        this = torch._C._current_graph_task_id()
+        if self._let_go_in not in (None, this):
+            raise RuntimeError(
+                "a second backward goes through outputs of one call of a model under a limit, and "
+                "what hooks, functions or checkpoints read then is known no more: specify "
+                "retain_graph=True in the first, or call backward once, for the sum"
+            )
+        late = [each for each in (self.late_state, self.late_tensors) if each is not None]
+        for each in late:
+            each.check()
+        if late and not torch._C._autograd._get_current_graph_task_keep_graph():
             self.late_state = self.late_tensors = None  # what it holds may hold an output
+            self._let_go_in = this
 
     def versions(self) -> dict[str, int]:
         """Versions of the tensors that forward read and autograd does not watch."""
@@ -171,6 +180,45 @@ class Request:
                     f"and backward: it is at version {version}; expected version {versions[name]}. "
                     f"Change it after backward, or give the model a clone"
                 )
+
+
+class Seeds:
+    """The gradients of a node of outputs in one backward: its tokens hold them.
+
+    Parameters
+    ----------
+    gradients : dict
+        By the places of its outputs.
+    tensors : sequence of Tensor
+        What forward was given, in the order of the request's names.
+    asked : collection of str
+        The names behind the node to which this backward goes.
+    """
+
+    def __init__(
+        self,
+        gradients: dict[int, torch.Tensor | None],
+        tensors: Sequence[torch.Tensor],
+        asked: Collection[str],
+    ) -> None:
+        self.gradients, self.tensors, self.asked = gradients, tensors, set(asked)
+        #: Which backward.
+        self.of: int = torch._C._current_graph_task_id()
+        self._versions = [each._version for each in tensors]
+
+    @property
+    def read(self) -> tuple[torch.Tensor, ...]:
+        """What gradients that are made of these depend on."""
+        return (*self.tensors, *(each for each in self.gradients.values() if each is not None))
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError, as PyTorch does, if a tensor was changed since this was noted."""
+        if any(each._version != v for each, v in zip(self.tensors, self._versions, strict=True)):
+            raise RuntimeError(
+                "a parameter or an argument of a model under a limit has been modified by an "
+                "inplace operation while backward runs (by a hook, say), and another output of the "
+                "model had its gradient after that: change it after backward"
+            )
 
 
 class Run:
@@ -198,18 +246,68 @@ class Run:
         self._reached = set[str]()
         #: With create_graph, what gradients depend on.
         self.read: tuple[torch.Tensor, ...] = ()
+        #: Where outputs are several nodes: what these hand on, and what backward has begun with.
+        self._alive, self._begun = WeakSet[Seeds](), WeakSet[Seeds]()
+        #: The names whose gradients this backward is still to hand out there.
+        self._expected = set[str]()
+        self._lock = threading.RLock()
 
-    def handed_out(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note the outputs as the user gets them: backward reads the memory of some.
+    def hand_out(self, places: Iterable[int]) -> tuple[torch.Tensor, ...]:
+        """Outputs as the user gets them.
 
-        That of a copy it does not.
+        They are tensors of their own: what has a graph must not be held by what the graph holds.
+        Noted are those whose memory backward reads. That of a copy it does not.
         """
-        triples = zip(self.request.step.outputs, map(tensor_of, self.outputs), outputs, strict=True)
-        self._own = [
-            (each.detach(), each._version)
-            for output, made, each in triples
-            if output.name in self._read_again and each.data_ptr() == made.data_ptr()
-        ]
+        outputs = []
+        for place in places:
+            made = tensor_of(self.outputs[place])
+            output = self.request.lent.apart(made)
+            is_read = self.request.step.outputs[place].name in self._read_again
+            if is_read and output.data_ptr() == made.data_ptr():
+                self._own.append((output.detach(), output._version))
+            outputs.append(output)
+        return tuple(outputs)
+
+    def seeds(
+        self,
+        node: int,
+        gradients: Sequence[torch.Tensor | None],
+        tensors: Sequence[torch.Tensor],
+        asked: Collection[str],
+    ) -> Seeds:
+        """Note the gradients of a node of outputs: a token leads on with them."""
+        places = self.request.reached.nodes[node]
+        found = Seeds(dict(zip(places, gradients, strict=True)), tensors, asked)
+        with self._lock:
+            self._alive.add(found)
+        return found
+
+    def gradients_of(
+        self, names: Sequence[str], devices: Sequence[torch.device], seeds: Sequence[Seeds]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of tensors that depend on these outputs alone.
+
+        For the first of them backward begins, with all that outputs have by then. It begins again
+        where it did not have what these depend on. Two threads may go back through two outputs.
+        """
+        with self._lock:
+            self._begin_with(seeds, names)
+            for each in seeds:
+                each.asked.difference_update(names)
+            return self.gradients(names, devices)
+
+    def _begin_with(self, seeds: Sequence[Seeds], names: Sequence[str]) -> None:
+        if not (self._begun.issuperset(seeds) and self._expected.issuperset(names)):
+            self._begun.clear()
+            # those of another backward (in a hook, in a thread) are none of this one's
+            found = [each for each in self._alive if each.of == seeds[0].of]
+            for each in found:
+                each.check_unchanged()
+            given = {place: y for each in found for place, y in each.gradients.items()}
+            places = range(len(self.outputs))
+            self._expected = {name for each in found for name in each.asked}.union(names)
+            self.begin(seeds[0].tensors, [given.get(place) for place in places])
+            self._begun.update(found)
 
     def begin(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
@@ -223,7 +321,7 @@ class Run:
         """
         self.request.check_hooks(gradients)
         self.request.check_late()
-        pairs = zip(self.request.reached, gradients, strict=True)
+        pairs = zip(self.request.reached.of_outputs, gradients, strict=True)
         self._reached = {n for names, each in pairs if each is not None for n in names}
         self._made = {}
         if self._reached:
@@ -245,11 +343,11 @@ class Run:
             seeds = [
                 request.lent.gradient(y, each)
                 for y, each, names in zip(
-                    request.step.outputs, gradients, request.reached, strict=True
+                    request.step.outputs, gradients, request.reached.of_outputs, strict=True
                 )
                 if each is not None and names
             ]
-            self._made = paused.begin_backward(seeds)
+            self._made = self._wanted(paused.begin_backward(seeds))
             self._paused = paused
 
     def gradients(
@@ -261,142 +359,27 @@ class Run:
         # autograd may be on a thread of its own, which knows no block that the caller is in
         self._context.run(self._go_on, self._differentiable.intersection(names))
         computed = {name: self._made.pop(name, None) for name in names}
+        self._expected.difference_update(names)
         results = [
             _apart(name, computed[name] if name in self._reached else None, device, self._shared)
             for name, device in zip(names, devices, strict=True)
         ]
         if self._paused is not None and self._paused.is_over:
             self._paused = None
+        if self._paused is None and not self._expected:  # what is made may lie there
             self.request.lent.give_back()
         return results
 
     def _go_on(self, names: set[str]) -> None:
         with as_in_forward(self._settings), at(self.request.device):
             while self._paused is not None and not names <= self._made.keys():
-                self._made |= self._paused.go_on()
+                self._made |= self._wanted(self._paused.go_on())
 
-
-def differentiable_outputs(
-    request: Request, tensors: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Run forward on tensors in the order of the request's names; autograd knows what it made."""
-    with torch.no_grad():
-        run = Run(request, tensors)
-    named = dict(zip(request.names, tensors, strict=True))
-    later = {name for group in run.groups[1:] for name in group}
-    token: tuple[torch.Tensor, ...] = ()
-    for group in reversed(run.groups[1:]):
-        names = [name for name in group if name in named]
-        token = (Later.apply(run, names, *(named[n] for n in names), *token),)
-    names = [name for name in named if name not in later]
-    outputs: tuple[torch.Tensor, ...] = StepFunction.apply(
-        run, names, tensors, *(named[n] for n in names), *token
-    )
-    return outputs
-
-
-class NoSecond(torch.autograd.Function):
-    """Hands gradients on; whoever differentiates them is told that this cannot be.
-
-    Of PyTorch's `once_differentiable` they could be taken for constants: where what backward was
-    given is one, as the gradient of a sum is.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The gradients; behind so many tensors are those that they depend on."""
-        return tuple(each.view_as(each) for each in tensors[:count])
-
-    @staticmethod
-    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        """Refuse.
-
-        Raises
-        ------
-        SecondDerivativeError
-            Always.
-        """
-        raise SecondDerivativeError(
-            "a gradient that a model under a limit made is differentiated (create_graph=True), and "
-            "the library has first derivatives alone: ooc_cudnn.torch.release(model) before this"
-            + users_frame()
-        )
-
-
-class StepFunction(torch.autograd.Function):
-    """Results of forward; its backward returns the gradients that are final first."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        run: Run,
-        names: Sequence[str],
-        tensors: Sequence[torch.Tensor],
-        *given: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """Hand out the outputs. What is given are the tensors of the names, and a token."""
-        ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
-        ctx.devices = [each.device for each in given[: len(names)]]
-        # tensors of their own: what has a graph must not be held by what the graph holds
-        outputs = tuple(run.request.lent.apart(tensor_of(each)) for each in run.outputs)
-        run.handed_out(outputs)
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        reached = zip(outputs, run.request.reached, strict=True)
-        ctx.mark_non_differentiable(*(each for each, names in reached if not names))
-        return outputs
-
-    @staticmethod
-    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        """Run the first part of backward."""
-        run = ctx.run
-        tensors = ctx.saved_tensors  # raises if one was changed since
-        read = (*tensors, *(each for each in gradients if each is not None))
-        run.read = read if torch.is_grad_enabled() else ()
-        with torch.no_grad():
-            run.begin(tensors, gradients)
-            results = run.gradients(ctx.names, ctx.devices)
-        _leave_out(ctx, results)
-        return None, None, None, *first_alone(results, run.read), *ctx.tokens
-
-
-class Later(torch.autograd.Function):
-    """Makes a token; its backward returns the gradients that are final next."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Run, names: Sequence[str], *given: torch.Tensor) -> torch.Tensor:
-        """Make the token. What is given are the tensors of the names, and the token before."""
-        ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
-        ctx.devices = [each.device for each in given[: len(names)]]
-        return torch.empty(0, device=run.request.device)
-
-    @staticmethod
-    @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[Any, ...]:
-        """Run the next part of backward."""
-        with torch.no_grad():
-            found = ctx.run.gradients(ctx.names, ctx.devices)
-        _leave_out(ctx, found)
-        return None, None, *first_alone(found, ctx.run.read), *ctx.tokens
-
-
-def _leave_out(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> None:
-    """Have what the loss leaves out have no gradients, nor what it was made of."""
-    if any(each is None for each in gradients):
-        hand_on_none_behind(gradients, (node for node, _ in ctx.next_functions))
-
-
-def first_alone(
-    gradients: Sequence[torch.Tensor | None], read: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor | None]:
-    """Gradients that nobody can differentiate by what was read for them; as they are by nothing."""
-    made = [each for each in gradients if each is not None]
-    if not made or not read:
-        return gradients
-    marked = iter(NoSecond.apply(len(made), *made, *read))
-    return [None if each is None else next(marked) for each in gradients]
+    def _wanted(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Of several nodes, not all may be asked for their gradients (`inputs=`)."""
+        if len(self.request.reached.nodes) == 1:
+            return made
+        return {name: made[name] for name in made if name in self._expected}
 
 
 def _apart(name: str, gradient: Any, device: torch.device, shared: Collection[str]) -> Any:

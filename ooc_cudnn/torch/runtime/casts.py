@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,25 @@ from ooc_cudnn.torch.tracing.graph import Operation, Value
 FEWEST = 4
 
 
-def cast_together(operations: Sequence[Operation], found: dict[Value, Any]) -> Sequence[Operation]:
+def cast_together(
+    operations: Sequence[Operation], found: dict[Value, Any], apart: Mapping[Value, Hashable]
+) -> Sequence[Operation]:
     """Cast what is there already; add the results, and return the other operations.
 
     One by one, the host takes 35 us for each, and as long for its gradient: a tenth of a step of a
-    ConvNeXt-T. What autograd follows has its gradients cast together, too.
+    ConvNeXt-T. What autograd follows has its gradients cast together, too; results that differ in
+    `apart` have not: a loss may leave some of them out.
     """
     casts = [each for each in operations if _is_cast(each, found)]
     if len(casts) < FEWEST:
         return operations
-    by_dtype: dict[tuple[torch.dtype, bool], list[Operation]] = {}
+    alike = dict[tuple[torch.dtype, bool, Hashable], list[Operation]]()
     for each in casts:
         follows = torch.is_grad_enabled() and found[each.args[0]].requires_grad
-        by_dtype.setdefault((each.kwargs["dtype"], follows), []).append(each)
-    for (dtype, follows), some in by_dtype.items():
+        (result,) = each.results
+        of = apart.get(result) if follows and result is not None else None
+        alike.setdefault((each.kwargs["dtype"], follows, of), []).append(each)
+    for (dtype, follows, _), some in alike.items():
         tensors = [found[each.args[0]] for each in some]
         made = (
             CastTogether.apply(dtype, *tensors)

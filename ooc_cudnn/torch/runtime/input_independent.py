@@ -5,19 +5,22 @@ Folded weights (weight_norm), drawn masks of whole images, constants, counters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ooc_cudnn.torch.autograd.function import tensor_of
-from ooc_cudnn.torch.autograd.none_as_none import hand_on_none
 from ooc_cudnn.torch.runtime.casts import cast_together
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, Write, replace_values
 
 
 def run_before(
-    graph: Graph, more: Sequence[Operation], given: Mapping[Value, Any], *, together: bool = False
+    graph: Graph,
+    more: Sequence[Operation],
+    given: Mapping[Value, Any],
+    *,
+    together: Mapping[Value, Hashable] | None = None,
 ) -> dict[Value, Any]:
     """Run what comes before; return all values that are known then.
 
@@ -27,16 +30,13 @@ def run_before(
         What is run after what the graph says.
     given : mapping
         Inputs, parameters and buffers, as the model holds them.
-    together : bool
-        Whether parameters are cast all at once, and so their gradients.
+    together : mapping, optional
+        Parameters are cast all at once, and so their gradients, but for those that differ in this.
     """
     found = {**given, **graph.constants}
     operations: Sequence[Operation] = (*graph.before, *more)
-    for operation in cast_together(operations, found) if together else operations:
+    for operation in operations if together is None else cast_together(operations, found, together):
         run_operation(operation, found)
-        if operation.has_own_backward and torch.is_grad_enabled():
-            results = [found[each] for each in operation.results if each is not None]
-            hand_on_none(results, map(found.__getitem__, operation.reads))
     return found
 
 

@@ -23,15 +23,11 @@ from ooc_cudnn.network.runtime.two_part import TwoPartStep
 from ooc_cudnn.network.tiled.infer import TiledInference, TilingConstraints, plan_tiles
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autograd.fixed_places import FixedPlaces, LentPlaces, bytes_of
-from ooc_cudnn.torch.autograd.function import (
-    Request,
-    differentiable_outputs,
-    hand_over,
-    state_of,
-    tensor_of,
-)
+from ooc_cudnn.torch.autograd.function import Request, hand_over, state_of, tensor_of
 from ooc_cudnn.torch.autograd.late_state import LateState
 from ooc_cudnn.torch.autograd.late_tensors import LateTensor, LateTensors
+from ooc_cudnn.torch.autograd.nodes import differentiable_outputs
+from ooc_cudnn.torch.autograd.reach import Reach
 from ooc_cudnn.torch.autograd.tensor_refs import TensorRefs
 from ooc_cudnn.torch.autograd.unhooked_alias import takes_hidden_gradients, unhooked_alias
 from ooc_cudnn.torch.autograd.written_history import outcome, write_history
@@ -107,15 +103,16 @@ class ReadyModel:
         self._steps: dict[frozenset[int], TwoPartStep] = {}
         self.forward: ForwardStep | None = None
         #: Of each output what has a gradient that depends on that of the output.
-        self._reached = [
-            frozenset(net.pausing_phases(y).gradients if net.wanted else ()) for y in outputs
-        ]
-        if any(self._reached):
-            places = (at for at, names in enumerate(self._reached) if names)
+        self._reached = Reach(
+            tuple(frozenset(net.pausing_phases(y).gradients if net.wanted else ()) for y in outputs)
+        )
+        if self._reached.nodes:
+            places = (at for of_node in self._reached.nodes for at in of_node)
             self.pausing = self._pausing(frozenset(places))
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
             self._count(self.forward)
+        self._nodes_behind = self._nodes_of_what_is_before()
         self._read_further = self._outputs_of_outputs()
         self._read_first = self._handed_and_read_further()
         self._behind = self._in_order()
@@ -160,6 +157,18 @@ class ReadyModel:
             self._steps[seeded] = step
         self.pausing = step
         return step
+
+    def _nodes_of_what_is_before(self) -> dict[Value, frozenset[int]]:
+        """From which nodes of outputs, of several, gradients reach what is made before."""
+        to, nodes = self.lowered, self._reached.of_names
+        found = dict[Value, frozenset[int]]()
+        if len(self._reached.nodes) > 1:
+            for name, given in to.given.items():
+                found[given.value] = found.get(given.value, frozenset()).union(nodes.get(name, ()))
+            for each in reversed((*self.graph.before, *to.before)):
+                of_these = frozenset[int]().union(*(found.get(y, ()) for y in each.results if y))
+                found |= {value: found.get(value, frozenset()) | of_these for value in each.reads}
+        return found
 
     def _count(self, step: TwoPartStep | ForwardStep, copies: int = 1) -> None:
         """PyTorch's tensors on the card count, too; and plans of larger inputs may do."""
@@ -311,7 +320,7 @@ class ReadyModel:
         known = self._known(tensors)
         check_targets(self._targets, known)
         # DDP sends gradients while others are made: they come as they are final
-        together = self._pause_bytes is None
+        together = self._nodes_behind if self._pause_bytes is None else None
         values = run_before(self.graph, self.lowered.before, known, together=together)
         outputs, changed, request = self._run(values, out)
         made, read = dict[Value, Any](), dict[str, list[torch.Tensor]]()

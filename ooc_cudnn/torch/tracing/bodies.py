@@ -153,9 +153,7 @@ class Hooked:
             made.register_hook(lambda gradient: self._changed(gradient, *others))
         return made
 
-    def _changed(self, gradient: torch.Tensor | None, *others: torch.Tensor) -> Any:
-        if gradient is None:  # of what runs before a step: the loss leaves it out
-            return None
+    def _changed(self, gradient: torch.Tensor, *others: torch.Tensor) -> Any:
         found = self.body(gradient, *others)
         return found[0] if isinstance(found, tuple) else found
 
