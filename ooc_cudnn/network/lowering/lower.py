@@ -8,6 +8,7 @@ streams it: so there is a program for every limit that admits each call by itsel
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -98,6 +99,7 @@ def lower_step(
     spill: bool = False,
     share: float = 1.0,
     reserved: Mapping[int, int] = MappingProxyType({}),
+    most_seconds: float = math.inf,
     is_worth: Worth = accept_any,
     count: Count = count_nothing,
 ) -> LoweredProgram | None:
@@ -106,8 +108,9 @@ def lower_step(
     Either for all of the step, and streamed by all who use them; or for a while (`spill`), so that
     little is copied. Without `may_stream` it must fit as it is: None where it does not. Where bytes
     are `reserved` for a phase, it finds so many in one range, beside tensors. None, too, where
-    live ranges are not worth it (`is_worth`). Each time `count` is told how many phases were
-    planned, and offsets that were not found are some of them, too.
+    live ranges are not worth it (`is_worth`), or the tasks take more than `most_seconds` however
+    they are replayed. Each time `count` is told how many phases were planned, and offsets that were
+    not found are some of them, too.
 
     Raises
     ------
@@ -132,11 +135,14 @@ def lower_step(
         if worst is None:
             try:
                 lowering = _Lowering(name, step, live_ranges, constraints, reserved)
-                lowered = lowering.lower(find_all=spill)
+                lowered = lowering.lower(find_all=spill, most_seconds=most_seconds)
                 count(
                     len(step.phases) + CUT * sum(t.plan.pieces > 1 for t in lowered.program.tasks)
                 )
                 return lowered
+            except _TooLongError as error:
+                count(error.planned)
+                return None
             except _TooLittleError as error:
                 short = error.phases
                 count(error.planned)
@@ -248,6 +254,14 @@ class _TooLittleError(Exception):
         self.phases, self.planned = phases, planned
 
 
+class _TooLongError(Exception):
+    """Tasks take longer than was allowed; so many phases were planned before that was known."""
+
+    def __init__(self, planned: int) -> None:
+        super().__init__(planned)
+        self.planned = planned
+
+
 class _Lowering:
     """Lowering of a step: its tasks and moves, from its live ranges."""
 
@@ -288,13 +302,15 @@ class _Lowering:
                 if live_range.leaves is not None:
                     self._starting[COPY_OUT].setdefault(live_range.leaves, []).append((base, index))
 
-    def lower(self, *, find_all: bool = False) -> LoweredProgram:
+    def lower(self, *, find_all: bool = False, most_seconds: float = math.inf) -> LoweredProgram:
         """Place everything, plan every task.
 
         Raises
         ------
         _TooLittleError
             With the first phase that has too little memory; with all of them to `find_all`.
+        _TooLongError
+            If a stream takes more than `most_seconds` for tasks alone.
         """
         buffers = _live_buffers(self.step, self.live_ranges)
         offsets, peak = assign_offsets(
@@ -314,6 +330,7 @@ class _Lowering:
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
         short = list[int]()
+        busy, cut = np.zeros(3), 0  # seconds of each stream; phases that are cut
         for phase_index, phase in enumerate(self.step.phases):
             if phase_index == turn:
                 pause = len(items)
@@ -330,6 +347,11 @@ class _Lowering:
                     continue
                 top = max(top, task.offset + task.plan.device_bytes)
                 items.append(task)
+                plan, cut = task.plan, cut + (task.plan.pieces > 1)
+                seconds = plan.compute_seconds * task.slowness
+                busy += plan.copy_in_seconds, seconds, plan.copy_out_seconds
+                if busy.max() > most_seconds:
+                    raise _TooLongError(planned=phase_index + CUT * cut)
             # What the phase made leaves beside the next one: that is not waited for.
             if self.constraints.synchronous and self._left_by(phase_index):
                 items.append(Synchronisation())

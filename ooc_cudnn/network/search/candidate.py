@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -36,7 +37,7 @@ class Candidate:
         The name that its plan has.
     rewrite : RewriteSpec or NetworkPlan
         How the step was rewritten, for its plan to say so.
-    may_stream, spill, share, reserved
+    may_stream, spill, share, reserved, most_seconds
         As `lower_step` takes them.
     key : hashable, optional
         What tells it from others that come to the same; none where nothing does.
@@ -55,6 +56,7 @@ class Candidate:
     spill: bool = False
     share: float = 1.0
     reserved: Mapping[int, int] = field(default_factory=dict)
+    most_seconds: float = math.inf
     key: Hashable | None = None
     is_worth: Worth | None = None
     is_accepted: Callable[[LoweredProgram], bool] | None = None
@@ -85,6 +87,7 @@ def lower_and_replay(
         spill=candidate.spill,
         share=candidate.share,
         reserved=candidate.reserved,
+        most_seconds=candidate.most_seconds,
         is_worth=candidate.is_worth or is_worth,
         count=count,
     )
