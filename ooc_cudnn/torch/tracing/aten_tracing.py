@@ -28,6 +28,7 @@ from ooc_cudnn.torch.tracing.build_graph import graph_of
 from ooc_cudnn.torch.tracing.element_indexing import in_place_of, recorded_part
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, name_of, replace_values
 from ooc_cudnn.torch.tracing.higher_order import HigherOrder
+from ooc_cudnn.torch.tracing.masked_rows import MaskedIndexing, check_no_rows, unknown_shape
 from ooc_cudnn.torch.tracing.mutations import Functional, Memories
 from ooc_cudnn.torch.tracing.normalizing import kept_statistics_of
 from ooc_cudnn.torch.tracing.scalar_inputs import BY_DATA, Numbers, is_unknown, specialize
@@ -121,6 +122,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         self._casts: dict[tuple[Value, torch.dtype], Value] = {}
         self._is_paused = False
         self._higher_order = HigherOrder(self)
+        self._masked = MaskedIndexing(self, self._made_by)
         self._entered: list[Any] = []
         self._refusal: UnsupportedModelError | None = None
 
@@ -180,6 +182,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         outputs: Any = None
         for node in spans(module):
             if isinstance(node, Span):
+                check_no_rows([values[each] for each in node.reads])
                 self._higher_order.span(node, values)
                 continue
             self._node = node if node.meta.get("stack_trace") or self._node is None else self._node
@@ -194,7 +197,10 @@ class GraphRecording(ProxyTorchDispatchMode):
             elif node.op == "get_attr":
                 values[node] = self._attribute(module, node.target)
             elif node.op == "output":
+                check_no_rows(told)
                 (outputs,) = told[0]
+            elif self._masked.takes(node, *told):
+                values[node] = self._masked.call(node, *told)
             elif node.op == "call_method" and node.target in ("item", "tolist"):
                 values[node] = self._number(node)
             elif by_tensors := in_place_of(node.target, *told):
@@ -292,6 +298,8 @@ class GraphRecording(ProxyTorchDispatchMode):
     ) -> Any:
         if self._is_paused:
             return func(*args, **kwargs)
+        if self._masked.check_operation is not None:
+            self._masked.check_operation(func, args)
         made_anew = _of_lists(func)
         if made_anew is not None:
             for index, target in enumerate(args[0]):  # one may be a view of another
@@ -571,13 +579,7 @@ class GraphRecording(ProxyTorchDispatchMode):
     def value_like(self, tensor: torch.Tensor, requires_grad: bool | None = None) -> Value:
         """A new value like a fake tensor."""
         if any(not isinstance(extent, int) for extent in tensor.shape):
-            what = "" if self._node is None else f"{self._node.name} "
-            is_mask = what.startswith(("getitem", "setitem"))
-            remedy = "write torch.where(mask, v, y) for y[mask] = v, or " if is_mask else ""
-            raise UnsupportedModelError(
-                f"{what}makes a tensor whose shape depends on data: {remedy}take it out of forward"
-                f"\n  {'' if self._node is None else source_line(self._node)}"
-            )
+            raise UnsupportedModelError(unknown_shape(self._node))
         name = "made" if self._node is None else self._node.name
         follows = tensor.requires_grad if requires_grad is None else requires_grad
         return Value(self._name(name), tuple(tensor.shape), tensor.dtype, requires_grad=follows)
