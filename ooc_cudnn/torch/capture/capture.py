@@ -18,7 +18,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -341,16 +341,6 @@ class Captures:
             capture.read(ready, tensors, call)
             raise _CaptureDone
 
-        # they derive from classes of TorchDynamo, which is imported at the first capture
-        from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
-        from ooc_cudnn.torch.capture.container_writes import container_writes_followed
-        from ooc_cudnn.torch.capture.covariances import covariances_followed
-        from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
-        from ooc_cudnn.torch.capture.late_reads import late_reads_refused
-        from ooc_cudnn.torch.capture.traced_functions import functions_followed
-        from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
-        from ooc_cudnn.torch.tracing.element_indexing import indices_followed
-
         check_model(call.model)
         options = {name: each for name, each in (_CONFIG | config).items() if _has(name)}
         compiled = torch.compile(capture.function, backend=compile_with, fullgraph=True)
@@ -359,14 +349,7 @@ class Captures:
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
             lstm_results_as_computed(),
-            jit_isinstance_followed(),
-            checkpoints_followed(),
-            functions_followed(),
-            tensors_followed(),
-            container_writes_followed(),
-            covariances_followed(),
-            indices_followed(),
-            late_reads_refused(),
+            _followed_otherwise(),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
             _quiet(),
@@ -396,6 +379,36 @@ class Captures:
                 raise explain_refusal(error, call.model, call.forward, call) from None
             self._come_first(capture)
         return outputs
+
+
+@contextmanager
+def _followed_otherwise() -> Iterator[None]:
+    """Have TorchDynamo follow some things in other ways than its own."""
+    # they derive from classes of TorchDynamo, which is imported at the first capture
+    from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
+    from ooc_cudnn.torch.capture.constant_numbers import constant_numbers_known
+    from ooc_cudnn.torch.capture.container_writes import container_writes_followed
+    from ooc_cudnn.torch.capture.covariances import covariances_followed
+    from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
+    from ooc_cudnn.torch.capture.late_reads import late_reads_refused
+    from ooc_cudnn.torch.capture.traced_functions import functions_followed
+    from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
+    from ooc_cudnn.torch.tracing.element_indexing import indices_followed
+
+    with ExitStack() as stack:
+        for enter in (
+            jit_isinstance_followed,
+            checkpoints_followed,
+            functions_followed,
+            tensors_followed,
+            container_writes_followed,
+            covariances_followed,
+            constant_numbers_known,
+            indices_followed,
+            late_reads_refused,
+        ):
+            stack.enter_context(enter())
+        yield
 
 
 def _why_not_captured() -> str:

@@ -25,6 +25,11 @@ from ooc_cudnn.torch.places import module_of, source_line
 from ooc_cudnn.torch.tracing.autocast import AUTOCAST, casts_of
 from ooc_cudnn.torch.tracing.bodies import WithZeros
 from ooc_cudnn.torch.tracing.build_graph import graph_of
+from ooc_cudnn.torch.tracing.constant_tensors import (
+    constant_of,
+    has_unknown_shape,
+    tell_numbers,
+)
 from ooc_cudnn.torch.tracing.element_indexing import in_place_of, recorded_part
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, name_of, replace_values
 from ooc_cudnn.torch.tracing.higher_order import HigherOrder
@@ -191,6 +196,7 @@ class GraphRecording(ProxyTorchDispatchMode):
                     "TorchDynamo's graph reads a tensor before it is made: PyTorch before 2.13 "
                     f"does so for hooks that read what forward has computed\n  {self.where}"
                 )
+            tell_numbers(node, values.__getitem__, values.__getitem__)
             told = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
             if node.op == "placeholder":
                 values[node] = next(inputs)
@@ -199,6 +205,8 @@ class GraphRecording(ProxyTorchDispatchMode):
             elif node.op == "output":
                 check_no_rows(told)
                 (outputs,) = told[0]
+            elif (made := self._constant_of(node, values)) is not None:
+                values[node] = made
             elif self._masked.takes(node, *told):
                 values[node] = self._masked.call(node, *told)
             elif node.op == "call_method" and node.target in ("item", "tolist"):
@@ -267,13 +275,24 @@ class GraphRecording(ProxyTorchDispatchMode):
         for given, seen in self.inputs.items():
             if self.constants.get(given) is value:
                 return seen.tensor
+        return self._held(value)
+
+    def _held(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor for one that is there already."""
         with self.paused():
             fake = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
-        constant = self.constant(value)
+        constant = self.constant(tensor)
         self.inputs[constant] = self.memories.own(fake, constant)  # an optimizer's step changes it
         return fake
+
+    def _constant_of(self, node: Any, values: Mapping[Any, Any]) -> Any:
+        """What a node makes of numbers alone; None where its shape is known, or depends on data."""
+        if not has_unknown_shape(node.meta.get("example_value")):
+            return None
+        made = constant_of(node, values.__getitem__)
+        return pytree.tree_map_only(torch.Tensor, self._held, made)
 
     def constant(self, tensor: torch.Tensor) -> Value:
         """A value for a tensor that is there already."""

@@ -27,7 +27,7 @@ def text_of(module: Any) -> str:
     return "\n".join([str(module.graph), *parts])
 
 
-class _OnDevice(TorchFunctionMode):
+class OnDevice(TorchFunctionMode):
     """Has all functions make their tensors on one device, whichever they are told."""
 
     def __init__(self, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Body(torch.nn.Module):
         """Compute what the graph says."""
         devices = (each.device for each in given if isinstance(each, torch.Tensor))
         device = next(devices, None)
-        with nullcontext() if device is None else _OnDevice(device):
+        with nullcontext() if device is None else OnDevice(device):
             return torch.fx.Interpreter(self.body).run(*given)
 
     def __str__(self) -> str:
