@@ -391,6 +391,7 @@ def _followed_otherwise() -> Iterator[None]:
     from ooc_cudnn.torch.capture.covariances import covariances_followed
     from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
     from ooc_cudnn.torch.capture.late_reads import late_reads_refused
+    from ooc_cudnn.torch.capture.legacy_variables import variables_followed
     from ooc_cudnn.torch.capture.traced_functions import functions_followed
     from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
     from ooc_cudnn.torch.tracing.element_indexing import indices_followed
@@ -404,6 +405,7 @@ def _followed_otherwise() -> Iterator[None]:
             container_writes_followed,
             covariances_followed,
             constant_numbers_known,
+            variables_followed,
             indices_followed,
             late_reads_refused,
         ):

@@ -73,6 +73,13 @@ _KNOWN = (
         "change the gradient, y.register_hook(...) in forward, with a hook that returns another",
     ),
     (
+        re.compile(r"returning intermediate with requires_grad_"),
+        "forward makes a tensor that asks for a gradient of its own, by requires_grad_() or "
+        "Variable(t, requires_grad=True), and what it returns has a history by that",
+        "leave requires_grad out, for nobody reads that gradient; or make the tensor outside of "
+        "forward, and give it as an argument",
+    ),
+    (
         re.compile(r"builtin operator `print`|logging\.Logger method|builtin `_?warnings\.warn"),
         "forward prints, logs or warns, and a plan runs without Python",
         "write `if not torch.compiler.is_compiling():` before it, which is passed over under a "
