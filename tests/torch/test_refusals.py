@@ -431,3 +431,34 @@ def test_gather_with_a_sparse_gradient_is_refused_in_training():
     model = ooc.limit(Of(lambda y: y.gather(1, places, sparse_grad=True)), LIMIT)
     with pytest.raises(ooc.UnsupportedModelError, match=r"make it with sparse_grad=False\n.*line"):
         model(torch.randn(SHAPE))
+
+
+def test_a_function_among_the_layers():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU()))
+    model[1]._modules["0"] = torch.relu
+    with pytest.raises(ooc.UnsupportedModelError, match=r"^1\.0, among the layers of 1 \(Seq.*put"):
+        ooc.limit(model, LIMIT)
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compiled", ["a scripted layer", "a traced layer", "a scripted model"])
+def test_what_torch_jit_has_compiled(compiled):
+    layer = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU())
+    if compiled == "a traced layer":
+        model = nn.Sequential(nn.Conv2d(3, 3, 1), torch.jit.trace(layer, torch.zeros(SHAPE)))
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 3, 1), torch.jit.script(layer))
+    if compiled == "a scripted model":
+        model = model[1]
+    with pytest.raises(ooc.UnsupportedModelError, match=r"is compiled by torch\.jit.*put in"):
+        ooc.limit(model, LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_layer_that_torch_jit_compiles_after_the_limit():
+    model = ooc.limit(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), LIMIT)
+    model(torch.zeros(SHAPE))
+    model[1] = torch.jit.script(model[1])
+    with pytest.raises(ooc.UnsupportedModelError, match=r"1 \(Recurs.* is compiled by torch\.jit"):
+        model(torch.zeros(SHAPE))

@@ -26,12 +26,20 @@ def check_model(model: torch.nn.Module) -> None:
     ------
     UnsupportedModelError
         If it is sharded (FSDP), is copied to several cards (DataParallel), has a part in
-        DistributedDataParallel, synchronises batch normalization by others than PyTorch, averages
-        its statistics by a count, or has parameters that are no plain dense tensors of real
-        numbers.
+        DistributedDataParallel, is compiled by torch.jit, synchronises batch normalization by
+        others than PyTorch, averages its statistics by a count, has a layer that is no module, or
+        parameters that are no plain dense tensors of real numbers.
     """
+    _check_layers(model)
     for name, module in model.named_modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
+        if "ScriptModule" in kinds:
+            raise UnsupportedModelError(
+                f"{_said(name, module)} is compiled by torch.jit (script, trace, load), and "
+                "TorchDynamo does not look into it: put in the module of Python that it was made "
+                "of, and call torch.jit behind the training, on the released model; or limit the "
+                "parts before and after it"
+            )
         if kinds & {"FSDPModule", "FullyShardedDataParallel"}:
             raise UnsupportedModelError(
                 f"{_said(name, module)} is sharded by FSDP, and the library needs whole "
@@ -61,6 +69,25 @@ def check_model(model: torch.nn.Module) -> None:
             )
     for name, parameter in model.named_parameters():
         check_tensor(name, parameter)
+
+
+def _check_layers(model: torch.nn.Module) -> None:
+    """Refuse a layer that is no module: PyTorch itself does not go through such a model."""
+    parts: dict[torch.nn.Module, str] = {model: ""}
+    wanted = [model]
+    while wanted:
+        module = wanted.pop()
+        for key, layer in module._modules.items():
+            path = f"{parts[module]}.{key}".removeprefix(".")
+            if layer is not None and not isinstance(layer, torch.nn.Module):
+                raise UnsupportedModelError(
+                    f"{path}, among the layers of {_said(parts[module], module)}, is a "
+                    f"{type(layer).__name__} and no module: put a module there whose forward calls "
+                    "it. PyTorch has no parameters() and no state_dict() of such a model, either"
+                )
+            if layer is not None and layer not in parts:
+                parts[layer] = path
+                wanted.append(layer)
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
