@@ -236,7 +236,7 @@ def printing(x):
 
 def of_a_mask(x):
     y = x * 2
-    y[y > 0] = y[y > 0] * 3
+    y[y > 0] = y[y > 0].flip(0)
     return y
 
 

@@ -7,6 +7,8 @@ from torch import nn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
+from tests.torch.idioms import own_checkpoints
+from tests.torch.idioms.judge import EQUAL, REFUSED, under_an_ample
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -149,3 +151,17 @@ def test_a_container_is_returned_where_autograd_is_off_and_refused_where_it_is_o
         close(ours, pytorchs, "output")
     with pytest.raises(UnsupportedModelError, match="let it return a tensor, or one tuple"):
         limited(x)
+
+
+@pytest.mark.parametrize(
+    "idiom", [e for e in own_checkpoints.CASES if "checkpoint" in e.name], ids=lambda e: e.name
+)
+def test_a_checkpoint_that_is_a_function_is_computed(idiom):
+    assert under_an_ample(idiom)[0].kind == EQUAL
+
+
+def test_a_reversible_block_is_told_what_to_leave_out():
+    (idiom,) = (each for each in own_checkpoints.CASES if "reversible" in each.name)
+    verdict, _ = under_an_ample(idiom)
+    assert verdict.kind == REFUSED
+    assert "may be left out" in verdict.why

@@ -73,6 +73,13 @@ _KNOWN = (
         "change the gradient, y.register_hook(...) in forward, with a hook that returns another",
     ),
     (
+        re.compile(r"setattr\(TensorVariable\(\), ConstantVariable\(str: 'requires_grad'\)"),
+        "forward, or the backward of an autograd.Function, sets y.requires_grad of a tensor",
+        "write y.detach().requires_grad_() and torch.autograd.grad in a Function, and return what "
+        "that gives. A Function that computes again in backward, as reversible blocks do, may be "
+        "left out, for the library does so by itself; or limit the parts that it calls",
+    ),
+    (
         re.compile(r"returning intermediate with requires_grad_"),
         "forward makes a tensor that asks for a gradient of its own, by requires_grad_() or "
         "Variable(t, requires_grad=True), and what it returns has a history by that",

@@ -137,12 +137,13 @@ def _traced_again(tx: Any, body: _Body) -> _Reading | None:
     effects, parts = output.side_effects, set(output.nn_modules)
     graphs = [each.graph for each in output.tracers]
     nodes = [len(each.nodes) for each in graphs]
-    output.side_effects = effects.clone()
+    kept = effects.clone()
     try:
         reading = body.again(tx)
     except torch._dynamo.exc.TorchDynamoException:
         return None
     finally:
+        vars(effects).update(vars(kept))  # objects of forward's own write to what it is
         output.side_effects = effects
         for name in [each for each in output.nn_modules if each not in parts]:
             del output.nn_modules[name]

@@ -109,11 +109,19 @@ def functions_followed() -> Iterator[None]:
     def called(was: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name == "mark_dirty" and getattr(self, "proxy", None) is None:  # it is not applied
             return ConstantVariable.create(None)
+        if name == "__delattr__":  # as of any object
+            return super(AutogradFunctionContextVariable, self).call_method(tx, name, args, kwargs)
         return was(self, tx, name, args, kwargs)
 
-    def traced(was: Any, *args: Any, **how: Any) -> Any:
-        with torch._dynamo.config.patch(trace_autograd_ops=True):
-            return was(*args, **how)
+    def traced(was: Any, self: Any, tx: Any, ctx: Any, *args: Any, **how: Any) -> Any:
+        before = tx.output.side_effects.store_attr_mutations.get(ctx, {}).copy()
+        try:
+            with torch._dynamo.config.patch(trace_autograd_ops=True):
+                return was(self, tx, ctx, *args, **how)
+        finally:  # what backward puts on ctx, or deletes, is not there for what follows
+            now = tx.output.side_effects.store_attr_mutations
+            if ctx in now:
+                now[ctx] = before
 
     def accumulated(*args: Any, **how: Any) -> Any:
         raise UnsupportedModelError(
