@@ -7,7 +7,7 @@ from torch import nn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
-from tests.torch.idioms import own_checkpoints
+from tests.torch.idioms import functions, own_checkpoints
 from tests.torch.idioms.judge import EQUAL, REFUSED, under_an_ample
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
@@ -165,3 +165,10 @@ def test_a_reversible_block_is_told_what_to_leave_out():
     verdict, _ = under_an_ample(idiom)
     assert verdict.kind == REFUSED
     assert "may be left out" in verdict.why
+
+
+@pytest.mark.parametrize(
+    "idiom", [e for e in functions.CASES if e.name.startswith("Function of")], ids=lambda e: e.name
+)
+def test_forward_is_given_ctx_where_it_takes_it(idiom):
+    assert under_an_ample(idiom)[0].kind == EQUAL

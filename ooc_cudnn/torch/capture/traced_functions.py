@@ -6,8 +6,9 @@ What forward returns, and marks dirty; derivatives that backward takes; what vma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._functorch import vmap
+from torch.autograd.function import _is_setup_context_defined
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import traced_line
@@ -94,6 +96,26 @@ def _is_followed(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
 
 
+def _takes_ctx(kind: Any) -> bool:
+    """True if forward of a function is given ctx: else setup_context is."""
+    return not _is_setup_context_defined(kind.setup_context)
+
+
+def _knows_ctx(kind: Any, args: Sequence[Any]) -> bool:
+    """True if TorchDynamo knows whether forward takes ctx: without gradients it counts arguments.
+
+    Of `forward(ctx, *xs)` it takes ctx for the first of two.
+    """
+    tensors = list[Any]()
+    VariableTracker.visit(lambda each: tensors.append(each) if each.is_tensor() else None, args)
+    if torch.is_grad_enabled() and any(each.requires_grad is not False for each in tensors):
+        return True
+    if not isinstance(kind.forward, FunctionType):
+        return True
+    counts = len(inspect.signature(kind.forward).parameters) == len(args)
+    return counts != _takes_ctx(kind)
+
+
 @contextmanager
 def functions_followed() -> Iterator[None]:
     """Have Dynamo follow a user's function as autograd does.
@@ -139,7 +161,15 @@ def functions_followed() -> Iterator[None]:
 
     def looked_at(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         _check_vmap(self.fn_cls, (*args, *kwargs.values()))
-        return was(self, tx, args, kwargs)
+        if kwargs or _knows_ctx(self.fn_cls, args):
+            return was(self, tx, args, kwargs)
+        forward = self.fn_cls.forward
+        source = None if self.source is None else AttrSource(self.source, "forward")
+        function = VariableTracker.build(tx, forward, source=source, realize=True)
+        given = list(args)
+        if _takes_ctx(self.fn_cls):
+            given.insert(0, AutogradFunctionContextVariable.create(tx, args, kwargs))
+        return function.call_function(tx, given, kwargs)
 
     names: Any = vmap._get_name
     with (

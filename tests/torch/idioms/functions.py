@@ -35,6 +35,63 @@ class Reverse(torch.autograd.Function):
         return -gradient
 
 
+class Stacked(torch.autograd.Function):
+    """Of as many maps as it is given."""
+
+    @staticmethod
+    def forward(ctx, *xs):
+        ctx.count = len(xs)
+        return torch.stack(xs).sum(0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (2 * gradient,) * ctx.count
+
+
+class Scaled(torch.autograd.Function):
+    """Of a number, and as many maps as it is given."""
+
+    @staticmethod
+    def forward(ctx, n, *xs):
+        ctx.n = n
+        return xs[0] * xs[-1] * n
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient * ctx.n, gradient
+
+
+class StackedApart(torch.autograd.Function):
+    """The same, whose ctx another method is given."""
+
+    @staticmethod
+    def forward(*xs):
+        return torch.stack(xs).sum(0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.count = len(inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (2 * gradient,) * ctx.count
+
+
+def stacked(s, x):
+    y = s.c(x)
+    return Stacked.apply(y), Stacked.apply(y, 2 * y), Stacked.apply(y, 3 * y, x[:, :, 1:-1, 1:-1])
+
+
+def scaled(s, x):
+    y = s.c(x)
+    return Scaled.apply(0.5, y, y + 1)
+
+
+def stacked_apart(s, x):
+    y = s.c(x)
+    return StackedApart.apply(y), StackedApart.apply(y, 2 * y)
+
+
 class ReverseBy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, alpha):
@@ -320,6 +377,20 @@ class ByAutograd(torch.autograd.Function):
 
 CASES = [
     Idiom("Function: reversed", model(lambda s, x: Reverse.apply(s.c(x)), c=conv()), train),
+    Idiom("Function of any number of maps", model(stacked, c=conv()), train),
+    Idiom(
+        "Function of any number of maps, in evaluation", model(stacked, c=conv()), infer, REFUSED
+    ),
+    Idiom("Function of a number and maps, in evaluation", model(scaled, c=conv()), infer, REFUSED),
+    Idiom(
+        "Function of any number of maps, with setup_context", model(stacked_apart, c=conv()), train
+    ),
+    Idiom(
+        "Function of any number of maps, with setup_context, in evaluation",
+        model(stacked_apart, c=conv()),
+        infer,
+        REFUSED,
+    ),
     Idiom("Function: reversed by a number", model(twice_applied, c=conv(), d=conv()), train),
     Idiom(
         "Function: reversed by a number that changes",
