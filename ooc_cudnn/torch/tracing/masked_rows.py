@@ -22,7 +22,6 @@ from ooc_cudnn.torch.places import source_line
 from ooc_cudnn.torch.tracing.graph import Operation, Value, name_of
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
 
-_MASKS = (torch.bool, torch.uint8)
 #: Entries of an index that a mask may stand beside: they show a view.
 _BASIC = (slice, int, torch.SymInt, EllipsisType, type(None))
 #: They compute each element of itself, though PyTorch does not say so.
@@ -113,7 +112,7 @@ class MaskedIndexing:
 
     def _read(self, node: Any, x: torch.Tensor, index: Any) -> MaskedRows:
         shown, mask, behind = _at_mask(node, x, index)
-        beyond = ~mask.bool().reshape(*mask.shape, *(1,) * behind)
+        beyond = ~mask.reshape(*mask.shape, *(1,) * behind)
         value = self._recorder.memories.read(mask)
         return MaskedRows(_filled(shown, beyond), beyond, value, behind, node)
 
@@ -122,16 +121,28 @@ class MaskedIndexing:
             shown, mask, behind = _at_mask(value.node, x, index)
             now = self._recorder.memories.read(mask)
             if behind == value.behind and self._is_alike(now, value.mask):
-                whole = value.whole.to(shown.dtype)
-                if whole.ndim > shown.ndim:  # it may have axes of length 1 in front
-                    whole = whole.reshape(whole.shape[whole.ndim - shown.ndim :])
-                shown.copy_(torch.where(value.beyond, shown, whole))
+                self._put(shown, value)
                 return
         check_no_rows((x, value))
         (first, *_) = _rows_in(index)
         shown, mask, behind = _at_mask(first.node, x, index)
         at: Any = (..., mask, *(slice(None),) * behind)
         shown[at] = value
+
+    def _put(self, x: torch.Tensor, rows: MaskedRows) -> None:
+        """Write rows to where they belong: a change in place, of which hooks of x see nothing."""
+        memories = self._recorder.memories
+        whole = rows.whole.to(x.dtype)
+        if whole.ndim > x.ndim:  # it may have axes of length 1 in front
+            whole = whole.reshape(whole.shape[whole.ndim - x.ndim :])
+        values = [memories.read(rows.beyond), memories.to_change(x), memories.read(whole)]
+        if not torch.is_grad_enabled():
+            values = [self._recorder.detached(each) for each in values]
+        with self._recorder.paused():
+            x.copy_(torch.where(rows.beyond, x, whole))
+        result, where = self._recorder.value_like(x), torch.ops.aten.where.self
+        self._recorder.emit(where, "where", tuple(values), {}, (result,), where._schema)
+        memories.write(x, result)
 
     def _computed(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a function makes of each row. Others that it reads may have one row for all."""
@@ -284,7 +295,7 @@ def _holds(compare: Any, count: MaskedCount, number: Any) -> bool:
 
 
 def _is_mask(entry: Any) -> bool:
-    return isinstance(entry, torch.Tensor) and entry.dtype in _MASKS and entry.ndim > 0
+    return isinstance(entry, torch.Tensor) and entry.dtype == torch.bool and entry.ndim > 0
 
 
 def _entries(index: Any) -> tuple[Any, ...]:

@@ -158,6 +158,63 @@ def changed_itself(y, w, x):
     return y
 
 
+def in_a_view(y, w, x):
+    y[0][x[0, :, :, 0] > 0] += w
+    z = y.contiguous()
+    flat = z.view(-1, 4)
+    flat[x[..., 1].reshape(-1) > 0] *= w
+    return z, y
+
+
+def without_gradients(y, w, x):
+    mask = x[..., 0] > 0
+    with torch.no_grad():
+        y[mask] *= w
+    y[mask] -= 1
+
+
+def of_integers(y, w, x):
+    places, is_large = (y > 0).long(), y > 1
+    mask = x > 0
+    places[mask] = places[mask] * 3 - 1
+    is_large[mask] = ~is_large[mask]
+    return y * places, is_large
+
+
+def of_half(y, w, x):
+    half = y.half()
+    mask = x[..., 0] > 0
+    half[mask] *= w.half()
+    half[mask] += 0.125
+    return half
+
+
+def hooked(y, w, x):
+    y.register_hook(lambda gradient: gradient * 2)
+    mask = x[..., 0] > 0
+    y[mask] = y[mask] * w
+    y.register_hook(lambda gradient: gradient + 1)
+    return y
+
+
+def hooked_whole(y, w, x):
+    z = y * 1
+    z.register_hook(lambda gradient: gradient * 2)
+    mask = x[..., 0] > 0
+    z[mask] = z[mask] * w
+    z.register_hook(lambda gradient: gradient + 1)
+    z[mask] = 0.5 - z[mask]
+    return z
+
+
+def counted(s, x):
+    """What lasts from call to call."""
+    mask = x[0, 0] > 0
+    s.seen[mask] += 1
+    x[:, 0, mask] *= 2
+    return s.c(x) * s.seen[1:-1, 1:-1]
+
+
 def another_mask(y, w, x):
     """As many rows, at other places."""
     mask = x[..., 0] > 0
@@ -253,6 +310,14 @@ CASES = (
     of_mask("y[:, :, mask] *= w", behind_two),
     of_mask("rows that were read before a write", read_before),
     of_mask("rows that are changed themselves", changed_itself),
+    of_mask("rows of views", in_a_view),
+    of_mask("rows where no gradients are", without_gradients),
+    of_mask("rows of integers, and of truths", of_integers),
+    of_mask("rows of a half type", of_half, steps=infer),
+    of_mask("rows between hooks of a view", hooked),
+    of_mask("rows between hooks", hooked_whole),
+    Idiom("rows of a buffer and an argument",
+          model(counted, c=conv(), seen=lambda: nn.Buffer(torch.zeros(7, 6))), infer),
     of_mask("rows in places of another mask", another_mask, expected=REFUSED, though=BY_DATA),
     of_mask("rows in places of a mask that changes", a_mask_that_changes, expected=REFUSED,
             though=BY_DATA),
