@@ -321,7 +321,7 @@ def returning_gains(m, y, *others):
             change_one_of_several,
             "reads argument 2.gain, which",
         ),
-        (returning_gains, change_an_output, "reads the model's output (1.a), which"),
+        (returning_gains, change_an_output, "reads the model's output (1.a.0), which"),
         (
             lambda m, y, other, table: scaled_gradient(y, lambda: other),
             change_a_tensor,
