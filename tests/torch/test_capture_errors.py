@@ -234,6 +234,16 @@ def printing(x):
     return x * 2
 
 
+def hooking(x):
+    hook = LAYER.register_forward_hook(lambda layer, given, made: made * 2)
+    y = LAYER(x)
+    hook.remove()
+    return y
+
+
+LAYER = nn.ReLU()
+
+
 def of_a_mask(x):
     y = x * 2
     y[y > 0] = y[y > 0].flip(0)
@@ -264,6 +274,7 @@ FOUND = []
         (noting, "return the gradient and do no more; note y.detach() in forward"),
         (noting_function, "backward of an autograd.Function changes something outside"),
         (printing, "write `if not torch.compiler.is_compiling():` before it"),
+        (hooking, "register it once, before the model is limited"),
         (of_a_mask, "depends on data: write torch.where(mask, v, y) for y[mask] = v, or take it"),
     ],
 )

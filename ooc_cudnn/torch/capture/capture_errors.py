@@ -93,6 +93,11 @@ _KNOWN = (
         "limit; or do so after the call",
     ),
     (
+        re.compile(r"setattr\(\w+\(<class 'torch\.utils\.hooks\.RemovableHandle'>\), .*'next_id'"),
+        "forward registers a hook of a layer",
+        "register it once, before the model is limited: it runs in each call",
+    ),
+    (
         re.compile(r"using `torch\.autograd\.grad`|`backward` in file \S*autograd"),
         "forward takes a derivative",
         "take it outside of forward, or write it out; the backward of an autograd.Function may "
