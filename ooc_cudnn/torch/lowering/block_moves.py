@@ -147,7 +147,7 @@ def sliced(operation: Operation, wanted: Wanted) -> MadePart:
     return made_of(operation, (*spans[:axis], read, *spans[axis + 1 :]), spans, **changes)
 
 
-@block_rule("expand", "expand_as")
+@block_rule("expand")
 def expanded(operation: Operation, wanted: Wanted) -> MadePart:
     """Broadcast."""
     spans = only(wanted)

@@ -120,7 +120,7 @@ class FallbackSubgraph:
 
     def _run(self, operation: Operation, values: dict[Value, Any], images: int) -> None:
         name, first = operation.name, operation.results[0]
-        expands, reshapes = name in ("expand", "expand_as"), name in RESHAPES or name == "squeeze"
+        expands, reshapes = name == "expand", name in RESHAPES or name == "squeeze"
         if (expands or reshapes) and operation.arguments.get("dtype") is None:
             assert first is not None
             (x,) = operation.reads[:1]

@@ -68,7 +68,7 @@ PER_IMAGE = frozenset({
 })  # fmt: skip
 #: What moves elements and computes nothing: to repeat it costs little.
 MOVES = RESHAPES | PERMUTES | {
-    "alias", "chunk", "contiguous", "detach", "expand", "expand_as", "narrow", "select", "slice",
+    "alias", "chunk", "contiguous", "detach", "expand", "narrow", "select", "slice",
     "split", "split_with_sizes", "squeeze", "unbind", "unsqueeze",
 }  # fmt: skip
 
@@ -125,7 +125,7 @@ class ImageAxes:
     def _follow(self, operation: Operation) -> None:
         reads = [value for value in operation.reads if value in self.of]
         if not reads:
-            if operation.name in ("expand", "expand_as"):
+            if operation.name == "expand":
                 self._expanded(operation)
             self._shared.update(operation.reads)
             return
@@ -274,7 +274,7 @@ class ImageAxes:
             if dim == axis:
                 raise TogetherError("one image is taken")
             axis -= dim < axis
-        elif name in ("expand", "expand_as"):
+        elif name == "expand":
             axis += len(result.shape) - count
         elif told.get("dim", 0) % count == axis and (
             name in ("narrow", "split", "split_with_sizes")  # of a number of images, in words

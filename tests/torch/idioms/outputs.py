@@ -231,6 +231,15 @@ CASES = [
         model(with_auxiliary, c=conv(padding=1), aux=lambda: 0.0),
         train,
     ),
+    Idiom(
+        "a parameter expanded as another output",
+        model(
+            lambda s, x: (y := s.c(x), s.w.expand_as(y), s.w.exp().expand_as(y)),
+            c=conv(),
+            w=lambda: nn.Parameter(drawn(4, 1, 1, seed=5)),
+        ),
+        train,
+    ),
     of_conv("a new tensor beside", lambda y, x: (y, torch.zeros(3), torch.arange(2))),
     Idiom(
         "one of two outputs in the loss",
