@@ -148,7 +148,7 @@ class Later(torch.autograd.Function):
         """Make the token. What is given are the tensors of the names, and the token before."""
         ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
         ctx.devices = [each.device for each in given[: len(names)]]
-        return torch.empty(0, device=run.request.device)
+        return a_token(run)
 
     @staticmethod
     @torch._disable_dynamo  # a compiled function that calls backward traces what that calls
@@ -180,7 +180,7 @@ class OfOutputs(torch.autograd.Function):
         runs = torch._C._will_engine_execute_node
         asked = {name for node in behind if runs(node) for name in node.names}
         with torch.no_grad():
-            token: Any = torch.empty(0, device=ctx.run.request.device)
+            token: Any = a_token(ctx.run)
         token.seeds = ctx.run.seeds(ctx.node, gradients, ctx.saved_tensors, asked)
         return None, None, None, *(token for _ in range(ctx.count))
 
@@ -195,7 +195,7 @@ class OfTensors(torch.autograd.Function):
         """Make the tokens. What is given are the tensors of the names."""
         ctx.run, ctx.names = run, names
         ctx.devices = [each.device for each in given]
-        tokens = tuple(torch.empty(0, device=run.request.device) for _ in range(count))
+        tokens = tuple(a_token(run) for _ in range(count))
         ctx.save_for_backward(tokens[0])  # PyTorch says it where backward has been here before
         ctx.set_materialize_grads(False)
         return tokens
@@ -210,6 +210,11 @@ class OfTensors(torch.autograd.Function):
             found = ctx.run.gradients_of(ctx.names, ctx.devices, seeds)
         read = [e for each in seeds for e in each.read] if torch.is_grad_enabled() else ()
         return None, None, None, *first_alone(found, read)
+
+
+def a_token(run: Run) -> torch.Tensor:
+    """An empty tensor; of one dtype at all times, or autograd would cast it, and make another."""
+    return torch.empty(0, dtype=torch.float32, device=run.request.device)
 
 
 def first_alone(

@@ -95,6 +95,18 @@ def steps_in_backward(run):
         run.backward(loss_of([outputs[at] for at in which]))
 
 
+def in_another_default_dtype(run):
+    """The default dtype is another one in backward than in forward."""
+    for which in ((0,), (1,), (0, 1)):
+        outputs = run(leaf(image()))
+        loss, before = loss_of([outputs[at] for at in which]), torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            run.backward(loss)
+        finally:
+            torch.set_default_dtype(before)
+
+
 def of_arguments(run):
     """Hooks of arguments, and of what made them; a loss of each output alone."""
     log = []
@@ -322,6 +334,7 @@ CASES = [
     of("two heads, a backward each", two_heads, apart),
     of("two heads, one by one", two_heads, one_by_one),
     of("two heads, late", two_heads, late),
+    of("two heads, another default dtype", two_heads, in_another_default_dtype),
     of("a trunk, hooks", on_a_trunk, hooked),
     of("a trunk, clipped", on_a_trunk, clipped),
     of("a trunk, steps in backward", forward_of(on_a_trunk), steps_in_backward),
@@ -335,6 +348,7 @@ CASES = [
     of("a trunk, reentrant", on_a_trunk, reentrant),
     of("a trunk, in hooks", on_a_trunk, within_hooks),
     of("a trunk, in two threads", on_a_trunk, in_two_threads),
+    of("a trunk, another default dtype", on_a_trunk, in_another_default_dtype),
     of("a trunk, autocast", on_a_trunk, in_autocast),
     of("of one another, hooks", of_one_another, hooked),
     of("of one another, one by one", of_one_another, one_by_one),
