@@ -95,6 +95,33 @@ def test_backward_runs_once_for_all_outputs(runs):
         assert runs == ["backward"]
 
 
+def test_what_an_output_is_computed_from_is_checked_though_no_gradient_goes_there():
+    class Detached(Heads):
+        def forward(self, x):
+            y = self.one(x)
+            return y, self.other(y.detach())
+
+    model = ooc.limit(Detached(), "1MiB")
+    y, z = model(image())
+    y.sum().backward()
+    with torch.no_grad():
+        model.one.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: "):
+        z.square().sum().backward()
+
+
+def test_a_second_backward_to_an_argument_that_outputs_share_is_refused():
+    class Beside(Heads):
+        def forward(self, x):
+            return self.one(x), self.other(x)
+
+    model, x = ooc.limit(Beside(), "1MiB"), image().requires_grad_()
+    y, z = model(x)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        z.sum().backward()
+
+
 def losses(model):
     """The loss of one output, and one of the other whose gradient comes when all else is made."""
     y, z = model(image())
@@ -117,7 +144,7 @@ def test_an_output_that_is_late_is_refused_where_a_hook_has_changed_a_parameter(
     y, z = losses(model)
     with torch.no_grad():
         model.one.weight.register_post_accumulate_grad_hook(lambda weight: weight.mul_(2))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation: "):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation while backward runs"):
         (y + z).backward()
 
 

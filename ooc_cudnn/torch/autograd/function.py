@@ -110,6 +110,16 @@ class Request:
         making = making_there(self.device, self.changing)
         return self.step.run(inputs, out, lasting, making)
 
+    def kept(self, node: int, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What a node of outputs saves of tensors in the order of the names.
+
+        PyTorch raises an error where one was changed that backward of the node computes with. Of
+        the others forward has need alone, should it run again: what changes there is not counted.
+        """
+        read = self.reached.read[node]
+        pairs = zip(self.names, tensors, strict=True)
+        return tuple(each if name in read else each.data for name, each in pairs)
+
     def watch(self, outputs: Sequence[tuple[torch.Tensor, frozenset[str]]]) -> None:
         """Note outputs, and what is changed, that forward reads further; what is made of each."""
         self._watched = [(weakref.ref(each), later) for each, later in outputs]

@@ -120,7 +120,7 @@ class StepFunction(torch.autograd.Function):
         ctx.run, ctx.names, ctx.tokens = run, names, [each.detach() for each in given[len(names) :]]
         ctx.devices = [each.device for each in given[: len(names)]]
         outputs = run.hand_out(range(len(run.outputs)))
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*run.request.kept(0, tensors))
         ctx.set_materialize_grads(False)
         reached = zip(outputs, run.request.reached.of_outputs, strict=True)
         ctx.mark_non_differentiable(*(each for each, names in reached if not names))
@@ -168,7 +168,7 @@ class OfOutputs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """Hand out the outputs of a node. Behind each token are tensors that it depends on."""
         ctx.run, ctx.node, ctx.count = run, node, len(tokens)
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*run.request.kept(node, tensors))
         ctx.set_materialize_grads(False)
         return run.hand_out(run.request.reached.nodes[node])
 

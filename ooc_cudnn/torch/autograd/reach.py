@@ -1,4 +1,7 @@
-"""Which outputs of a network depend on which of its tensors: what is one node of autograd's."""
+"""Which outputs of a network depend on which of its tensors: what is one node of autograd's.
+
+An output may be computed from more than its gradient reaches: from what is detached, or has none.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,23 @@ class Reach:
     ----------
     of_outputs : tuple of frozenset of str
         Of each output, in order, the names whose gradients depend on that of the output.
+    read_for : tuple of frozenset of str
+        Of each output, in order, the names that it and those gradients are computed from.
 
     Examples
     --------
-    >>> reach = Reach((frozenset("ac"), frozenset(), frozenset("bc"), frozenset("ac")))
+    >>> reached = frozenset("ac"), frozenset(), frozenset("bc"), frozenset("ac")
+    >>> reach = Reach(reached, (frozenset("ac"), frozenset("d"), frozenset("bc"), frozenset("acd")))
     >>> reach.nodes
     ((0, 3), (2,))
     >>> sorted(reach.of_names.items())
     [('a', (0,)), ('b', (1,)), ('c', (0, 1))]
+    >>> [sorted(each) for each in reach.read]
+    [['a', 'c', 'd'], ['b', 'c']]
     """
 
     of_outputs: tuple[frozenset[str], ...]
+    read_for: tuple[frozenset[str], ...]
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
@@ -44,3 +53,10 @@ class Reach:
             for name in self.of_outputs[place]:
                 found[name] = (*found.get(name, ()), node)
         return found
+
+    @cached_property
+    def read(self) -> tuple[frozenset[str], ...]:
+        """Of each node the names that its outputs and their gradients are computed from."""
+        return tuple(
+            frozenset().union(*(self.read_for[place] for place in places)) for places in self.nodes
+        )

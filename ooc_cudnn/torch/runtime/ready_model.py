@@ -102,9 +102,12 @@ class ReadyModel:
         self._pause_bytes = bucket_bytes(model, statistics)
         self._steps: dict[frozenset[int], TwoPartStep] = {}
         self.forward: ForwardStep | None = None
-        #: Of each output what has a gradient that depends on that of the output.
+        wanted = frozenset(net.wanted)
+        alone = [net.pausing_phases(y) for y in outputs] if wanted else []
+        #: Of each output what has a gradient that depends on that of the output, and what is read.
         self._reached = Reach(
-            tuple(frozenset(net.pausing_phases(y).gradients if net.wanted else ()) for y in outputs)
+            tuple(frozenset(each.gradients) for each in alone) or (frozenset(),) * len(outputs),
+            tuple(wanted.intersection(each.tensors) for each in alone),
         )
         if self._reached.nodes:
             places = (at for of_node in self._reached.nodes for at in of_node)

@@ -95,6 +95,68 @@ def steps_in_backward(run):
         run.backward(loss_of([outputs[at] for at in which]))
 
 
+def changed_by(parameters):
+    """As an optimizer changes them, without one's state."""
+    with torch.no_grad():
+        for each in parameters:
+            each.mul_(1.5)
+
+
+def an_optimizer_each(run):
+    """A backward of each output, each followed by a step of its head's optimizer."""
+    q = run.model
+    for order in ((0, 1), (1, 0)):
+        outputs = run(image())
+        for at in order:
+            run.backward(loss_of(outputs[at]))
+            changed_by((q.d, q.e)[at].parameters())
+            q.zero_grad()
+        run.note(dict(q.state_dict()))
+
+
+def changed_between(run):
+    """What another output alone is of may change before backward; what this one is of may not."""
+    q = run.model
+    for which, name in ((0, "e"), (1, "d")):
+        outputs = run(leaf(image()))
+        changed_by(q.get_submodule(name).parameters())
+        run.backward(loss_of(outputs[which]), retain_graph=True)
+        run.fails(lambda of=outputs[1 - which]: loss_of(of).backward())
+        outputs = run(leaf(image()))
+        changed_by([q.c.weight])
+        run.fails(lambda of=outputs[which]: loss_of(of).backward())
+        q.zero_grad()
+
+
+def of_no_loss(run):
+    """What a detached output alone is of changes before backward."""
+    for _ in range(2):
+        outputs = run(leaf(image()))
+        changed_by(run.model.e.parameters())
+        run.backward(loss_of(outputs[0]))
+
+
+def of_two_calls(run):
+    """Optimizers step in backward, of a loss of one output of a call, and another of the next."""
+    for each in run.model.parameters():
+        each.register_post_accumulate_grad_hook(lambda p: changed_by([p]))
+    for one, other in ((0, 1), (1, 0)):
+        first, second = run(image()), run(image(1))
+        run.backward(loss_of(first[one]) + loss_of(second[other]))
+        run.note(dict(run.model.state_dict()))
+
+
+def steps_before_the_late(run):
+    """Optimizers step in backward; the gradient of one output comes after the other's step."""
+    for each in run.model.parameters():
+        each.register_post_accumulate_grad_hook(lambda p: changed_by([p]))
+    for early in (0, 1):
+        outputs = run(image())
+        of = in_a_new_thread(lambda it=outputs[1 - early]: loss_of(it.sin()))
+        run.backward(loss_of(outputs[early]) + of)
+        run.note(dict(run.model.state_dict()))
+
+
 def in_another_default_dtype(run):
     """The default dtype is another one in backward than in forward."""
     for which in ((0,), (1,), (0, 1)):
@@ -334,6 +396,9 @@ CASES = [
     of("two heads, a backward each", two_heads, apart),
     of("two heads, one by one", two_heads, one_by_one),
     of("two heads, late", two_heads, late),
+    of("two heads, an optimizer each", two_heads, an_optimizer_each),
+    of("two heads, of two calls", two_heads, of_two_calls),
+    of("two heads, steps before the late", two_heads, steps_before_the_late),
     of("two heads, another default dtype", two_heads, in_another_default_dtype),
     of("a trunk, hooks", on_a_trunk, hooked),
     of("a trunk, clipped", on_a_trunk, clipped),
@@ -348,6 +413,7 @@ CASES = [
     of("a trunk, reentrant", on_a_trunk, reentrant),
     of("a trunk, in hooks", on_a_trunk, within_hooks),
     of("a trunk, in two threads", on_a_trunk, in_two_threads),
+    of("a trunk, changed between", on_a_trunk, changed_between),
     of("a trunk, another default dtype", on_a_trunk, in_another_default_dtype),
     of("a trunk, autocast", on_a_trunk, in_autocast),
     of("of one another, hooks", of_one_another, hooked),
@@ -358,6 +424,7 @@ CASES = [
     of("in place, one by one", in_places, one_by_one),
     of("a detached output, hooks", with_drops, hooked, n=normalized),
     of("a detached output, late", forward_of(with_drops), late, n=normalized),
+    of("a detached head, changed", lambda s, x: (s.d(x), s.e(x).detach()), of_no_loss),
     of("a checkpoint, hooks", with_checkpoints, hooked),
     of("what no output depends on", lambda s, x, other: s.d(x) + 0 * s.w.detach(), unused),
 ]
