@@ -31,7 +31,7 @@ from perfmodel.record import Record, Table, number, rounded, text, whole
 #: What the name of an algorithm ends in, where its engine was measured.
 MEASURED = " (measured)"
 #: And where it is one without tensor cores for want of workspace: cuDNN would choose one with them.
-CROWDED = ", no tensor cores"
+NO_TENSOR_CORES = ", no tensor cores"
 #: An engine that takes more workspace is to save this share of the seconds.
 WORTH_WORKSPACE = 0.02
 #: Of engines, as they are asked for.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import assign_workspace, distinct_launches
 from ooc_cudnn.call_planner.request import Request
-from ooc_cudnn.devices.engines import CROWDED, MEASURED, Option
+from ooc_cudnn.devices.engines import MEASURED, NO_TENSOR_CORES, Option
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
@@ -57,18 +57,19 @@ def slowness_of(request: Request, plan: Plan, target: Target) -> float:
     if target.options is None:
         return 1.0
     fastest = taken = 0.0
-    crowded = WITHOUT_TENSOR_CORES if is_crowded(plan.algorithms) else 1.0
+    least = WITHOUT_TENSOR_CORES if lacks_tensor_cores(plan.algorithms) else 1.0
     for launch, _ in distinct_launches(request, plan):
         seconds = float(target.machine.compute.seconds(launch.operation.work()))
         fastest += seconds
-        least = crowded * seconds if isinstance(launch.operation, AnyConvolution) else seconds
-        taken += max(least, _seconds_of(launch.operation, plan, target, target.options))
+        times = least if isinstance(launch.operation, AnyConvolution) else 1.0
+        by_engine = _seconds_of(launch.operation, plan, target, target.options)
+        taken += max(times * seconds, by_engine)
     return taken / fastest if fastest else 1.0
 
 
-def is_crowded(algorithms: Iterable[str]) -> bool:
+def lacks_tensor_cores(algorithms: Iterable[str]) -> bool:
     """True if one of these runs without tensor cores for want of workspace."""
-    return any(name.endswith(CROWDED) for name in algorithms)
+    return any(name.endswith(NO_TENSOR_CORES) for name in algorithms)
 
 
 def seconds_by_engines(request: Request, plan: Plan, target: Target) -> float:

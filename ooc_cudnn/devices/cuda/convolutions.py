@@ -239,8 +239,8 @@ class Convolutions:
         found = self._rank_first(operation, budget_bytes)
         if found is not None and budget_bytes is not None and not found.on_tensor_cores:
             with_room = self._ranked_for(operation, None, keep=keep)
-            is_crowded = with_room is not None and with_room.on_tensor_cores
-            found = found._replace(is_crowded=is_crowded)
+            lacks_tensor_cores = with_room is not None and with_room.on_tensor_cores
+            found = found._replace(lacks_tensor_cores=lacks_tensor_cores)
         if keep:
             known[budget] = found
         return found

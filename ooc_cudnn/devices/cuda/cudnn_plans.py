@@ -12,7 +12,7 @@ from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, WIDENED, Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
-from ooc_cudnn.devices.engines import CROWDED, MEASURED, Engine, EngineFailedError
+from ooc_cudnn.devices.engines import MEASURED, NO_TENSOR_CORES, Engine, EngineFailedError
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardFilter,
@@ -47,12 +47,12 @@ MOST_RANKED = 10
 
 
 class Executable(NamedTuple):
-    """A built plan: its graph, which of the graph's plans, all its scratch bytes, its engine.
+    """A plan: its graph, which of the graph's plans, all its scratch bytes, its engine.
 
-    `asked` is the engine that was asked for; None where the heuristics chose. Of those that they
-    choose, `on_tensor_cores` says what computes the products, and `is_crowded` that it would be
-    tensor cores if there were room for workspace. What is compiled at run time `is_built` once it
-    runs; till then its workspace is a bound.
+    `asked` is the engine that was asked for; None where the heuristics chose. What they choose may
+    compute `on_tensor_cores`; it `lacks_tensor_cores` where they would choose so if there were room
+    for workspace. What is compiled at run time `is_built` once it runs; till then its workspace is
+    a bound.
     """
 
     graph: Any
@@ -62,7 +62,7 @@ class Executable(NamedTuple):
     form: Form
     asked: Engine | None = None
     on_tensor_cores: bool = False
-    is_crowded: bool = False
+    lacks_tensor_cores: bool = False
     is_built: bool = True
 
     @property
@@ -70,7 +70,7 @@ class Executable(NamedTuple):
         """Name that a plan shows."""
         if self.asked is not None:
             return f"{self.engine}{MEASURED}"
-        return f"{self.engine}{CROWDED if self.is_crowded else ''}"
+        return f"{self.engine}{NO_TENSOR_CORES if self.lacks_tensor_cores else ''}"
 
 
 class Plans:
@@ -115,7 +115,7 @@ class Plans:
                     ranks |= {} if position is None else {index: position}
             for index in sorted(ranks, key=ranks.__getitem__):
                 if self.bounds_workspace and self._is_compiled(graph, index):
-                    engine_there = self._at(graph, index, form)
+                    engine_there = self._askable_engine_at(graph, index, form)
                     found = engine_there and self.unbuilt(form, engine_there, budget_bytes)
                     if found:  # else it cannot be asked for by its number
                         return found
@@ -137,7 +137,7 @@ class Plans:
 
     def of_engine(self, form: Form, engine: Engine) -> Executable | None:
         """Return the plan of an engine; None where it cannot, or must not, compute a form."""
-        with self._graph_of(form, engine) as graph:
+        with self._graph_of(form, engine, measured=True) as graph:
             if graph is None:
                 return None
             try:
@@ -223,27 +223,29 @@ class Plans:
             return True
 
     @contextmanager
-    def _graph_of(self, form: Form, engine: Engine) -> Iterator[Any]:
-        """The graph of a form with the plan of an engine alone; None where there is none."""
+    def _graph_of(self, form: Form, engine: Engine, *, measured: bool = False) -> Iterator[Any]:
+        """The graph of a form with the plan of an engine alone; None where there is none.
+
+        What is used where it was `measured` alone is barred else (`forbidden_notes`).
+        """
         cudnn, operation = self._cudnn, form.operation
         known = cudnn.knob_type.__members__
         if is_faulty(f"eng{engine.number}", operation) or not known.keys() >= engine.knobs.keys():
             yield None
             return
-        graph = describe(cudnn, self._handle, operation)
+        graph, has_plan = describe(cudnn, self._handle, operation), True
         try:
-            graph.validate()
-            graph.build_operation_graph()
-            knobs = {known[name]: choice for name, choice in engine.knobs.items()}
-            graph.create_execution_plan(engine.number, knobs)
-            graph.deselect_numeric_notes(forbidden_notes(cudnn, operation, measured=True))
-        except self._declined:
-            graph = None
-        try:
-            yield graph
+            try:
+                graph.validate()
+                graph.build_operation_graph()
+                knobs = {known[name]: choice for name, choice in engine.knobs.items()}
+                graph.create_execution_plan(engine.number, knobs)
+                graph.deselect_numeric_notes(forbidden_notes(cudnn, operation, measured=measured))
+            except self._declined:
+                has_plan = False
+            yield graph if has_plan else None
         finally:
-            if graph is not None:
-                forget_frames(graph)
+            forget_frames(graph)
 
     def split(self, form: Form) -> list[Engine]:
         """Return the first engine that the heuristics rank with the knobs of `SPLIT`, set so.
@@ -286,9 +288,9 @@ class Plans:
 
     def engine_of(self, found: Executable) -> Engine | None:
         """Return the engine of a plan, as it may be asked for; None where that cannot be told."""
-        return self._at(found.graph, found.plan_index, found.form)
+        return self._askable_engine_at(found.graph, found.plan_index, found.form)
 
-    def _at(self, graph: Any, index: int, form: Form) -> Engine | None:
+    def _askable_engine_at(self, graph: Any, index: int, form: Form) -> Engine | None:
         try:
             return _engine_at(graph, index, form)
         except self._declined:

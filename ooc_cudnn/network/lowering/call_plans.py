@@ -14,7 +14,7 @@ from ooc_cudnn.call_planner.planner import AskWorkspace, Planner, distinct_launc
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.devices.machines import computing_machine
-from ooc_cudnn.engines.choose import is_crowded, seconds_by_engines
+from ooc_cudnn.engines.choose import lacks_tensor_cores, seconds_by_engines
 from ooc_cudnn.engines.target import Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.core.call import TiledCall
@@ -303,7 +303,7 @@ def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace |
     True where none was, and tensor cores compute: then nothing says what more workspace would be
     worth.
     """
-    if is_crowded(plan.algorithms):
+    if lacks_tensor_cores(plan.algorithms):
         return False
     answer = ask_workspace and ask_workspace(distinct_launches(request, plan), None)
     if answer is None or not any(name.endswith(MEASURED) for name in answer[1]):
