@@ -71,11 +71,17 @@ def places_of(effects: SideEffects, stack: Sequence[Any]) -> dict[int, str]:
 
 def reachable(effects: SideEffects, stack: Sequence[Any]) -> set[int]:
     """The `id` of the variables of all that is there later, by whatever way."""
-    found = set[int]()
-    within = [each for item, _ in _lasting(effects) for each, _ in _within(effects, item)]
-    VariableTracker.visit(
-        lambda item: found.add(id(item)), [*stack[-1:], *within], side_effects=effects
-    )
+    found, seen = set[int](), dict[int, Any]()
+    waiting = [each for item, _ in _lasting(effects) for each, _ in _within(effects, item)]
+    waiting += stack[-1:]
+
+    def note(item: Any) -> None:
+        found.add(id(item))
+        # PyTorch 2.11 does not walk what forward sets
+        waiting.extend(effects.store_attr_mutations.get(item, {}).values())
+
+    while waiting:
+        VariableTracker.visit(note, waiting.pop(), seen)
     return found
 
 
