@@ -149,8 +149,9 @@ def test_gradients_of_small_filters_are_split_and_right(cuda_device, name, dtype
     assert len(split) > 1
     with cuda_device.arena.lock:
         checks = Checks(cuda_device, engines, 2**30)
-        for engine in split:
-            errors = checks.of(operation, engine, borders=True)
-            assert errors is not None, engine
-            assert errors.error.relative < 1e-5, engine
+        found = {engine: checks.of(operation, engine, borders=True) for engine in split}
+    # what splits the sum of a small problem too often computes none, and is not admitted
+    assert found[chosen] is not None
+    for engine, errors in found.items():
+        assert errors is None or errors.error.relative < 1e-5, engine
     engines.forget_built()
