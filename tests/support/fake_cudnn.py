@@ -51,6 +51,7 @@ class FakeEngine:
     build_seconds: float = 0.0
     load_seconds: float = 0.0  # of its first launch
     least_images: int = 0
+    channels: int = 1  # it takes multiples of so many
     fails: bool = False
     knobs: dict = field(default_factory=dict)
     ranges: dict = field(default_factory=dict)  # the largest choice of each knob that it has
@@ -152,7 +153,8 @@ class Graph:
     def is_selected(self, engine):
         too_large = self.most is not None and self.workspace(engine) > self.most
         barred = self.barred & set(engine.notes) or self.asked_for - set(engine.notes)
-        return not (barred or too_large)
+        takes_channels = all(extent % engine.channels == 0 for extent in self.channels)
+        return takes_channels and not (barred or too_large)
 
     def get_engine_count(self):
         return 1 + max((engine.number for engine in self.cudnn.engines), default=-1)
@@ -200,6 +202,13 @@ class Graph:
     @property
     def images(self):
         return self.extents[0]
+
+    @property
+    def channels(self):
+        """Those of x and of y."""
+        if self.kind is ConvolutionBackwardFilter:
+            return [each.dim[1] for each in self.inputs]
+        return self.inputs[self.kind is Convolution].dim[:2]
 
     def workspace(self, engine):
         of_image = engine.workspace_of_image + self.extents[2] * engine.workspace_of_row

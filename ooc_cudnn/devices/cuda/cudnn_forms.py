@@ -13,8 +13,8 @@ Widened: half types with a float32 result. cuDNN has no engine where channels ar
     for depthwise windows, and for strided data gradients; and one that leaves the card idle where
     the filter is small. float32 holds every half and TF32 every bit of its fraction, so tensor
     cores give the same products. Filter gradient in float16: 0.7 and 0.5 in place of 2.6 and 2.5.
-Padded: half types, channels-last, where channels are no multiples of 8: an image's three, a map of
-    classes. Tensor cores take zeros beside them.
+Padded: half types, where channels are no multiples of 8: an image's three, a map of classes. Tensor
+    cores take zeros beside them, channels-last.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def forms(operation: AnyConvolution) -> Iterator[Form]:
         yield Form(operation)
         if padded:
             yield padded
-    elif padded:
+    elif padded and forward_of(operation).layout == "channels_last":
         yield from (padded, widen_inputs(operation))
     elif leaves_the_card_idle(operation):
         yield from (widen_inputs(operation), Form(operation))
@@ -185,29 +185,39 @@ def widen_inputs(operation: AnyConvolution) -> Form:
 
 
 def pad_channels(operation: AnyConvolution) -> Form | None:
-    """Add channels of zeros up to a multiple of 8; None where that is nothing, or cannot be."""
+    """Add channels of zeros up to a multiple of 8; None where that is nothing, or cannot be.
+
+    They are added channels-last, whatever the order of the tensors is: so tensor cores take them.
+    """
     forward = forward_of(operation)
     images, channels, *extents = forward.x_shape
     results, _, *window = forward.w_shape
     more, most = (_up_to_tensor_cores(number) for number in (channels, results))
     is_half = DTYPES[forward.dtype] == 2
-    if not is_half or forward.groups > 1 or forward.layout != "channels_last":
+    if not is_half or forward.groups > 1:
         return None
     if (more, most) == (channels, results):
         return None
-    wide = replace(forward, x_shape=(images, more, *extents), w_shape=(most, more, *window))
+    is_copied = forward.layout != "channels_last"
+    wide = replace(
+        forward, x_shape=(images, more, *extents), w_shape=(most, more, *window),
+        layout="channels_last",
+    )  # fmt: skip
     padded = replace_forward(operation, wide)
     given, taken = input_shapes(operation), input_shapes(padded)
-    if given[2:] != taken[2:]:  # of an epilogue, which takes it as it is
+    if given[2:] != taken[2:] or (given[2:] and is_copied):  # of an epilogue: taken as it is
         return None
     copies, offset = list[Copy | None](), 0
     pairs = [*zip(given[:2], taken[:2], strict=True), (operation.output_shape, padded.output_shape)]
     for dtype, (narrow, shape) in zip(
         (forward.dtype, forward.dtype, result_dtype(operation)), pairs, strict=True
     ):
-        copy = Copy(offset, dtype, shape, forward.layout, is_wider=True)
-        copies.append(None if shape == narrow else copy)
-        offset += 0 if shape == narrow else copy.nbytes
+        if shape == narrow and not is_copied:
+            copies.append(None)
+            continue
+        copy = Copy(offset, dtype, shape, wide.layout, is_wider=shape != narrow)
+        copies.append(copy)
+        offset += copy.nbytes
     return Form(padded, (copies[0], copies[1]), copies[2], PADDED)
 
 

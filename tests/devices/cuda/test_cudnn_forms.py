@@ -17,6 +17,7 @@ from ooc_cudnn.devices.cuda.cudnn_forms import (
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
+    AddedBackwardData,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     forward_of,
@@ -80,19 +81,25 @@ def test_who_gets_which_form():
 
 @pytest.mark.parametrize("kind", [None, *GRADIENTS])
 @pytest.mark.parametrize(("channels", "results"), [(3, 16), (8, 2), (1, 5)])
-def test_channels_of_zeros_leave_the_result_as_it_is(kind, channels, results):
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+def test_channels_of_zeros_leave_the_result_as_it_is(layout, kind, channels, results):
     convolution = Convolution.of(
         (2, channels, 6, 5), (results, channels, 3, 2), padding=1, dtype="bfloat16"
     )
-    convolution = replace(convolution, layout="channels_last")
+    convolution = replace(convolution, layout=layout)
     operation = kind(convolution, "float32") if kind else convolution
     form = pad_channels(operation)
+    assert forward_of(form.operation).layout == "channels_last"
+    copies = [copy for copy in (*form.inputs, form.result) if copy]
+    assert all(copy.layout == "channels_last" for copy in copies)
+    assert layout == "channels_last" or len(copies) == 3, "in another order, all are copied"
     random = np.random.default_rng(0)
     inputs = [random.standard_normal(shape) for shape in input_shapes(operation)]
     given = list(inputs)
     for place, copy in enumerate(form.inputs):
         if copy is not None:
-            assert (copy.before, copy.after, copy.is_wider) == (0, 0, True)
+            is_wider = copy.shape != inputs[place].shape
+            assert (copy.before, copy.after, copy.is_wider) == (0, 0, is_wider)
             given[place] = np.zeros(copy.shape)
             given[place][tuple(map(slice, inputs[place].shape))] = inputs[place]
     result = form.operation.reference(*given)
@@ -100,12 +107,11 @@ def test_channels_of_zeros_leave_the_result_as_it_is(kind, channels, results):
         assert form.result.shape == result.shape
     result = result[tuple(map(slice, operation.output_shape))]
     assert np.allclose(result, operation.reference(*inputs), rtol=1e-12)
-    copies = [copy for copy in (*form.inputs, form.result) if copy]
     assert all(a.offset + a.nbytes == b.offset for a, b in itertools.pairwise(copies))
 
 
 def test_who_gets_channels_of_zeros():
-    """Half types alone, channels-last, of which tensor cores take no such numbers."""
+    """Half types alone, of which tensor cores take no such numbers."""
 
     def names(channels=3, results=16, **how):
         layout = how.pop("layout", "channels_last")
@@ -116,11 +122,15 @@ def test_who_gets_channels_of_zeros():
                 for each in (forward, ConvolutionBackwardFilter(forward, "float32"))]  # fmt: skip
 
     assert names() == names(8, 2) == [["", "padded"], ["padded", "widened"]]
-    assert names(8) == names(layout="channels_first") == [[""], ["widened", ""]]
+    assert names(layout="channels_first") == [["", "padded"], ["widened", ""]]
+    assert names(8) == names(8, layout="channels_first") == [[""], ["widened", ""]]
     assert names(dtype="float32") == [[""], [""]]
     fused = FusedConvolution(replace(Convolution.of((2, 8, 6, 5), (2, 8, 3, 2), dtype="float16"),
                                      layout="channels_last"))  # fmt: skip
     assert [form.name for form in forms(fused)] == [""], "its biases are as many as before"
+    forward = Convolution.of((2, 8, 6, 5), (2, 8, 3, 2), dtype="float16")
+    added = AddedBackwardData(forward, "float16")
+    assert [form.name for form in forms(added)] == [""], "what is added lies in the other order"
 
 
 def test_copies_lie_apart_and_are_counted():

@@ -22,7 +22,7 @@ from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.tensor import TensorSpec
 from perfmodel import shipped
-from tests.support.fake_cudnn import BehaviorNote, FakeEngine
+from tests.support.fake_cudnn import BehaviorNote, FakeEngine, NumericalNote
 from tests.support.splits import LAYOUTS
 from tests.support.tuned import KIB, RESULTS, call, planned, tuned
 
@@ -62,6 +62,27 @@ def test_without_a_table_the_heuristics_choose(make):
     launched = tune.launch_of(Convolution.of((8, 4, 16, 16), (4, 4, 3, 3), padding=1))
     assert device.workspace([launched], 0) == (0, ("eng101",))
     assert not any(each.operation for each in tables_of(device))
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+def test_channels_of_zeros_are_added_where_tensor_cores_want_them(make, layout):
+    """The heuristics rank an engine without them first, for three channels as they are."""
+    notes = (NumericalNote.TENSOR_CORE,)
+    device = make(FakeEngine(101, 1e-6, channels=8, notes=notes), FakeEngine(100, 1e-5))
+
+    def algorithms(budget=None, **how):
+        forward = Convolution.of((2, 3, 9, 8), (8, 3, 3, 3), **{"dtype": "float16", **how})
+        launched = tune.launch_of(replace(forward, layout=layout))
+        nbytes, names = device.workspace([launched], budget)
+        assert budget is None or nbytes <= budget
+        return nbytes, names
+
+    nbytes, names = algorithms()
+    assert names == ("eng101, padded",)
+    copied = [(2, 8, 9, 8), (8, 8, 3, 3), (2, 8, 7, 6)][: 3 if layout == "channels_first" else 2]
+    assert nbytes == sum(-(-2 * math.prod(shape) // 256) * 256 for shape in copied)
+    assert algorithms(nbytes - 1) == (0, ("eng100, no tensor cores",))
+    assert algorithms(dtype="float32") == (0, ("eng100",))
 
 
 def test_other_sizes_have_the_engines_of_the_nearest(make):
