@@ -101,6 +101,17 @@ def test_what_a_careless_capture_makes_of_a_model_is_found(careless, dtype):
     assert judge.differences(observe(wrong))
 
 
+def test_what_pytorch_raises_on_a_device_is_no_finding():
+    """`meta` stands for a card, which refuses what the CPU computes: here, to read a number."""
+    source = program("return (x.double().sum().item() + x,)").source
+    with torch.device("meta"), pytest.raises(RuntimeError) as raised:
+        torch.zeros(()).item()
+    assert observe(source).leaves["made"] == "tuple of 1"
+    assert modules.raises_there(source, "meta", raised.value)
+    assert not modules.raises_there(source, "meta", RuntimeError("another"))
+    assert not modules.raises_there(source, "host", raised.value)
+
+
 def test_pytorch_itself_is_right():
     """By other kernels, on numbers that are moved by a rounding, in every dtype."""
     for seed in range(30):
