@@ -24,10 +24,12 @@ SHARE_OF_BANDS = 0.7
 #: Bands that take so many times as long as the best plan so far are not planned to their end, nor
 #: are more of them. Parts of calls are much to plan: 24 of 43 s for DenseNet-121 at an eighth.
 FAR_SLOWER = 1.3
+#: Twice as many are tried as long as that saves such a share: after a little, it saves as little.
+WORTH_BANDS = 0.02
 
 
 class RowTiles(Strategy):
-    """As few bands as leave memory to whole maps, then twice as many, while that is faster.
+    """As few bands as leave memory to whole maps, then twice as many, while that saves much.
 
     All images at once, and one by one; or in so many micro-batches as are asked for.
     """
@@ -81,9 +83,12 @@ class RowTiles(Strategy):
                 )
             except PlanInfeasibleError:
                 return  # a part of a call may take more than all of it: it adds to what is there
-            if planned is None or planned.plan.seconds >= least:
-                return  # more bands leave more memory to what is whole, and cross the link more
+            # more bands leave more memory to what is whole, and cross the link more
+            if planned is None or planned.plan.seconds > (1 - WORTH_BANDS) * least:
+                return
             least = planned.plan.seconds
+            if least > most_seconds:
+                return
 
 
 def _without_inputs(step: Step) -> dict[str, tuple[LiveRange, ...]]:
