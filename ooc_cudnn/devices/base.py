@@ -6,7 +6,7 @@ same executor drives all devices, so the host device exercises it where there is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -169,6 +169,9 @@ class Device(Source, Protocol):
         stream: Any,
     ) -> None:
         """Run a launch on its buffers; `workspace` is (pointer, bytes)."""
+
+    def compile_ahead(self, actions: Iterable[Callable[[Any], None]]) -> None:
+        """Compile what these actions would launch, so that they do not, one after the other."""
 
     def spin(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy for so long, so that what the host issues meanwhile lies ready.

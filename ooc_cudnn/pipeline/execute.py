@@ -148,6 +148,8 @@ class Executor:
                         else:
                             recorded.wait_until_read()
                     return None
+            if not self.has_run:
+                self._compile_ahead(device, arrays, base)
             with open_run(device, **how) as run:
                 events = issue(run)
                 is_fit = run.may_be_recorded
@@ -244,6 +246,15 @@ class Executor:
             done += 1
             on_piece(done)
         return events
+
+    def _compile_ahead(self, device: Device, arrays: Mapping[str, Source], base: int) -> None:
+        """Compile what its steps launch, before the first of them runs."""
+        with self._bound_to(device, arrays, base) as bound:
+            device.compile_ahead(
+                bound.action(index, partial(self._action, device, index, step, bound.sources))
+                for index, step in enumerate(self.schedule.steps)
+                if step.launches and step.item not in self._on_host
+            )
 
     def check_engines(self, device: Device, limit_bytes: int) -> None:
         """Check the engines that it would use and nobody checked; the block is nobody's meanwhile.

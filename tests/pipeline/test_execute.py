@@ -68,6 +68,24 @@ def test_overlap_timing_and_progress_alter_nothing(made):
         assert all(np.array_equal(results[0], result) for result in results)
 
 
+def test_what_a_first_run_launches_is_compiled_ahead_once(made, host_device, monkeypatch):
+    """Each step that computes, and no copy."""
+    collected, run = [], host_device.run
+
+    def compile_ahead(actions):
+        monkeypatch.setattr(host_device, "run", lambda launch, *_: collected.append(launch))
+        for action in actions:
+            action(None)
+        monkeypatch.setattr(host_device, "run", run)
+
+    monkeypatch.setattr(host_device, "compile_ahead", compile_ahead)
+    executor = made.executor(made.chain.extents, depth=1)
+    for _ in range(2):
+        made.execute(executor)
+    assert collected == [launch for step in executor.schedule.steps for launch in step.launches]
+    assert len(collected) > 1
+
+
 def test_the_layout_takes_what_the_plan_counts_and_overlaps_nowhere(made):
     for split in [*legal_splits(made.chain)][::5]:
         for depth in DEPTHS:

@@ -212,6 +212,9 @@ class SimulatedDevice:
     ) -> None:
         stream.compute(self.machine, launch.operation.work())
 
+    def compile_ahead(self, actions: Any) -> None:
+        """There is nothing to compile."""
+
     def spin(self, seconds: float, stream: Any) -> None:
         pass  # its clock knows nothing of the host
 

@@ -400,6 +400,13 @@ class Convolutions:
         if has_dropped:  # and something else ran: it was the engine that failed, not the device
             self._store()
 
+    def build_ahead(self, operation: AnyConvolution, available_bytes: int) -> None:
+        """Build what would run an operation in so much workspace."""
+        if _is_for_cudnn(operation) and self._choose(operation, available_bytes) is None:
+            alone = without_epilogue(operation)
+            if alone is not operation:
+                self._choose(alone, available_bytes)
+
     def _run_without_engine(
         self,
         operation: AnyConvolution,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from ooc_cudnn.devices.cuda.staging import Staging, begun
 from ooc_cudnn.devices.engine_check_database import try_to_save_verdicts, verdicts_of
 from ooc_cudnn.devices.engine_provider import EngineProvider
 from ooc_cudnn.devices.helpers import helpers
+from ooc_cudnn.devices.kernels.compile_ahead import collect, collected, compile_collected
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.runners import RUNNERS, WORKSPACE
 from ooc_cudnn.devices.kernels.spin import spin
@@ -46,10 +47,13 @@ from ooc_cudnn.operations.convolution.gradients import (
     without_epilogue,
 )
 from ooc_cudnn.operations.core.launch import Buffer, Launch
+from ooc_cudnn.operations.external.calls import ExternalLaunch
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import numpy_dtype
 from ooc_cudnn.warnings_once import warn_once
 
+#: What launches something else than our kernels, or looks at data.
+_OTHERS = (AnyConvolution, AnyAttention, ExternalLaunch)
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
 
 
@@ -332,6 +336,11 @@ class CudaDevice:
         if 0 in output.shape:
             return
         inputs = tuple(views[name] if name else None for name in launch.inputs)
+        if (made := collected()) is not None and isinstance(operation, _OTHERS):
+            if isinstance(operation, AnyConvolution):
+                build = partial(self.convolutions.build_ahead, operation, workspace[1])
+                made.engines[operation, workspace[1]] = build
+            return
         if isinstance(operation, AnyConvolution):
             present = tuple(view for view in inputs if view is not None)
             self.convolutions.run(operation, present, output, workspace, stream)
@@ -339,6 +348,14 @@ class CudaDevice:
         call = Call(inputs, output, workspace, stream)
         if not (isinstance(operation, AnyAttention) and self.attention.run(operation, call)):
             RUNNERS[type(operation)](operation, call)
+
+    def compile_ahead(self, actions: Iterable[Callable[[Any], None]]) -> None:
+        """Run the actions without launching, then compile by several threads."""
+        self.use()
+        with collect() as made:
+            for action in actions:
+                action(None)
+        compile_collected(made, self.use)
 
     def spin(self, seconds: float, stream: Any) -> None:
         """Keep a stream busy."""

@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -218,6 +218,9 @@ class HostDevice:
             RUNNERS[type(launch.operation)](
                 launch.operation, inputs, _array(views[launch.output]), scratch
             )
+
+    def compile_ahead(self, actions: Iterable[Callable[[Any], None]]) -> None:
+        """There is nothing to compile."""
 
     def spin(self, seconds: float, stream: Any) -> None:
         """A launch is timed from when it begins."""

@@ -64,6 +64,11 @@ def function(device: int, source: str, expression: str, struct_bytes: int = 0) -
     return function
 
 
+def is_compiled(device: int, source: str, expression: str) -> bool:
+    """True if a kernel was compiled for a device."""
+    return (device, source, expression) in _compiled
+
+
 _current_device: Callable[[], int] | None = None
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.devices.kernels import compiling
+from ooc_cudnn.devices.kernels import compile_ahead, compiling
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS
 from ooc_cudnn.devices.view import WIDEST_ACCESS_BYTES, DeviceView
 
@@ -58,6 +58,8 @@ def launch(
 ) -> None:
     """Run the kernel that `plan` chooses, planned and compiled once for all views alike.
 
+    Where launches are collected (`compile_ahead`), it is only planned.
+
     The kernel's arguments are the geometry, the pointers of `views` (0 for None) and `scalars`.
     """
     device = compiling.current_device()
@@ -67,6 +69,13 @@ def launch(
         for view in views
     ]
     key = (operation, device, *signatures)
+    collected = compile_ahead.collected()
+    if collected is not None:
+        _, planned = _prepared.get(key) or (None, plan())
+        if planned is not None:
+            name = planned.source, planned.expression
+            collected.kernels[name] = planned.geometry.nbytes
+        return
     function, planned = _prepared.get(key) or _prepare(device, key, plan())
     if planned is None:
         return

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc_cudnn.devices.kernels.arguments import real_type
+from ooc_cudnn.devices.kernels.compile_ahead import collected
 
 #: cuBLAS's numbers of element types (cudaDataType), and of arithmetic (cublasComputeType_t).
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -65,6 +66,8 @@ def multiply(
     stream : CuPy stream, optional
         Its current stream when left out.
     """
+    if collected() is not None:
+        return  # there is nothing to compile
     import cupy
     from cupy_backends.cuda.libs import cublas
 
