@@ -1,19 +1,22 @@
 """docs/pytorch.md: training steps of its users, of records of ``python -m benchmarks.amp``.
 
-A table, and a picture of seconds over memory, both in shares of eager's: a panel a network.
+A table, and a picture of seconds over memory, both in shares of eager's: a panel a network. A row
+for each network is in README.md.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import canvas
-from benchmarks.pages.blocks import NOT_MEASURED, Block
+from benchmarks.pages.blocks import NOT_MEASURED, NOTHING, Block
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.record import join_paragraphs, load_record, markdown
+from ooc_cudnn.units import format_seconds
 
 NAME, PAGE = "amp", "docs/pytorch.md"
 HEAD = ("network", "way", "a step, ms", "of eager", "of compile", "peak, GiB", "first step, s",
@@ -67,6 +70,51 @@ def section(folder: Path = script.RESULTS) -> str:
     return join_paragraphs(parts)
 
 
+#: Of README's table: PyTorch by itself, compiled, and ours with a quarter of the memory.
+SHORT_HEAD = ("a training step of", "PyTorch", "its memory", "torch.compile", "`ooc_cudnn`",
+              "its memory", "first steps (PyTorch, compiled, ours)")  # fmt: skip
+QUARTER = "ours, 1/4"
+
+
+def short_rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row for a network, where eager and ours were measured."""
+    rows = record["measurements"]["rows"]
+    timed = {name: row for name, row in rows.items() if "seconds" in row}
+    if not {"eager", QUARTER} <= timed.keys():
+        return
+    takes = {name: row["seconds"]["median"] for name, row in timed.items()}
+
+    def beside(name: str) -> str:
+        return f"{takes[name] / takes['eager']:.2f}x" if name in takes else NOTHING
+
+    def gigabytes(name: str) -> str:
+        return f"{timed[name]['peak_bytes'] / 2**30:.2f} GiB"
+
+    firsts = (
+        f"{timed[name]['first_seconds']:.0f}" if name in timed else NOTHING
+        for name in ("eager", "compile", QUARTER)
+    )
+    yield (
+        record["measurements"]["network"], format_seconds(takes["eager"]), gigabytes("eager"),
+        beside("compile"), beside(QUARTER), gigabytes(QUARTER), f"{', '.join(firsts)} s",
+    )  # fmt: skip
+
+
+def summary(folder: Path = script.RESULTS) -> str:
+    """README's table: bfloat16 under autocast."""
+    found = [each for each in records(folder) if each["measurements"]["dtype"] == "bfloat16"]
+    if not found:
+        return f"Steps under autocast are {NOT_MEASURED}: `python -m benchmarks.{NAME}`."
+    cards = ", ".join(dict.fromkeys(each["environment"]["gpu"]["name"] for each in found))
+    told = (
+        f"Training steps of PyTorch's models under bfloat16 autocast, on one {cards}. `ooc_cudnn` "
+        "has a quarter of the memory that PyTorch takes (1.00x is PyTorch's time). A first step "
+        "plans, or compiles; all of it is counted."
+    )
+    rows = [row for each in found for row in short_rows(each)]
+    return join_paragraphs((textwrap.fill(told, 120), markdown(SHORT_HEAD, rows, align="lr")))
+
+
 def drawn(folder: Path = script.RESULTS) -> dict[str, dict[str, list[float]]]:
     """Memory and seconds of each way that was measured, over eager's, by network."""
     shown = {}
@@ -110,4 +158,4 @@ def draw(values: Mapping[str, Mapping[str, list[float]]]) -> Any:
 
 PICTURE = canvas.Picture("docs/images/networks/amp.png", drawn, draw)
 PICTURES = (PICTURE,)
-BLOCKS = (Block(PAGE, "autocast", section),)
+BLOCKS = (Block(PAGE, "autocast", section), Block("README.md", "autocast", summary))

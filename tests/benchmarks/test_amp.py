@@ -95,6 +95,25 @@ def test_a_way_that_fails_or_has_no_time_is_a_row_that_says_so(amp, tmp_path, mo
     assert eager[2:] == ("not measured", *[""] * 5, "the 900 s were over")
 
 
+def test_a_row_for_the_readme_is_eager_compile_and_ours_at_a_quarter():
+    def row(seconds, gigabytes, first):
+        return {
+            "seconds": {"median": seconds}, "peak_bytes": gigabytes * 2**30,
+            "first_seconds": first,
+        }  # fmt: skip
+
+    rows = {"eager": row(0.1, 16, 4.4), "ours, 1/4": row(0.125, 4, 15.6)}
+    record = {"measurements": {"network": "Net", "rows": rows}}
+    shown = ("Net", "100 ms", "16.00 GiB", "-", "1.25x", "4.00 GiB", "4, -, 16 s")
+    assert list(page.short_rows(record)) == [shown]
+    rows["compile"] = row(0.08, 15, 40)
+    (compiled,) = page.short_rows(record)
+    assert compiled[3] == "0.80x"
+    assert compiled[-1] == "4, 40, 16 s"
+    del rows["ours, 1/4"]["seconds"]
+    assert list(page.short_rows(record)) == []
+
+
 def test_several_networks_are_a_process_each_and_one_table(amp, tmp_path, monkeypatch, capsys):
     asked = []
 
