@@ -16,13 +16,15 @@ from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.host_budget import remat_to_fit
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.search_budget import REWRITTEN
 from ooc_cudnn.network.search.strategies.remat_slices import MOST_SLICES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Slices are so small that memory holds this many of the largest map's.
 SLICES_OF_ROOM = 12
-#: And so few that the step has about so many phases: more take long to plan.
-MOST_PHASES = 4_500
+#: And so few that the step has about so many phases: more take most of a budget to plan, and
+#: leave nothing to strategies that come behind.
+MOST_PHASES = 3_200
 #: How many times what memory holds may live at once: the rest is on the host. The first counts
 #: with which the search finds what to rematerialize.
 LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
@@ -40,19 +42,23 @@ class SpillSlices(Strategy):
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
         """Return True if the incumbent mostly waits, and slices would be smaller than the batch."""
-        return (
-            request.is_whole_batch and incumbent.waits(WAITING_MOSTLY) and _slices_of(request) > 1
-        )
+        return request.is_whole_batch and incumbent.waits(WAITING_MOSTLY) and _wanted(request) > 1
 
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose one candidate, if the search finds what to rematerialize."""
-        constraints, slices = request.constraints, _slices_of(request)
-        try:
-            sliced = slice_batch(
-                apply_passes(split_concatenations(request.step), frozenset(), 1, 1), slices
-            )
-        except WholeBatchError:
-            return
+        constraints, slices = request.constraints, _wanted(request)
+        step = apply_passes(split_concatenations(request.step), frozenset(), 1, 1)
+        while True:
+            try:
+                sliced = slice_batch(step, slices)
+            except WholeBatchError:
+                return
+            incumbent.budget.lower(REWRITTEN * len(sliced.phases))
+            if len(sliced.phases) <= MOST_PHASES:
+                break
+            if slices == 2:
+                return
+            slices = max(slices // 2, 2)
         room_bytes = constraints.target.room_bytes
         solutions = (
             remat_to_fit(sliced, constraints, share * room_bytes, incumbent.budget)
@@ -76,9 +82,8 @@ class SpillSlices(Strategy):
             return  # a part of a call may take more than all of it: it adds to what is there
 
 
-def _slices_of(request: PlanRequest) -> int:
-    """The number of slices: memory holds `SLICES_OF_ROOM`; no more than there are images."""
+def _wanted(request: PlanRequest) -> int:
+    """The number of slices of which memory holds `SLICES_OF_ROOM`; no more than images."""
     step, room_bytes = request.step, max(request.constraints.target.room_bytes, 1)
     largest = max(tensor.nbytes for tensor in step.tensors.values())
-    wanted = -(-SLICES_OF_ROOM * largest // room_bytes)
-    return min(wanted, MOST_SLICES, images_of(step), MOST_PHASES // len(step.phases))
+    return min(-(-SLICES_OF_ROOM * largest // room_bytes), MOST_SLICES, images_of(step))
