@@ -18,7 +18,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables import ListVariable
 from torch._dynamo.variables.builtin import BuiltinVariable
 
-from ooc_cudnn.torch.capture.made_objects import is_container
+from ooc_cudnn.torch.capture.made_objects import container_of, is_container
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 #: The operators, by the names of their methods.
@@ -49,7 +49,7 @@ def container_writes_followed() -> Iterator[None]:
         item = args[0].unwrap()
         if not is_container(item) or _has_own(item, method):
             return made
-        held = vars(item).get("_base_vt", item)  # of a class derived from it
+        held = container_of(item)
         fill = "update" if hasattr(item.python_type(), "update") else "extend"
         if made is not item and made is not held:
             item.call_method(tx, "clear", [], {})

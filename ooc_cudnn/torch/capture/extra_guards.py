@@ -76,7 +76,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
             constants.append(values[name])
         are_told = are_told and _is_told(values[name], guard.create_fn_name(), parts)
     for setting in BY_DICTIONARIES:
-        if are_told and hasattr(torch._dynamo.config, setting):  # older versions have fewer
+        if are_told:
             setattr(torch._dynamo.config, setting, True)
     stored = {
         source_name(variable.source): set(names)
@@ -92,11 +92,7 @@ def noting_missed_lookups() -> Iterator[list[str]]:
     """Note the errors by which TorchDynamo traces lookups that find nothing, in all threads."""
     missed: list[str] = []
     exc = torch._dynamo.exc
-    kinds = [
-        getattr(exc, name)
-        for name in ("ObservedAttributeError", "ObservedLookupError")
-        if hasattr(exc, name)
-    ]
+    kinds: list[Any] = [exc.ObservedAttributeError, exc.ObservedLookupError]
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
         missed.append(type(self).__name__)
@@ -220,7 +216,7 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 def _functions_of_guards() -> dict[str, Any]:
     """The functions that guards call in their expressions."""
-    found: dict[str, Any] = getattr(torch._dynamo.guards, "_get_closure_vars", dict)()
+    found: dict[str, Any] = torch._dynamo.guards._get_closure_vars()
     return found
 
 

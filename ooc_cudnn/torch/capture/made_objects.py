@@ -11,26 +11,30 @@ from typing import Any
 
 from torch._dynamo import variables
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import base
+from torch._dynamo.variables import base, lists
 from torch._dynamo.variables.base import VariableTracker
 
 from ooc_cudnn.torch.autograd.late_state import RESULT
 from ooc_cudnn.torch.places import source_name
 
-_CONTAINERS = tuple(
-    getattr(variables, name)
-    for name in (
-        "ConstDictVariable", "DequeVariable", "ListVariable", "MappingProxyVariable", "SetVariable",
-        "UserDefinedDictVariable", "UserDefinedListVariable", "UserDefinedSetVariable",
-    )
-    if hasattr(variables, name)
-)  # fmt: skip
-#: Of these the entries are read one by one, or they are PyTorch's.
-_OTHERS = tuple(
-    getattr(variables, name)
-    for name in ("DunderDictVariable", "FrozensetVariable", "NNModuleHooksDictVariable")
-    if hasattr(variables, name)
+_CONTAINERS = (
+    variables.ConstDictVariable,
+    lists.DequeVariable,
+    variables.ListVariable,
+    variables.MappingProxyVariable,
+    variables.SetVariable,
+    variables.UserDefinedDictVariable,
+    variables.UserDefinedListVariable,
+    variables.UserDefinedSetVariable,
 )
+#: Of these the entries are read one by one, or they are PyTorch's.
+_OTHERS = (
+    variables.FrozensetVariable,
+    variables.NNModuleHooksDictVariable,
+    *([variables.DunderDictVariable] if hasattr(variables, "DunderDictVariable") else []),  # 2.13
+)
+#: Where those of a user's class have it; before PyTorch 2.13 each kind has a name of its own.
+_HOLDS = ("_base_vt", "_dict_vt", "_list_vt", "_set_vt", "_tuple_vt")
 #: Keys of entries that names can have.
 KEYS = (str, int, float)
 _MADE = (base.ValueMutationNew, base.AttributeMutationNew)
@@ -39,6 +43,12 @@ _MADE = (base.ValueMutationNew, base.AttributeMutationNew)
 def is_container(item: VariableTracker) -> bool:
     """True if it is a list, a dictionary or the like, whose entries may change."""
     return isinstance(item, _CONTAINERS) and not isinstance(item, _OTHERS)
+
+
+def container_of(item: Any) -> Any:
+    """What holds the entries of a container: of a class derived from one it is another variable."""
+    held = map(vars(item).get, _HOLDS)
+    return next((each for each in held if each is not None), item)
 
 
 def is_made(item: VariableTracker) -> bool:
@@ -97,8 +107,7 @@ def _within(effects: SideEffects, item: Any) -> Iterator[tuple[Any, str]]:
     """What is in a container or an object, with what comes behind the name of that; or ""."""
     for name, each in effects.store_attr_mutations.get(item, {}).items():
         yield each, f".{name}"
-    held = vars(item).get("_base_vt", item)  # of a class of its user's
-    items = None if held is None else vars(held).get("items")
+    items = vars(container_of(item)).get("items")
     if isinstance(items, list | tuple):
         yield from ((each, f"[{at}]") for at, each in enumerate(items))
     elif isinstance(items, dict):

@@ -155,7 +155,7 @@ def check_python_state() -> None:
     """
     deque = torch._dynamo.variables.lists.DequeVariable
     generator = torch._dynamo.variables.misc.RandomVariable
-    own_set = getattr(torch._dynamo.variables, "UserDefinedSetVariable", deque)
+    own_set = torch._dynamo.variables.UserDefinedSetVariable
     output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
     scope = {"L": output.local_scope, "G": output.global_scope}
     for variable in list(output.side_effects.id_to_variable.values()):
