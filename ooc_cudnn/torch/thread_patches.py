@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
+import torch
+
 _NONE = object()
 
 
@@ -29,15 +31,32 @@ class _Own:
 
 
 @contextmanager
-def patched_in_this_thread(*places: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
+def patched_in_this_thread(
+    *places: tuple[Any, str, Callable[..., Any]], are_new: bool = False
+) -> Iterator[None]:
     """Call functions of ours in the place of others, in this thread.
 
     Parameters
     ----------
     places : (module or class, str, function)
         Where a function is, by which name, and what is called: with the function that was there,
-        and what that is given. In the place of none, with what it is given alone.
+        and what that is given.
+    are_new : bool
+        There is none yet, and ours is called with what it is given alone.
+
+    Raises
+    ------
+    AttributeError
+        If there is none, or one that is to be new: this version of PyTorch has others, and nothing
+        would call ours.
     """
+    for place, name, _ in places:
+        if hasattr(place, name) == are_new:
+            there = "has already" if are_new else "has no"
+            raise AttributeError(
+                f"{place.__name__} {there} {name} in PyTorch {torch.__version__}, and TorchDynamo "
+                "is not made to follow models there: take another version of PyTorch"
+            )
     thread = threading.get_ident()
     with ExitStack() as stack:
         for place, name, ours in places:

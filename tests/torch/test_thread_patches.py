@@ -64,6 +64,7 @@ def through_a_function(x):
 def test_a_compile_in_another_thread_is_as_without_a_capture(function):
     x = torch.randn(3, 4).requires_grad_()
     torch._dynamo.reset()
+    torch.compile(torch.sin, backend="eager")(x)  # PyTorch 2.11 crashes later if a thread is first
     with (
         jit_isinstance_followed(),
         checkpoints_followed(),
@@ -106,3 +107,19 @@ def test_a_patch_is_given_what_it_stands_for_and_is_taken_back_after_an_error():
         fail()
     assert Derived().add(1) == 2
     assert "add" not in vars(Derived)
+
+
+def test_what_is_not_there_is_not_patched_in_silence():
+    """A PyTorch of another version may have no such name, and would never call ours."""
+
+    class Place:
+        here = staticmethod(lambda: 1)
+
+    for name, are_new, said in (("gone", False, "has no gone"), ("here", True, "has already here")):
+        with (
+            pytest.raises(AttributeError, match=rf"Place .*{said} in PyTorch"),
+            patched_in_this_thread((Place, name, lambda *given: 2), are_new=are_new),
+        ):
+            pass
+    assert Place.here() == 1
+    assert not hasattr(Place, "gone")

@@ -58,7 +58,10 @@ class _Statistic(TorchInGraphFunctionVariable):
 def covariances_followed() -> Iterator[None]:
     """Let Dynamo follow them, as functions and as methods of tensors."""
     methods = [(TensorVariable, f"method_{each.__name__}", _method(each)) for each in _OURS]
-    with rules_in_this_thread(dict.fromkeys(_OURS, _Statistic)), patched_in_this_thread(*methods):
+    with (
+        rules_in_this_thread(dict.fromkeys(_OURS, _Statistic)),
+        patched_in_this_thread(*methods, are_new=True),
+    ):
         yield
 
 
