@@ -23,6 +23,7 @@ from torch._dynamo.symbolic_convert import (
 )
 from torch._dynamo.variables import (
     CellVariable,
+    GetAttrVariable,
     UserFunctionVariable,
     base,
     builtin,
@@ -54,8 +55,8 @@ _CHECKPOINT = ("a checkpoint", "give it as an argument of the checkpoint")
 _OF_HOOKS = "register_hook"
 #: What traces `getattr`, and by it `a.b`; and what an object's `__dict__` is for TorchDynamo.
 _GETATTR: Any = getattr(builtin, "GetAttrBuiltinVariable", builtin.BuiltinVariable)
-_HASATTR: Any = getattr(builtin, "HasAttrBuiltinVariable", None)  # of 2.13
-_DUNDER_DICT: Any = getattr(dicts, "SideEffectsProxyDict", None)  # of 2.13
+_HASATTR: Any = getattr(builtin, "HasAttrBuiltinVariable", builtin.BuiltinVariable)
+_DUNDER_DICT: Any = getattr(dicts, "SideEffectsProxyDict", None)  # before 2.13, the attribute
 #: As many names are told.
 _TOLD = 3
 #: What has no name.
@@ -390,9 +391,17 @@ def late_reads_refused() -> Iterator[None]:
             of(tx).has_read_of(args[0], name, is_handle=is_handle(tx, made))
 
     def asked(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) == 2 and args[1].is_python_constant():
+        is_asked = getattr(self, "fn", hasattr) is hasattr and len(args) == 2
+        if is_asked and args[1].is_python_constant():
             of(tx).has_read_of(args[0], args[1].as_python_constant(), asks=True)
         return was(self, tx, args, kwargs)
+
+    def by_dictionary(was: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Note what is read of an object's `__dict__`, an attribute of it before PyTorch 2.13."""
+        if self.name == "__dict__" and args and args[0].is_python_constant():
+            asks = name == "__contains__"
+            of(tx).has_read_of(self.obj, args[0].as_python_constant(), asks=asks)
+        return was(self, tx, name, args, kwargs)
 
     def entry_asked(was: Any, self: Any, key: Any) -> Any:
         if watched.output is not None:
@@ -443,7 +452,7 @@ def late_reads_refused() -> Iterator[None]:
         if output is not None and effects.output_graph_weakref() is output:
             watched.writes.append(_name_of_write(item, name, output.current_tx))
 
-    places: tuple[tuple[Any, str, Any], ...] = (
+    places: list[tuple[Any, str, Any]] = [
         (higher_order_ops, "speculate_subgraph", speculated),
         (AutogradFunctionApplyVariable, "trace_backward_graph", traced_backward),
         (CheckpointHigherOrderVariable, "create_wrapped_node", wrapped),
@@ -455,10 +464,12 @@ def late_reads_refused() -> Iterator[None]:
         (InstructionTranslatorBase, "push", pushed),
         (InliningInstructionTranslator, "_load_global", global_of),
         (UserFunctionVariable, "bind_args", called),
-        *([] if _HASATTR is None else [(_HASATTR, "call_function", asked)]),
-        *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__getitem__", entry_of)]),
-        *([] if _DUNDER_DICT is None else [(_DUNDER_DICT, "__contains__", entry_asked)]),
-    )
-
+        (_HASATTR, "call_function", asked),
+    ]
+    if _DUNDER_DICT is None:
+        places.append((GetAttrVariable, "call_method", by_dictionary))
+    else:
+        places.append((_DUNDER_DICT, "__getitem__", entry_of))
+        places.append((_DUNDER_DICT, "__contains__", entry_asked))
     with patched_in_this_thread(*places):
         yield
