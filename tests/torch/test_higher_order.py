@@ -14,7 +14,6 @@ from tests.support.torch_checks import close, followed_in_calls
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "1MiB"
-VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 once = partial(checkpoint, use_reentrant=False)
 
 
@@ -158,11 +157,7 @@ HOOKS = [
 
 @pytest.mark.parametrize("function", HOOKS, ids=lambda each: each.__name__)
 def test_hooks_of_tensors_change_gradients_as_in_pytorch(function):
-    try:
-        checked(function)
-    except ooc.UnsupportedModelError as refused:  # older TorchDynamos trace not all of them
-        if VERSION >= (2, 13) or f", in {function.__name__}: " not in str(refused):
-            raise
+    checked(function)
 
 
 # A user's own backward ------------------------------------------------------------------------

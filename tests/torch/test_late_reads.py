@@ -81,12 +81,7 @@ def test_what_forward_leaves_behind_a_hook_is_there():
 @pytest.mark.parametrize(
     ("function", "what", "remedy"),
     [
-        pytest.param(
-            replace_behind_a_hook,
-            "a hook of a tensor",
-            "as a default",
-            marks=pytest.mark.skipif(torch.__version__ < "2.13", reason="a hook is a Function"),
-        ),
+        (replace_behind_a_hook, "a hook of a tensor", "as a default"),
         (replace_behind_a_checkpoint, "a checkpoint", "as an argument"),
     ],
 )

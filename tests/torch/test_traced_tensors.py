@@ -12,8 +12,6 @@ from tests.support.torch_checks import close
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
-HAS_HANDLES = pytest.mark.skipif(torch.__version__ < "2.13", reason="a hook is a Function there")
-
 
 class Model(nn.Module):
     """A convolution, and what a function makes of its map."""
@@ -74,15 +72,10 @@ def removed_in_a_branch(m, y):
     [
         counted,
         put_again,
-        *(
-            pytest.param(each, marks=HAS_HANDLES)
-            for each in (
-                removed_at_once,
-                removed_behind_a_product,
-                removed_between_others,
-                removed_in_a_branch,
-            )
-        ),
+        removed_at_once,
+        removed_behind_a_product,
+        removed_between_others,
+        removed_in_a_branch,
     ],
 )
 def test_as_in_eager(function):
@@ -105,7 +98,6 @@ def test_as_in_eager(function):
         )
 
 
-@HAS_HANDLES
 def test_a_handle_that_outlives_forward_is_refused():
     def kept(m, y):
         m.handle = y.register_hook(lambda gradient: gradient * 2)

@@ -40,10 +40,12 @@ from ooc_cudnn.torch.autograd.late_state import roots_of, users_alone
 from ooc_cudnn.torch.capture.backend import job_of
 from ooc_cudnn.torch.capture.made_objects import is_container
 from ooc_cudnn.torch.capture.noted_reads import NotedReads, entry_read
+from ooc_cudnn.torch.capture.traced_tensors import FUNCTION_OF_HOOKS
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import NOT_THE_USERS, source_name, told_name, traced_line
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 from ooc_cudnn.torch.tracing.autocast import without_autocast
+from ooc_cudnn.torch.tracing.higher_order import HOOKED
 
 _HOOK = (
     "a hook of a tensor",
@@ -215,8 +217,8 @@ def _part(name: str) -> Any:
 
 def _below_hooks(node: torch.fx.Node) -> torch.fx.Node:
     """The node of a tensor before it had hooks: each puts another one in its place."""
-    while _OF_HOOKS in str(node.target) and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
+    while HOOKED in node.meta:
+        node = node.meta[HOOKED]
     return node
 
 
@@ -340,17 +342,22 @@ def late_reads_refused() -> Iterator[None]:
         was: Any, self: Any, tx: Any, ctx: Any, tracer: Any, results: Any, forward: Any
     ) -> Any:
         kept = _copied(results)  # what it is then given has other proxies later
-        with without_autocast(), of(tx).reading(_BACKWARD):
+        is_hook = self.bwd_fn is getattr(FUNCTION_OF_HOOKS, "backward", None)
+        kind, around = (_HOOK, _as_in_backward) if is_hook else (_BACKWARD, without_autocast)
+        with around(), of(tx).reading(kind):
             made = was(self, tx, ctx, tracer, results, forward)
 
+        def own(results: Any) -> list[torch.fx.Node]:
+            return [] if is_hook else _nodes_of(results)  # a hook's forward hands its tensor on
+
         def again(tx: Any) -> _Reading:
-            with without_autocast(), _without_new_inputs(tracer):
+            with around(), _without_new_inputs(tracer):
                 _, _, graph, given, _ = was(self, tx, ctx, tracer, _copied(kept), forward)
-                return _reading(graph, list(given), _nodes_of(results))
+                return _reading(graph, list(given), own(results))
 
         _, _, graph, given, _ = made
-        first = _reading(graph, list(given), _nodes_of(kept))
-        of(tx).add(tx, _BACKWARD, first, again)
+        first = _reading(graph, list(given), own(kept))
+        of(tx).add(tx, kind, first, again)
         return made
 
     def wrapped(was: Any, self: Any, tx: Any, function: Any, *args: Any, **how: Any) -> Any:

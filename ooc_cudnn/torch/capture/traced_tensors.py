@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo import external_utils
+from torch._dynamo.variables import AutogradFunctionVariable, ConstantVariable, TensorVariable
+from torch._dynamo.variables.base import ValueMutationNew
 from torch._dynamo.variables.user_defined import RemovableHandleVariable
 
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import traced_line
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
-from ooc_cudnn.torch.tracing.higher_order import REMOVED
+from ooc_cudnn.torch.tracing.higher_order import HOOKED, IS_HOOK, REMOVED
+
+#: The function that a hook is for TorchDynamo before PyTorch 2.13.
+FUNCTION_OF_HOOKS: Any = getattr(external_utils, "_ApplyBackwardHook", None)
 
 
 class _Handle(RemovableHandleVariable):
@@ -39,6 +45,24 @@ class _Handle(RemovableHandleVariable):
         )
 
 
+def _hooked_by_function(tensor: Any, tx: Any, hook: Any) -> torch.fx.Node:
+    """Register a hook by a function, as TorchDynamo does before PyTorch 2.13; return its node.
+
+    TorchDynamo itself would compute all that the hook reads right behind the tensor: what was
+    changed in place before is not changed yet there, and what is behind it is changed too early.
+    """
+    seen = tensor.as_proxy().node.meta["example_value"]
+    made = AutogradFunctionVariable(FUNCTION_OF_HOOKS).call_apply(tx, [tensor, hook], {})
+    node: torch.fx.Node = made.as_proxy().node
+    if node.target is operator.getitem:  # else there are no gradients
+        tensor.proxy = made.as_proxy()
+        node.meta["example_value"] = seen
+        tensor.synchronize_attributes(tx)
+        (node,) = node.all_input_nodes
+        node.meta[IS_HOOK] = True
+    return node
+
+
 @contextmanager
 def tensors_followed() -> Iterator[None]:
     """Have Dynamo follow `self.n += 1` of an `nn.Buffer`, and `remove()` of a tensor's hook."""
@@ -49,12 +73,18 @@ def tensors_followed() -> Iterator[None]:
             return ConstantVariable.create(seen.persistent)
         return was(self, tx, name)
 
-    def hooked(was: Any, self: Any, tx: Any, *args: Any, **how: Any) -> Any:
-        handle = was(self, tx, *args, **how)
-        node = self.as_proxy().node
-        if self.source is not None or "register_hook" not in str(node.target):
-            return handle  # a hook of an input; or before PyTorch 2.13, a function
-        return _Handle(node, mutation_type=handle.mutation_type)
+    def hooked(was: Any, self: Any, tx: Any, name: str, hook: Any) -> Any:
+        if self.source is not None:
+            return was(self, tx, name, hook)
+        before = self.as_proxy().node
+        if FUNCTION_OF_HOOKS is None:
+            was(self, tx, name, hook)
+            node = self.as_proxy().node
+        else:
+            node = _hooked_by_function(self, tx, hook)
+        if self.as_proxy().node is not before:
+            self.as_proxy().node.meta[HOOKED] = before
+        return _Handle(node, mutation_type=ValueMutationNew())
 
     with patched_in_this_thread(
         (TensorVariable, "dynamic_getattr", read),

@@ -21,7 +21,7 @@ from ooc_cudnn.torch.tracing.autocast import UnderAutocast, state
 from ooc_cudnn.torch.tracing.bodies import Body, Bound, OnClones, WithZeros
 from ooc_cudnn.torch.tracing.body_writes import BodyWrites, writes_of
 from ooc_cudnn.torch.tracing.graph import FUNCTION, Value
-from ooc_cudnn.torch.tracing.hooks import ORDERED, Hooks, fake_like
+from ooc_cudnn.torch.tracing.hooks import Hooks, fake_like
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
 from ooc_cudnn.torch.tracing.scalar_inputs import BY_DATA, is_unknown
 from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, name_of_call
@@ -31,6 +31,10 @@ _CHECKPOINT = "tag_activation_checkpoint"
 _CALLS = frozenset({_CHECKPOINT, "wrap", "wrap_activation_checkpoint"})
 #: In the `meta` of a node that registers a hook of a tensor: forward has removed it.
 REMOVED = "ooc_cudnn_removed"
+#: In the `meta` of the node of a function: it stands for a hook, as before PyTorch 2.13.
+IS_HOOK = "ooc_cudnn_is_hook"
+#: In the `meta` of the node of a tensor with a hook: that of the tensor before.
+HOOKED = "ooc_cudnn_hooked"
 _SETS_MATERIALIZE = torch.autograd.function.FunctionCtx.set_materialize_grads.__code__
 _MARKS_DIRTY = torch.autograd.function.FunctionCtx.mark_dirty.__code__
 
@@ -71,9 +75,10 @@ class HigherOrder:
                 "torch.where for a condition, or compute it outside of forward\n  "
                 f"{self._recorder.where}"
             )
-        if torch.__version__ < ORDERED and _is_hook(args[0]):
-            _, body, tensor, *others = args
-            return (self._hooks.register(tensor, body, *others),)
+        if IS_HOOK in node.meta:
+            body, tensor, others = _of_hook(args)
+            is_removed = REMOVED in node.meta
+            return (tensor if is_removed else self._hooks.register(tensor, body, *others),)
         self._check_materialized(examples)
         self._check_dirty(args[0])
         return self._opaque(name, args, kwargs, examples, node.target)
@@ -306,16 +311,6 @@ class HigherOrder:
             recorder.memories.write(tensor, value, as_data=hidden and follows and not is_dirty)
 
 
-def _is_hook(forward: torch.fx.GraphModule) -> bool:
-    """True if it is TorchDynamo's own identity: before PyTorch 2.13 it stands for a tensor's hook.
-
-    A user's identity (a gradient reversal, say) has a last line of the user's.
-    """
-    nodes = [each for each in forward.graph.nodes if each.meta.get("example_value") is not None]
-    views = _handed_on(forward)
-    return len(views) == 1 and all(each.op == "placeholder" for each in nodes if each not in views)
-
-
 def _handed_on(forward: torch.fx.GraphModule) -> list[Any]:
     """What TorchDynamo returns of a user's own function where that returns an input: its views."""
     return [
@@ -348,11 +343,26 @@ def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor
     """The input of each result that is one, changed in place (`ctx.mark_dirty`), by its number."""
     if not places:
         return {}
-    forward, _, *operands = args
-    nodes = list(forward.graph.nodes)
-    results, _ = nodes[-1].args[0]
-    read = dict(zip((e for e in nodes if e.op == "placeholder"), operands, strict=True))
+    read, results, _ = _forward_of(args)
     return {at: read[results[at]] for at in places}
+
+
+def _of_hook(args: Sequence[Any]) -> tuple[Any, torch.Tensor, list[Any]]:
+    """A hook that is a function: its body, its tensor, and what else the body is given.
+
+    That is what the function's forward saves, which by itself is a view of the tensor.
+    """
+    read, (view,), saved = _forward_of(args)
+    tensor = read[view.args[0]]
+    return args[1], tensor, [tensor if each is view else read[each] for each in saved]
+
+
+def _forward_of(args: Sequence[Any]) -> tuple[dict[Any, Any], Sequence[Any], Sequence[Any]]:
+    """Of a function's forward: what each input is, its results, and what backward is given."""
+    forward, _, *operands = args
+    *nodes, output = forward.graph.nodes
+    read = dict(zip((e for e in nodes if e.op == "placeholder"), operands, strict=True))
+    return read, *output.args[0]
 
 
 def _is_in(tensor: torch.Tensor, dirty: Mapping[int, torch.Tensor]) -> bool:

@@ -15,9 +15,6 @@ from ooc_cudnn.torch.tracing.body_writes import writes_of
 from ooc_cudnn.torch.tracing.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
 
-#: From this version on hooks of a tensor come in the order in which they were registered.
-ORDERED = "2.13"
-
 
 class Hooks:
     """Hooks of tensors, as a recorder notes them."""
@@ -34,11 +31,6 @@ class Hooks:
             return tensor
         # hooks run as they were registered: a later one is nearer to what made the tensor
         before = recorder.memories.below_hooks(now)
-        if before is not now and torch.__version__ < ORDERED:  # a TorchVersion, which compares so
-            raise UnsupportedModelError(
-                "forward registers several hooks of one tensor, and PyTorch before 2.13 does not "
-                f"say in which order: register one that does all\n  {recorder.where}"
-            )
         past = recorder.memories.past_hooks
         shown = recorder.memories.show_again(tensor)
         if any(

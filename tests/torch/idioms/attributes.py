@@ -309,31 +309,26 @@ CASES = [
         "a note on self, before and behind a hook",
         model(noted_behind_a_hook, c=conv(), calls=held(0), last=held(None)),
         train,
-        EQUAL_SINCE_2_13,
     ),
     Idiom(
         "a number on self that is read behind a hook",
         model(read_again_behind_a_hook, c=conv(), calls=held(1)),
         train,
-        EQUAL_SINCE_2_13,
     ),
     Idiom(
         "a block with a hook that is used twice, and counts",
         model(shared_block_with_a_hook, c=conv(padding=1), calls=held(0), aux=held(None)),
         train,
-        EQUAL_SINCE_2_13,
     ),
     Idiom(
         "an object that is written before and behind a hook",
         model(object_behind_a_hook, c=conv(), box=Box),
         train,
-        EQUAL_SINCE_2_13,
     ),
     Idiom(
         "a layer set to eval and back around a hook",
         model(training_behind_a_hook, c=conv()),
         train,
-        EQUAL_SINCE_2_13,
     ),
     Idiom("a loss kept on self, a number before", model(aux, c=conv(), aux=held(0.0)), with_aux),
     Idiom(

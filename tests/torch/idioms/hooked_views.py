@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from tests.torch.idioms.judge import EQUAL_SINCE_2_13, REFUSED, Idiom
+from tests.torch.idioms.judge import EQUAL, EQUAL_SINCE_2_13, REFUSED, Idiom
 from tests.torch.idioms.models import conv, model, train
 
 
@@ -151,7 +152,62 @@ def by_a_list(s, x):
     return y * 1
 
 
-def of(name, f, expected=EQUAL_SINCE_2_13, though=""):
+class HandsOn(torch.autograd.Function):
+    """Hands its input on, or a view of it, and changes the gradient."""
+
+    @staticmethod
+    def forward(ctx, y, is_view):
+        return y.view_as(y) if is_view else y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2, None
+
+
+def beside_functions(s, x):
+    """Functions that look as a hook does to TorchDynamo before PyTorch 2.13."""
+    y = s.c(x)
+    z, w = HandsOn.apply(y, True), HandsOn.apply(y, False)
+    z.register_hook(lambda gradient: gradient + 1)
+    return z * y + y.sin() + w.cos()
+
+
+def reads_its_view(s, x):
+    y = s.c(x)[:, 1:]
+    y.register_hook(lambda gradient: gradient * s.n - y)
+    return y.flatten(1)
+
+
+def read_others(s, x):
+    """What its hooks read has another order than what forward makes."""
+    a, b = x.mean() * 2, s.n * 5
+    y = s.c(x)
+    y.register_hook(lambda gradient: (gradient * s.n - a) / b + y * a)
+    y.register_hook(lambda gradient: gradient + a)
+    return y * b
+
+
+def changed_around(s, x):
+    """TorchDynamo before PyTorch 2.13 would change the buffer where the tensor is made."""
+    s.n.mul_(3)
+    y = s.c(x) + s.n
+    s.n.mul_(2)
+    z = s.n.add_(1)
+    y.register_hook(lambda gradient: gradient * z)
+    return y * z.detach().clone()
+
+
+def in_a_checkpoint(s, x):
+    def f(y):
+        z = y.sin()
+        z.register_hook(lambda gradient: gradient * s.n * 3 + z)
+        z.register_hook(lambda gradient: gradient + s.n)
+        return z * 2
+
+    return checkpoint(f, s.c(x), use_reentrant=False)
+
+
+def of(name, f, expected=EQUAL, though=""):
     parts = {"c": conv(), "n": lambda: nn.Buffer(torch.ones(1))}
     return Idiom(name, model(f, **parts), train, expected, though)
 
@@ -165,12 +221,17 @@ CASES = [
     of("a hook on a view, and one behind its change", hooked_again),
     of("a hook on a view that is changed without gradients", without_gradients),
     of("a hook on a view that vmap changes", by_vmap),
-    of("a hook on a view that a Function marks dirty", by_a_function),
+    of("a hook on a view that a Function marks dirty", by_a_function, EQUAL_SINCE_2_13),
     of("a hook on a view whose base is changed in place", its_base),
     of("a hook on a tensor behind the change of its view", a_base_behind_a_view),
     of("a hook on a tensor whose part was changed in place", a_base_whose_part_was_changed),
     of("a hook on a map that is changed in place", no_view),
     of("a hook on a map that has another shape, in place", of_another_shape_in_place),
+    of("a hook beside functions that hand their input on", beside_functions),
+    of("a hook on a view that it reads", reads_its_view),
+    of("hooks that read several tensors", read_others),
+    of("a hook reads what forward changes before and behind its tensor", changed_around),
+    of("two hooks in a checkpoint, which read its tensor", in_a_checkpoint),
     of(
         "a hook on a tensor behind what has read its changed view",
         a_base_behind_what_reads_a_view,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.torch.idioms.judge import EQUAL, EQUAL_SINCE_2_13, REFUSED, Idiom
+from tests.torch.idioms.judge import EQUAL, REFUSED, Idiom
 from tests.torch.idioms.models import conv, image, leaf, loss_of, model, train
 
 FACTOR = 1.0
@@ -601,7 +601,7 @@ CASES = [
         Idiom(name, holding(f), trained, expected)
         for name, (f, expected) in {
             "a hook of the input reads a buffer that is replaced": (of_the_input, EQUAL),
-            "a hook asks whether gradients are followed": (by_grad_mode, EQUAL_SINCE_2_13),
+            "a hook asks whether gradients are followed": (by_grad_mode, EQUAL),
             "a hook has the variable of a loop as a default": (bound_variables_of_loops, EQUAL),
             "a Function reads a buffer, and forward replaces all else": (
                 others_behind_a_function,
@@ -612,17 +612,17 @@ CASES = [
                 EQUAL,
             ),
             "a hook reads what forward sets to what it was": (the_same_again, EQUAL),
-            "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL_SINCE_2_13),
+            "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL),
             "a Function saves a tensor that is hooked later": (
                 a_saved_tensor_hooked_later,
-                EQUAL_SINCE_2_13,
+                EQUAL,
             ),
             "a checkpoint reads what was changed in place": (in_place_before_a_checkpoint, EQUAL),
             "a checkpoint reads a buffer, and another changes": (
                 in_place_beside_a_checkpoint,
                 EQUAL,
             ),
-            "a hook reads its own tensor": (its_own_tensor, EQUAL_SINCE_2_13),
+            "a hook reads its own tensor": (its_own_tensor, EQUAL),
             "a hook reads a local, whose buffer forward replaces": (in_a_local, EQUAL),
             "a Function keeps a buffer, which forward replaces": (kept_in_forward, EQUAL),
             "a checkpoint has a buffer as its argument": (an_argument_of_a_checkpoint, EQUAL),
