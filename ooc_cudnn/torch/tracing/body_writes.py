@@ -75,7 +75,7 @@ def writes_of(
         for (at, one), (index, two) in combinations(tensors_made, 2)
         if storage_key(one) == storage_key(two)
     )
-    made = [each for _, each in tensors_made if each.requires_grad]
+    made = [each for _, each in tensors_made if _has_gradient(each)]
     read = [each for each in tensors if each.requires_grad]
     if not (with_backward and made and read):
         return BodyWrites(given, follows, shown, alike, forward.draws)
@@ -87,6 +87,15 @@ def writes_of(
     kept = tuple(at for at, each in enumerate(tensors) if backward.reads(each))
     results_kept = tuple(at for at, each in tensors_made if backward.reads(each))
     return BodyWrites(given, follows, shown, alike, forward.draws, *both, kept, results_kept)
+
+
+def _has_gradient(result: torch.Tensor) -> bool:
+    """True if autograd follows what a function makes.
+
+    One that it marks as without a gradient may be a view of another, as which it passes for
+    followed: before 2.13 TorchDynamo has all results return that forward computes on the way.
+    """
+    return result.requires_grad and not (result._is_view() and result.grad_fn is None)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
