@@ -8,7 +8,11 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
 from tests.torch.idioms import functions, own_checkpoints
-from tests.torch.idioms.judge import EQUAL, REFUSED, under_an_ample
+from tests.torch.idioms.judge import EQUAL, EQUAL_SINCE_2_13, REFUSED, under_an_ample
+
+FOLLOWS_REQUIRES_GRAD = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="requires_grad_ is not followed there"
+)
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -88,7 +92,7 @@ class Differentiating(Model):
         return self.function.apply(self.part, self.conv(x), *self.part.parameters())
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="requires_grad_ is not followed there")
+@FOLLOWS_REQUIRES_GRAD
 def test_backward_may_take_a_derivative():
     gradients = []
     for limit in (None, "1MiB"):
@@ -106,11 +110,14 @@ def derived(y):
     return torch.autograd.grad(y.square().sum(), y, create_graph=True)[0]
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="requires_grad_ is not followed there")
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Differentiating(Accumulating), r"calls backward\(\) of a tensor"),
+        pytest.param(
+            lambda: Differentiating(Accumulating),
+            r"calls backward\(\) of a tensor",
+            marks=FOLLOWS_REQUIRES_GRAD,
+        ),
         (lambda: Model(derived), "forward takes a derivative"),
     ],
 )
@@ -156,8 +163,10 @@ def test_a_container_is_returned_where_autograd_is_off_and_refused_where_it_is_o
 @pytest.mark.parametrize(
     "idiom", [e for e in own_checkpoints.CASES if "checkpoint" in e.name], ids=lambda e: e.name
 )
-def test_a_checkpoint_that_is_a_function_is_computed(idiom):
-    assert under_an_ample(idiom)[0].kind == EQUAL
+def test_a_checkpoint_that_is_a_function_is_computed_or_may_be_left_out(idiom):
+    verdict, _ = under_an_ample(idiom)
+    assert verdict.kind == EQUAL_SINCE_2_13
+    assert verdict.kind == EQUAL or "may be left out" in verdict.why
 
 
 def test_a_reversible_block_is_told_what_to_leave_out():

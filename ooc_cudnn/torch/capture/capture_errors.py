@@ -15,6 +15,7 @@ from ooc_cudnn.torch.capture.hints import hint, is_of_dtypes
 from ooc_cudnn.torch.capture.refusals import users_line
 from ooc_cudnn.torch.errors import UnsupportedModelError, error_like
 from ooc_cudnn.torch.places import NOT_THE_USERS, dtype_name
+from ooc_cudnn.torch.tracing.scalar_inputs import BY_INDEX
 
 #: What PyTorch and models raise of an argument that they do not take.
 _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError)
@@ -22,7 +23,10 @@ _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, K
 _WITHOUT_DATA = re.compile(
     r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla|allocated"
 )
-_OF_DATA = re.compile(r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent")
+_OF_DATA = re.compile(
+    r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent"
+    r"|list with non-scalar tensor"
+)
 #: In what Dynamo says where the model itself raised an error.
 _RAISED = re.compile(
     r"(?i)observed exception|failed to bind|fake tensors? call|with fake tensors|assert"
@@ -54,17 +58,17 @@ _KNOWN = (
         "or set it behind the checkpoint",
     ),
     (
-        re.compile(r"HOP: [\w-]+ side effect\s+Higher Order Operator: autograd\.Function"),
-        "forward or backward of an autograd.Function changes something outside (a list, an "
-        "attribute), and a plan runs it without Python",
-        "let it compute alone, and note what is to be noted in forward of the model",
-    ),
-    (
-        re.compile(r"HOP: [\w-]+ side effect\s+Explanation"),
+        re.compile(r"(?s)HOP: [\w-]+ side effect\s+(Explanation|.*ctx\.hook_fn\(grad\))"),
         "a hook of a tensor changes something outside (a list, an attribute), and a plan runs it "
         "without Python",
         "return the gradient and do no more; note y.detach() in forward. To note a gradient, limit "
         "the parts before and after y, and hook what goes from one to the other",
+    ),
+    (
+        re.compile(r"HOP: [\w-]+ side effect\s+Higher Order Operator: autograd\.Function"),
+        "forward or backward of an autograd.Function changes something outside (a list, an "
+        "attribute), and a plan runs it without Python",
+        "let it compute alone, and note what is to be noted in forward of the model",
     ),
     (
         re.compile(r"Tensor\.retain_grad\(\)"),
@@ -73,7 +77,10 @@ _KNOWN = (
         "change the gradient, y.register_hook(...) in forward, with a hook that returns another",
     ),
     (
-        re.compile(r"setattr\(TensorVariable\(\), ConstantVariable\(str: 'requires_grad'\)"),
+        re.compile(
+            r"setattr\(TensorVariable\(\), ConstantVariable\(str: 'requires_grad'\)"
+            r"|(?s:`setattr` with argument types \['Tensor', 'str', 'bool'\].*\.requires_grad = )"
+        ),
         "forward, or the backward of an autograd.Function, sets y.requires_grad of a tensor",
         "write y.detach().requires_grad_() and torch.autograd.grad in a Function, and return what "
         "that gives. A Function that computes again in backward, as reversible blocks do, may be "
@@ -87,13 +94,24 @@ _KNOWN = (
         "forward, and give it as an argument",
     ),
     (
+        re.compile(r"Unsupported Tensor\.requires_grad_\(\) call"),
+        "forward, or the backward of an autograd.Function, calls requires_grad_(), which "
+        "TorchDynamo does not follow of an argument, and before PyTorch 2.13 of no tensor",
+        "leave requires_grad out, for nobody reads that gradient; or make the tensor outside of "
+        "forward, and give it as an argument. A Function that computes again in backward, as "
+        "checkpoints and reversible blocks do, may be left out, for the library does so by itself",
+    ),
+    (
         re.compile(r"builtin operator `print`|logging\.Logger method|builtin `_?warnings\.warn"),
         "forward prints, logs or warns, and a plan runs without Python",
         "write `if not torch.compiler.is_compiling():` before it, which is passed over under a "
         "limit; or do so after the call",
     ),
     (
-        re.compile(r"setattr\(\w+\(<class 'torch\.utils\.hooks\.RemovableHandle'>\), .*'next_id'"),
+        re.compile(
+            r"setattr\(\w+\(<class 'torch\.utils\.hooks\.RemovableHandle'>\), .*'next_id'"
+            r"|RemovableHandle\.next_id \+= 1"
+        ),
         "forward registers a hook of a layer",
         "register it once, before the model is limited: it runs in each call",
     ),
@@ -162,7 +180,7 @@ def _why(model: torch.nn.Module, text: str) -> str:
     elif _OF_DATA.search(text):
         said += (
             ". The result of a branch, of a loop or of a size depends on data, or the place in a "
-            "list (torch.stack(maps)[t] will do)"
+            f"list (torch.stack(maps)[t] will do). What is a tensor may stay one. {BY_INDEX}"
         )
     return said
 

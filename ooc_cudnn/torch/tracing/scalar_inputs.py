@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 _SYMBOLIC = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+#: What to do about an index that depends on data.
+BY_INDEX = (
+    "An index may be one: q[:, t], q[:, (t + torch.arange(n)) % k] = v; for q[:, t:t + n] write "
+    "q.narrow(1, t, n)"
+)
 #: What is said of a number that nobody knows before the call; its line comes behind.
 BY_DATA = (
-    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. An "
-    "index may be one: q[:, t], q[:, (t + torch.arange(n)) % k] = v; for q[:, t:t + n] write "
-    "q.narrow(1, t, n). One of NumPy's is a tensor, too: make it a number of Python outside of "
+    "a number that depends on data (item(), tolist()) is used in forward: keep it a tensor. "
+    f"{BY_INDEX}. One of NumPy's is a tensor, too: make it a number of Python outside of "
     "forward, float(a), or take Python's own function, math.prod(shape) for np.prod\n  "
 )
 
