@@ -22,6 +22,10 @@ from tests.support.torchvision_models import models
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
+DERIVES_AMINMAX = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="PyTorch has no derivative of aminmax"
+)
+
 
 def _shufflenet():
     kind = models().shufflenetv2.ShuffleNetV2
@@ -260,7 +264,7 @@ def test_random_integers_that_two_parts_would_draw_apart_are_refused():
         ooc.limit(Apart(None), "1MiB")(torch.randn(4, 2, 4, 4))
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch has no derivative of aminmax")
+@DERIVES_AMINMAX
 def test_results_of_one_operation_that_layers_read_apart():
     class Both(Around):
         def forward(self, x):
@@ -354,6 +358,7 @@ def test_a_share_of_the_images_takes_no_more_than_planned_behind_others(monkeypa
     assert most == planned
 
 
+@DERIVES_AMINMAX
 def test_several_results_are_computed_once_some_images_at_a_time(monkeypatch):
     runs = []
 
