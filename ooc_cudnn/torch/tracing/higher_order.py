@@ -350,11 +350,16 @@ def _dirty(args: Sequence[Any], places: Sequence[int]) -> dict[int, torch.Tensor
 def _of_hook(args: Sequence[Any]) -> tuple[Any, torch.Tensor, list[Any]]:
     """A hook that is a function: its body, its tensor, and what else the body is given.
 
-    That is what the function's forward saves, which by itself is a view of the tensor.
+    That is what the function's forward saves, which by itself is a view of the tensor. The body
+    returns a gradient for each input of the function; a hook has that of its tensor alone.
     """
     read, (view,), saved = _forward_of(args)
     tensor = read[view.args[0]]
-    return args[1], tensor, [tensor if each is view else read[each] for each in saved]
+    graph = torch.fx.Graph()
+    results: Any = graph.graph_copy(args[1].graph, {})
+    graph.output((results[list(read).index(view.args[0])],))  # the others are of sizes, of a batch
+    body = torch.fx.GraphModule(args[1], graph)
+    return body, tensor, [tensor if each is view else read[each] for each in saved]
 
 
 def _forward_of(args: Sequence[Any]) -> tuple[dict[Any, Any], Sequence[Any], Sequence[Any]]:
