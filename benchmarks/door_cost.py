@@ -8,6 +8,7 @@ returns at once: what is left is Python, Dynamo's guards, and what guards do not
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ def captures(report: script.Report, model: nn.Module, x: torch.Tensor) -> dict[s
             limited = ooc.limit(copy.deepcopy(model), LIMIT)
             compiled = torch.compile(copy.deepcopy(model), backend=nothing, fullgraph=True)
             for name, call in zip(samples, (limited, compiled), strict=True):
+                gc.collect()  # else one of the two has to collect what the other has left
                 begin = time.perf_counter()
                 call(x)
                 if repeat >= 0:
