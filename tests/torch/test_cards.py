@@ -11,6 +11,7 @@ from torch import nn
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.devices import get_device
+from ooc_cudnn.network import network
 from ooc_cudnn.network.lowering.device_gradients import GradientBlock
 from ooc_cudnn.network.runtime import lazy_step
 from ooc_cudnn.tensor import TensorSpec
@@ -91,6 +92,20 @@ def test_a_tensor_is_looked_at_again_where_it_has_moved():
     gone = weakref.ref(weight)
     del weight, first, again, moved
     assert gone() is None  # what is known of it keeps no memory alive
+
+
+def test_a_capture_makes_the_phases_of_one_output_once(monkeypatch):
+    made, training_step = [], network.training_step
+
+    def counted(*asked, **how):
+        made.append(training_step(*asked, **how))
+        return made[-1]
+
+    monkeypatch.setattr(network, "training_step", counted)
+    ooc.plan(nn.Conv2d(3, 4, 3), (2, 3, 8, 8), memory_limit="1MiB", machine="host")
+    looked_at, planned = made
+    assert looked_at.seeds == planned.seeds != {}
+    assert looked_at.gradients == planned.gradients
 
 
 def test_phases_are_made_once(monkeypatch):

@@ -180,6 +180,7 @@ class Runnable:
         memory_limit: Limit = None,
         policy: str = "best",
         seeded: Collection[int] | None = None,
+        phases: Step | None = None,
     ) -> TwoPartStep:
         """Return a step of training in two calls, for a loss that is made elsewhere.
 
@@ -196,6 +197,8 @@ class Runnable:
         seeded : collection of int, optional
             The places of the outputs whose gradients are given; by default of all that have one. A
             gradient of zeros would be multiplied with what may be infinite.
+        phases : Step, optional
+            Its `pausing_phases`, where they are made already: else they are, to be looked at.
 
         Raises
         ------
@@ -203,7 +206,7 @@ class Runnable:
             If an output is given and not made, or none depends on anything that has a gradient.
         """
         make = partial(self.pausing_phases, *outputs, seeded=seeded)
-        step = make()
+        step = make() if phases is None else phases
         if not step.seeds:
             said = ", ".join(step.outputs)
             raise ValueError(f"{said} depends on nothing that has a gradient")

@@ -111,7 +111,8 @@ class ReadyModel:
         )
         if self._reached.nodes:
             places = (at for of_node in self._reached.nodes for at in of_node)
-            self.pausing = self._pausing(frozenset(places))
+            only = alone[0] if len(alone) == 1 else None
+            self.pausing = self._pausing(frozenset(places), only)
         elif outputs:
             self.forward = net.forward_step(*outputs, memory_limit=memory_limit, training=training)
             self._count(self.forward)
@@ -148,12 +149,15 @@ class ReadyModel:
         #: How the last call in blocks lay, and what ran it.
         self._in_blocks: tuple[Hashable, TiledInference | None] | None = None
 
-    def _pausing(self, seeded: frozenset[int]) -> TwoPartStep:
+    def _pausing(self, seeded: frozenset[int], phases: Step | None = None) -> TwoPartStep:
         """The step in which these outputs have gradients; later calls take it, too."""
         step = self._steps.get(seeded)
         if step is None:
             step = self.lowered.network.pausing_step(
-                *self.lowered.outputs, memory_limit=self._memory_limit, seeded=seeded
+                *self.lowered.outputs,
+                memory_limit=self._memory_limit,
+                seeded=seeded,
+                phases=phases,
             )
             step.pause_bytes = self._pause_bytes
             self._count(step, copies=2)  # gradients of outputs, too
