@@ -123,6 +123,8 @@ class GraphRecording(ProxyTorchDispatchMode):
             if isinstance(fake, torch.Tensor)
         }
         self._node: Any = None
+        #: A node and its line, which is asked for several times.
+        self._line: tuple[Any, str] = None, ""
         self._taken = {value.name for value in given}
         self._casts: dict[tuple[Value, torch.dtype], Value] = {}
         self._is_paused = False
@@ -158,7 +160,11 @@ class GraphRecording(ProxyTorchDispatchMode):
     @property
     def where(self) -> str:
         """The line of the user's model that is being recorded."""
-        return "" if self._node is None else source_line(self._node)
+        node, line = self._line
+        if node is not self._node:
+            line = "" if self._node is None else source_line(self._node)
+            self._line = self._node, line
+        return line
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -588,9 +594,8 @@ class GraphRecording(ProxyTorchDispatchMode):
         self, function: Any, name: str, args: Any, kwargs: Any, results: Any, schema: Any
     ) -> Operation:
         bound = _bound(schema, args, kwargs) if schema is not None and (args or kwargs) else {}
-        where = "" if self._node is None else source_line(self._node)
         module = "" if self._node is None else module_of(self._node, self.names)
-        return Operation(function, name, args, dict(kwargs), bound, results, module, where)
+        return Operation(function, name, args, dict(kwargs), bound, results, module, self.where)
 
     def _result(self, tensor: Any) -> Value | None:
         if not isinstance(tensor, torch.Tensor):

@@ -156,8 +156,8 @@ def _counting(
 ) -> Iterator[Write]:
     """The same, with counters that nobody reads told apart: batches that were seen."""
     makers = {value: each for each in recorder.before for value in each.results}
-    read = [value for each in (*recorder.before, *recorder.operations) for value in each.reads]
-    read += [each for each in results if isinstance(each, Value)]
+    read = Counter(v for each in (*recorder.before, *recorder.operations) for v in each.reads)
+    read.update(each for each in results if isinstance(each, Value))
     for write in writes:
         value, steps, ours = write.value, 0, list[Operation]()
         while value is not write.target:
@@ -168,8 +168,8 @@ def _counting(
             if not isinstance(step, int) or write.target.dtype != torch.int64:
                 break
             steps, ours = steps + step, [*ours, maker]
-        counted = {each for maker in ours for each in maker.results}
-        if value is not write.target or sum(each in counted for each in read) >= len(ours):
+        counted = {each for maker in ours for each in maker.results if each is not None}
+        if value is not write.target or sum(read[each] for each in counted) >= len(ours):
             yield write
             continue
         recorder.before = [each for each in recorder.before if each not in ours]

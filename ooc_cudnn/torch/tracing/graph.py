@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from perfmodel.cached import cached_property
+
 #: The name of an operation that a `torch.autograd.Function` is.
 FUNCTION = "autograd_function_apply"
 
@@ -91,7 +93,7 @@ class Operation:
         """True if a user wrote its backward, as of a function or an operator of another library."""
         return self.name == FUNCTION or "::" in self.name
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Value, ...]:
         """The values among its arguments."""
         return tuple(values_in((self.args, dict(self.kwargs))))
