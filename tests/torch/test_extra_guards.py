@@ -17,11 +17,13 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import source
 from torch.overrides import TorchFunctionMode
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
+from ooc_cudnn.torch.capture.extra_guards import Names, _Nothing, _value_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
 
@@ -360,3 +362,29 @@ def test_a_default_device_is_for_what_forward_makes():
         with torch.device("meta"):  # a seed that is drawn there has no number
             limited(x).sum().backward()
     assert limited[0].weight.grad.isfinite().all()
+
+
+def test_names_of_a_file_are_compared_without_those_of_torchdynamo():
+    file = types.ModuleType("theirs")
+    names = Names([(file, ())])
+    assert names.are_as_they_were()
+    vars(file)["__import_torch"] = torch
+    assert names.are_as_they_were()
+    del vars(file)["__import_torch"]
+    file.gain = 2.0  # there are as many in all
+    assert not names.are_as_they_were()
+    del file.gain
+    assert names.are_as_they_were()
+
+
+def test_a_source_has_the_value_of_its_name():
+    x = types.SimpleNamespace(parts={"a": [1.0, 2.0]})
+    x.parts[0] = x
+    scope, found = {"L": {"x": x}}, {}
+    parts = source.AttrSource(source.LocalSource("x"), "parts")
+    a = source.DictGetItemSource(parts, "a")
+    for each in (source.GetItemSource(a, 1), a, source.DictGetItemSource(parts, 0)):
+        assert _value_of(each, scope, found) is eval(each.name, scope)
+    missing = source.AttrSource(a, "missing")
+    for each in (missing, source.AttrSource(missing, "behind"), source.GetItemSource(a, 2)):
+        assert _value_of(each, scope, found) is _Nothing

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.torch.autograd.late_state import LateState
@@ -135,8 +136,9 @@ def _compiled(
         if call is None:  # else the capture looks, and a call may be captured anew
             written.check(inputs)
         if call is not None:
-            scope = {**call.scope, "G": names}
-            call.late_state = LateState(late_reads, scope) if late_reads else None
+            call.late_state = None
+            if late_reads:
+                call.late_state = LateState(late_reads, {**call.scope, "G": names})
         return ready(inputs) if action is None else action(ready, inputs)
 
     return run
@@ -394,12 +396,14 @@ def _fake(seen: torch.Tensor, example: torch.Tensor, dtype: torch.dtype) -> torc
     """A fake tensor like what is given, which nothing has changed yet."""
     mode = getattr(seen, "fake_mode", None)
     assert mode is not None
-    with mode, torch.inference_mode(False):
-        fake = torch.empty_strided(
-            example.shape, example.stride(), dtype=dtype, device=example.device
-        )
+    with torch.inference_mode(False):
+        meta = torch.empty_strided(example.shape, example.stride(), dtype=dtype, device="meta")
+        # as `torch.empty_strided` in the mode, in a third of its time: a model has many parameters
+        fake = FakeTensor(mode, meta, example.device)
         if not example.requires_grad:
             return fake
-        with torch.enable_grad():
-            fake.requires_grad_()
-            return fake if example.is_leaf else fake.view_as(fake).clone()
+        fake.requires_grad_()
+        if example.is_leaf:
+            return fake
+        with mode, torch.enable_grad():
+            return fake.view_as(fake).clone()

@@ -63,6 +63,7 @@ _CONFIG = {
     "specialize_int": False,  # counters become numbers that the graph is given
     "allow_unspec_int_on_nn_module": True,
     "automatic_dynamic_shapes": True,
+    "record_runtime_overhead": False,  # it would note the time of each call, in which it takes part
     "use_numpy_random_stream": True,  # else numpy.random is drawn of PyTorch's: this refuses it
     "assume_static_by_default": True,
     "suppress_errors": False,

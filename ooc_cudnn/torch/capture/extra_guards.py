@@ -8,6 +8,7 @@ and `module.__class__ = ...` change none.
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import types
 import weakref
@@ -62,6 +63,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     parts = set(map(id, model.modules()))
     scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
     values: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     constants: list[Any] = []
     are_told = True
     for guard in output.guards:
@@ -71,7 +73,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
         if name not in values:
             of_modes = "get_torch_function_mode_stack_at" in name
             with _modes_as_called() if of_modes else nullcontext():
-                values[name] = _value_of(name, scope)
+                values[name] = _value_of(guard.originating_source, scope, found)
         if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
             constants.append(values[name])
         are_told = are_told and _is_told(values[name], guard.create_fn_name(), parts)
@@ -128,7 +130,7 @@ class Names:
         with_dictionaries: bool = False,
     ) -> None:
         counts: dict[int, tuple[Callable[[], Any], int, int]] = {}
-        self._files: list[tuple[types.ModuleType, int]] = []
+        self._files: list[_File] = []
         tuples = (each for each in constants if type(each) is tuple and not _is_fixed(each))
         self._tuples = [(each, copy.deepcopy(each)) for each in tuples]
         self._dictionaries: list[tuple[Sized, int]] = []
@@ -141,7 +143,7 @@ class Names:
                 if names is None or not _is_a_users(owner):
                     continue
                 if isinstance(owner, types.ModuleType):
-                    self._files.append((owner, _names_of_file(owner)))
+                    self._files.append(_File(owner))
                     continue
                 more = len(set(stored).difference(names)) if owner is value else 0
                 counts[id(owner)] = (_weak(owner), len(names), len(names) + more)
@@ -154,7 +156,7 @@ class Names:
         return (
             self._have_as_many()
             and all(len(each) == count for each, count in self._dictionaries)
-            and all(_names_of_file(each) == count for each, count in self._files)
+            and all(each.has_as_many() for each in self._files)
             and all(each == before for each, before in self._tuples)
         )
 
@@ -186,9 +188,26 @@ def _is_fixed(value: tuple[Any, ...]) -> bool:
     return True
 
 
-def _names_of_file(module: types.ModuleType) -> int:
+class _File:
     """The number of names in a file of Python, without those that TorchDynamo puts there."""
-    return sum(name[:2] != "__" for name in vars(module))
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._held, self._count = vars(module), _count_of(vars(module))
+        #: All of them as they were found last.
+        self._names = set(self._held)
+
+    def has_as_many(self) -> bool:
+        """True if there are as many as there were."""
+        if self._held.keys() == self._names:
+            return True
+        if _count_of(self._held) != self._count:
+            return False
+        self._names = set(self._held)
+        return True
+
+
+def _count_of(names: Iterable[str]) -> int:
+    return sum(name[:2] != "__" for name in names)
 
 
 def _names_of_module(module: torch.nn.Module) -> tuple[Sized, ...]:
@@ -231,11 +250,27 @@ def _modes_as_called() -> AbstractContextManager[None]:
     return restored
 
 
-def _value_of(name: str, scope: dict[str, Any]) -> Any:
-    try:
-        return eval(name, scope)
-    except (AttributeError, LookupError, NameError, TypeError):
-        return _Nothing
+def _value_of(source: Any, scope: dict[str, Any], found: dict[str, Any]) -> Any:
+    """The value of a source: a step from that of the one it is based on, which may be known."""
+    name = source_name(source)
+    if name not in found:
+        base = getattr(source, "base", None)
+        step, held = name, scope
+        if base is not None and source_name(base):
+            of = _value_of(base, scope, found)
+            if of is _Nothing:
+                return _Nothing
+            step, held = source._name_template.format("_base"), {**scope, "_base": of}
+        try:
+            found[name] = eval(_code_of(step), held)
+        except (AttributeError, LookupError, NameError, TypeError):
+            found[name] = _Nothing
+    return found[name]
+
+
+@functools.lru_cache(2**12)
+def _code_of(source: str) -> types.CodeType:
+    return compile(source, "<what TorchDynamo calls it>", "eval")
 
 
 def _is_told(value: Any, guard: str, parts: set[int]) -> bool:
@@ -302,12 +337,13 @@ class WatchedState:
 
     def are_as_they_were(self, tensors: Sequence[Any]) -> bool:
         """True if all is as it was, of what a call is given; what was replaced, guards compare."""
+        read = tuple(compress(tensors, self._is_read))
         return (
-            bool(self._read.check(*compress(tensors, self._is_read)))
+            bool(self._read.check(*read))
             and all((e := each()) is None or guards.check(e) for each, guards in self._others)
             and self._have_their_classes()
             and self._names.are_as_they_were()
-            and self._written.shared(tensors) is None
+            and self._written.shared(tensors, read) is None
             and not any(tensors[at].is_leaf for at in self._changed)
         )
 

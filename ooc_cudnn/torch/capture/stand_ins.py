@@ -90,10 +90,13 @@ def give_back(containers: Sequence[tuple[Any, Any]], real: Mapping[int, Any]) ->
 
 def _first_tensor(model: torch.nn.Module) -> torch.Tensor | None:
     """The first parameter of a model, or else its first buffer."""
-    for part in model.modules():  # `parameters()` takes several times as long to the first
+    waiting = [model]
+    while waiting:  # `parameters()` takes several times as long to the first
+        part = waiting.pop()
         for each in part._parameters.values():
             if each is not None:
                 return each
+        waiting += filter(None, reversed(part._modules.values()))
     return next(model.buffers(), None)
 
 

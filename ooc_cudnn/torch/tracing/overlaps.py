@@ -22,6 +22,9 @@ def _span(tensor: Any) -> tuple[int, int]:
         return 0, 0
     if tensor.layout != torch.strided or not tensor.numel() or tensor.is_meta:
         return 0, 0
+    if tensor.is_contiguous():
+        first = tensor.data_ptr()
+        return first, first + tensor.nbytes
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((extent - 1) * stride for extent, stride in pairs)
     first = tensor.data_ptr()
@@ -130,18 +133,29 @@ class WrittenMemory:
                 "place, and they share memory: give it a clone of one of them"
             )
 
-    def shared(self, tensors: Sequence[Any]) -> tuple[int, int] | None:
+    def shared(
+        self, tensors: Sequence[Any], held: Sequence[Any] | None = None
+    ) -> tuple[int, int] | None:
         """Two tensors of a call, by number, that share bytes, of which one is written.
 
         What the model holds is compared again where one of its tensors lies elsewhere than in the
         last call.
+
+        Parameters
+        ----------
+        tensors : sequence
+            What the graph is given, in its order.
+        held : sequence, optional
+            Those of them that the model holds.
         """
         if not self._writes_any or isinstance(tensors[0], FakeTensor):
             return None
-        pointers = list(map(torch.Tensor.data_ptr, compress(tensors, self._is_held)))
-        known, held = self._seen
+        held = tuple(compress(tensors, self._is_held)) if held is None else held
+        pointers = list(map(torch.Tensor.data_ptr, held))
+        known, memory = self._seen
         brought = [_span(tensors[at]) for at in self._brought]
-        if pointers == known and not any(map(held.meets, brought)) and not any(_pairs(brought)):
+        is_apart = not any(map(memory.meets, brought))
+        if pointers == known and is_apart and (len(brought) < 2 or not any(_pairs(brought))):
             return None
         places = list(map(_span, tensors))
         pair = next(filter(self._writes, _pairs(places)), None)
