@@ -430,6 +430,24 @@ class Apart(nn.Module):
         return self.d(least) + self.e(largest)
 
 
+class OfSixAxes(nn.Module):
+    """A buffer and a number of more axes than a tensor of the network has, beside images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv3d(2, 3, 1), nn.Linear(24, 3)
+        self.register_buffer("gain", torch.rand(4, 1, 3, 2, 2, 2))
+
+    def forward(self, x):
+        y = self.conv(x).unsqueeze(1)
+        return self.linear(((torch.full_like(y, 2.0) + y) * self.gain).flatten(1))
+
+
+def test_what_is_given_may_have_six_axes():
+    torch.manual_seed(0)
+    check(OfSixAxes().double(), torch.randn(4, 2, 2, 2, 2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("of", ["numpy", "pytorch"])
 def test_arrays_of_integers_meet_maps(dtype, of, few_plans):

@@ -112,7 +112,12 @@ class FallbackSubgraph:
         values: dict[Value, Any] = {}
         for value, order, tensor in zip(self.inputs, self.orders, tensors, strict=True):
             tensor = as_it_was(value, tensor)
-            tensor = tensor.reshape(value.shape) if order is None else tensor.permute(order)
+            if order is None:
+                tensor = tensor.reshape(value.shape)
+            else:  # what is given may have more axes than a tensor of the network
+                several = tensor.dim() < len(order)
+                shape = self.shape(value, images) if several else tensor.shape
+                tensor = tensor.reshape(shape).permute(order)
             values[value] = tensor.contiguous() if is_drawn else tensor
         for operation in self.operations:
             self._run(operation, values, images)

@@ -38,6 +38,9 @@ FOLLOWS = "what it reads is computed by PyTorch"
 #: Operations that have no gradient of some results where others have none.
 _INSEPARABLE = frozenset({"native_group_norm"})
 
+#: Axes of a tensor of the network, at most.
+MOST_AXES = 5
+
 
 class NetworkAttempt(Protocol):
     """A network being built."""
@@ -516,7 +519,9 @@ class Fallbacks:
             return self._held[value].tensor
         if str(value.dtype).removeprefix("torch.") not in ITEM_BYTES:
             value = self._stored(value)
-        shape = value.shape if 1 <= len(value.shape) <= 5 else (math.prod(value.shape),)
+        shape = value.shape or (1,)
+        if len(shape) > MOST_AXES:  # images stay apart
+            shape = (shape[0], math.prod(shape[1:]))
         declare = self._to.parameter if value.kind == "parameter" else self._to.given
         return declare(value, shape)
 
