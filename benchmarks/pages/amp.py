@@ -108,8 +108,9 @@ def summary(folder: Path = script.RESULTS) -> str:
     cards = ", ".join(dict.fromkeys(each["environment"]["gpu"]["name"] for each in found))
     told = (
         f"Training steps of PyTorch's models under bfloat16 autocast, on one {cards}. `ooc_cudnn` "
-        "has a quarter of the memory that PyTorch takes (1.00x is PyTorch's time). A first step "
-        "plans, or compiles; all of it is counted."
+        "has a quarter of the memory that PyTorch takes, beside the outputs and the loss, which "
+        "are PyTorch's (1.00x is PyTorch's time). A first step plans, or compiles; all of it is "
+        "counted."
     )
     rows = [row for each in found for row in short_rows(each)]
     return join_paragraphs((textwrap.fill(told, 120), markdown(SHORT_HEAD, rows, align="lr")))
