@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -31,10 +31,12 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
     kept = [v for v in results if isinstance(v, Value)] + [w.value for w in writes]
     _keep_statistics(recorder, kept)
     kept += [value for effect in recorder.effects for value in effect.reads]
+    operations = tuple(_used(recorder.operations, kept))
+    needed = {value for each in (*recorder.before, *operations) for value in each.reads}
     graph = Graph(
         recorder.given,
         tuple(recorder.before),
-        tuple(_used(recorder.operations, kept)),
+        operations,
         tuple(results),
         tuple(recorder.effects),
         writes,
@@ -42,23 +44,23 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
         same=tuple(first.setdefault(id(each), at) for at, each in enumerate(leaves)),
         memories=recorder.memories.numbers,
         views=frozenset(recorder.memories.views),
-        read_late=dict(_read_late(recorder, leaves)),
+        read_late=dict(_read_late(recorder, leaves, needed.union(kept))),
     )
     return split_rows(graph)
 
 
 def _read_late(
-    recorder: Recorder, leaves: Sequence[Any]
+    recorder: Recorder, leaves: Sequence[Any], needed: Set[Value]
 ) -> Iterator[tuple[Value | int, tuple[str, str]]]:
-    """What backward reads as it is then, and others have, too."""
+    """What backward reads as it is then, and others have, too: for what is needed."""
     places: dict[Value | int, Any] = dict(enumerate(leaves))
     places |= {value: seen.tensor for value, seen in recorder.inputs.items()}
     for place, tensor in places.items():
         if not isinstance(tensor, torch.Tensor):
             continue
-        memory = recorder.memories.kept_memory(tensor)
-        if memory is not None:
-            yield place, (memory.kept_by, memory.where_kept)
+        for who, where, made in recorder.memories.kept(tensor):
+            if not made or not made.isdisjoint(needed):
+                yield place, (who, where)
 
 
 def _check_shown(recorder: Recorder, leaves: Sequence[Any], results: Sequence[Any]) -> None:

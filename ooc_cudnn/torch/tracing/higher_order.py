@@ -203,7 +203,7 @@ class HigherOrder:
         if follows:
             results_kept = [fakes[at] for at in writes.results_kept if at not in dirty]
             for each in (*(tensors[at] for at in writes.kept), *results_kept):
-                recorder.memories.keep(each, "the backward of an autograd.Function")
+                recorder.memories.keep(each, "the backward of an autograd.Function", made)
         for at, index in writes.shown:
             if at not in dirty:
                 recorder.memories.share(fakes[at], tensors[index])

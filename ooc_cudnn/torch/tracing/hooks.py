@@ -43,9 +43,9 @@ class Hooks:
             )
         given = [each for each in others if isinstance(each, torch.Tensor)]
         values = (before, *map(recorder.detached, map(recorder.memories.read, given)))
-        for each in given:
-            recorder.memories.keep(each, "a hook of a tensor")
         result = recorder.value_like(tensor, True)
+        for each in given:
+            recorder.memories.keep(each, "a hook of a tensor", (result,))
         hook = self._hook(body, tensor, *others)
         operation = recorder.emit(hook, "register_hook", values, {}, (result,))
         lists = [recorder.operations, recorder.before]

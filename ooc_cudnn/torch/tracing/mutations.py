@@ -6,9 +6,9 @@ the base was changed after it; what is written to a view goes back into its base
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -36,6 +36,14 @@ KEEPS_NO_RESULT = KEEPS_NOTHING | {
 }  # fmt: skip
 
 
+class Kept(NamedTuple):
+    """Who reads memory in backward as it is then, the line, and what is made of it so."""
+
+    who: str
+    where: str
+    made: frozenset[Value]
+
+
 @dataclass(eq=False)
 class Memory:
     """Memory that tensors share, and how often it was written to."""
@@ -49,9 +57,8 @@ class Memory:
     where_shared: str = ""
     #: Whether such another one was written to.
     is_stale: bool = False
-    #: What reads it in backward as it is then: a hook, or a backward of the user's; and the line.
-    kept_by: str = ""
-    where_kept: str = ""
+    #: Hooks, backwards of the user's and checkpoints that read it.
+    kept: list[Kept] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,15 +233,19 @@ class Memories:
         two.others.append(one)
         one.where_shared = two.where_shared = self._recorder.where
 
-    def keep(self, tensor: torch.Tensor, who: str) -> None:
-        """Note that backward reads the elements of a tensor as they are then."""
-        memory = self.seen(tensor).memory
-        memory.kept_by, memory.where_kept = who, self._recorder.where
+    def keep(self, tensor: torch.Tensor, who: str, made: Iterable[Value | None] = ()) -> None:
+        """Note that backward reads the elements of a tensor as they are then.
 
-    def kept_memory(self, tensor: torch.Tensor) -> Memory | None:
-        """The memory of a tensor, or one that is the same, if backward reads that."""
+        Where nobody needs what was `made` it does not; empty where all may be needed.
+        """
         memory = self.seen(tensor).memory
-        return next((each for each in (memory, *_sharing(memory)) if each.kept_by), None)
+        results = frozenset(each for each in made if each is not None)
+        memory.kept.append(Kept(who, self._recorder.where, results))
+
+    def kept(self, tensor: torch.Tensor) -> list[Kept]:
+        """Who keeps the memory of a tensor, or one that is the same, for backward."""
+        memory = self.seen(tensor).memory
+        return [kept for each in (memory, *_sharing(memory)) for kept in each.kept]
 
     def shared_line(self, tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> str | None:
         """The line since which a tensor shares memory with one of others so, if it does."""
@@ -321,10 +332,10 @@ class Memories:
         recorder = self._recorder
         self.read(tensor)
         seen = self.seen(tensor)
-        kept = self.kept_memory(tensor)
-        if kept is not None:
+        kept = self.kept(tensor)
+        if kept:
             raise UnsupportedModelError(
-                f"forward changes in place what {kept.kept_by} still reads: give that a clone\n"
+                f"forward changes in place what {kept[-1].who} still reads: give that a clone\n"
                 f"  {recorder.where}"
             )
         self._now(seen)

@@ -85,6 +85,15 @@ def returned(way):
     return forward
 
 
+def needed_by_nobody(way):
+    def forward(s, x):
+        y, t = s.c(x), x.detach().mean()
+        way(y * 2, t)
+        return y, t
+
+    return forward
+
+
 def on_self(s, x):
     y, t = s.c(x), x.detach().mean()
     s.t = t
@@ -140,6 +149,14 @@ CASES = [
             though(name),
         )
         for name, way in READ.items()
+    ),
+    *(
+        Idiom(
+            f"a tensor that forward returns changes in place, read for what nobody needs: {name}",
+            holding(needed_by_nobody(READ[name])),
+            between(double_the_last),
+        )
+        for name in ("the variable of a hook", "the default of a hook", "a Function")
     ),
     *(
         Idiom(f"a tensor that forward returns: {name}", holding(returned(way)), train)
