@@ -22,6 +22,8 @@ from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Slices are so small that memory holds this many of the largest map's.
 SLICES_OF_ROOM = 12
+#: Of maps so large that memory holds fewer slices no plan comes.
+FEWEST_OF_ROOM = 2
 #: And so few that the step has about so many phases: more take most of a budget to plan, and
 #: leave nothing to strategies that come behind.
 MOST_PHASES = 3_200
@@ -59,6 +61,8 @@ class SpillSlices(Strategy):
             if slices == 2:
                 return
             slices = max(slices // 2, 2)
+            if FEWEST_OF_ROOM * _largest(step) > slices * constraints.target.room_bytes:
+                return
         room_bytes = constraints.target.room_bytes
         solutions = (
             remat_to_fit(sliced, constraints, share * room_bytes, incumbent.budget)
@@ -85,5 +89,10 @@ class SpillSlices(Strategy):
 def _wanted(request: PlanRequest) -> int:
     """The number of slices of which memory holds `SLICES_OF_ROOM`; no more than images."""
     step, room_bytes = request.step, max(request.constraints.target.room_bytes, 1)
-    largest = max(tensor.nbytes for tensor in step.tensors.values())
-    return min(-(-SLICES_OF_ROOM * largest // room_bytes), MOST_SLICES, images_of(step))
+    wanted = -(-SLICES_OF_ROOM * _largest(step) // room_bytes)
+    return min(wanted, MOST_SLICES, images_of(step))
+
+
+def _largest(step: Step) -> int:
+    """Bytes of the largest map."""
+    return max(tensor.nbytes for tensor in step.tensors.values())
