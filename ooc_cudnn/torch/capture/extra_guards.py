@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import os
 import types
 import weakref
 from collections import OrderedDict
@@ -31,6 +32,9 @@ BY_DICTIONARIES = (
     "guard_nn_modules_using_dict_tags",
     "use_recursive_dict_tags_for_guards",
 )
+#: Names by which code asks for the dictionary of an object; and the folder of PyTorch's own code.
+_OF_DICTIONARIES = frozenset({"__dict__", "vars"})
+_PYTORCH = os.path.dirname(torch.__file__)
 #: What cannot change without a change of what holds it.
 _FIXED = frozenset({
     object, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
@@ -83,10 +87,18 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     stored = {
         source_name(variable.source): set(names)
         for variable, names in output.side_effects.store_attr_mutations.items()
-        if variable.source is not None and not missed
+        if variable.source is not None and not missed and not _asks_for_dictionaries(output)
     }
     looked_into = [(value, stored.get(name, ())) for name, value in values.items()]
     return Names(looked_into, constants, with_dictionaries=bool(missed))
+
+
+def _asks_for_dictionaries(output: Any) -> bool:
+    """True if a user's code asks for `__dict__` or `vars`: a name that is not there is no guard."""
+    return any(
+        _OF_DICTIONARIES.intersection(code.co_names) and not code.co_filename.startswith(_PYTORCH)
+        for code in output.tracing_context.traced_code
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import linecache
 from collections.abc import Iterable, Sequence
@@ -157,6 +158,8 @@ def check_python_state() -> None:
     generator = torch._dynamo.variables.misc.RandomVariable
     own_set = torch._dynamo.variables.UserDefinedSetVariable
     output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
+    if torch.__version__ < "2.13":  # a TorchVersion, which compares so
+        _check_properties(output)
     scope = {"L": output.local_scope, "G": output.global_scope}
     for variable in list(output.side_effects.id_to_variable.values()):
         if not isinstance(variable, deque | generator | own_set) or variable.source is None:
@@ -179,6 +182,19 @@ def check_python_state() -> None:
                 f"forward has a deque with maxlen ({told_name(name)}), which TorchDynamo follows "
                 f"as if it forgot nothing: take a list, and del its first{users_frame()}"
             )
+
+
+def _check_properties(output: Any) -> None:
+    """Refuse what sets a property: before PyTorch 2.13 TorchDynamo reads what was set, as it is."""
+    for variable, names in output.side_effects.store_attr_mutations.items():
+        kind = getattr(variable, "value_type", None) or type(getattr(variable, "value", None))
+        for name in names:
+            if isinstance(inspect.getattr_static(kind, name, None), property):
+                raise UnsupportedModelError(
+                    f"forward sets {kind.__name__}.{name}, a property with a setter, and PyTorch "
+                    "before 2.13 calls that at the end of forward alone: set what is behind it, "
+                    f"or call a method that does{users_frame()}"
+                )
 
 
 def check_arguments(model: torch.nn.Module, arguments: Sequence[Any]) -> None:

@@ -173,6 +173,49 @@ def count_of_the_class(run):
     run.note(type(run.model).calls)
 
 
+class Holder:
+    """A plain object of the user's."""
+
+
+def counted_by(where, known):
+    """A count of calls, by a name that is not there before the first."""
+
+    def forward(s, x):
+        item = where(s)
+        item.calls = known(item) + 1
+        return s.c(x) * item.calls
+
+    return forward
+
+
+#: How forward asks if a name is there, but for `getattr` and `hasattr`.
+KNOWN = {
+    "__dict__.get": lambda item: item.__dict__.get("calls", 0),
+    "vars().get": lambda item: vars(item).get("calls", 0),
+    "in __dict__": lambda item: item.calls if "calls" in item.__dict__ else 0,
+}
+
+
+class WithSetter(nn.Module):
+    """A property that forward sets, and reads again."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.half = conv()(), 1.0
+
+    @property
+    def gain(self):
+        return self.half * 2
+
+    @gain.setter
+    def gain(self, value):
+        self.half = value / 2 + 1
+
+    def forward(self, x):
+        self.gain = self.gain + 1
+        return self.c(x) * self.gain
+
+
 class WithProperty(nn.Module):
     def __init__(self):
         super().__init__()
@@ -372,6 +415,16 @@ CASES = [
         changed(lambda q: setattr(q, "level", 4)),
     ),
     Idiom("a cached property", WithCachedProperty, train, REFUSED),
+    *(
+        Idiom(
+            f"a name that forward makes in {of}, by {name}",
+            model(counted_by(where, known), c=conv(), item=Holder),
+            lambda run: train(run, calls=3),
+        )
+        for of, where in {"a module": lambda s: s, "an object": lambda s: s.item}.items()
+        for name, known in KNOWN.items()
+    ),
+    Idiom("a property that forward sets", WithSetter, train, EQUAL_SINCE_2_13),
     Idiom("a global number changes", model(of_a_global, c=conv()), change_the_global),
     Idiom("a global dict changes", model(of_a_global_dict, c=conv()), change_the_global_dict),
     Idiom("what a closure holds changes", closure, changed(lambda q: q.set_gain(5.0))),
