@@ -254,15 +254,15 @@ class Convolutions:
             split, most = self._split(operation), math.inf if budget_bytes is None else budget_bytes
             if split and split.workspace_bytes <= most and _plan_name(split) not in failed:
                 return split
-            ways = [*forms(operation)]
-            is_padded = any(form.name == PADDED for form in ways)
+            candidates = [*forms(operation)]
+            may_be_padded = any(form.name == PADDED for form in candidates)
             first = None
-            for form in ways:
+            for form in candidates:
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
                 if left is not None and left < 0:
                     continue
                 plan = self._plans.ranked_first(form, left, self._checked.rank(form, failed))
-                if plan is not None and (plan.on_tensor_cores or not is_padded):
+                if plan is not None and (plan.on_tensor_cores or not may_be_padded):
                     return plan
                 first = first or plan
             return first

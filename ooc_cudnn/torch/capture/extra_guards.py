@@ -84,10 +84,11 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     for setting in BY_DICTIONARIES:
         if are_told:
             setattr(torch._dynamo.config, setting, True)
+    are_absent_names_asked = bool(missed) or _asks_for_dictionaries(output)
     stored = {
         source_name(variable.source): set(names)
         for variable, names in output.side_effects.store_attr_mutations.items()
-        if variable.source is not None and not missed and not _asks_for_dictionaries(output)
+        if variable.source is not None and not are_absent_names_asked
     }
     looked_into = [(value, stored.get(name, ())) for name, value in values.items()]
     return Names(looked_into, constants, with_dictionaries=bool(missed))
