@@ -390,6 +390,7 @@ def _followed_otherwise() -> Iterator[None]:
     from ooc_cudnn.torch.capture.constant_numbers import constant_numbers_known
     from ooc_cudnn.torch.capture.container_writes import container_writes_followed
     from ooc_cudnn.torch.capture.covariances import covariances_followed
+    from ooc_cudnn.torch.capture.iterables import iterables_followed
     from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
     from ooc_cudnn.torch.capture.late_reads import late_reads_refused
     from ooc_cudnn.torch.capture.legacy_variables import variables_followed
@@ -406,6 +407,7 @@ def _followed_otherwise() -> Iterator[None]:
             container_writes_followed,
             covariances_followed,
             constant_numbers_known,
+            iterables_followed,
             variables_followed,
             indices_followed,
             late_reads_refused,

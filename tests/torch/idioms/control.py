@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import operator
 import random
 import time
 import warnings
@@ -211,6 +212,27 @@ def with_statements(y, x):
         return z + 1
 
 
+def spread_range(s, x):
+    y = s.c(x)
+    return y.permute(*range(y.dim())[::-1]) * max(*range(2, 9, 3))
+
+
+def spread_to_parameters(s, x):
+    def weighted(first, second=5, *others):
+        return first + 10 * second + 100 * len(others)
+
+    return s.c(x) * weighted(*range(2)) + functools.partial(weighted, *range(1, 4))()
+
+
+def mapped_late(s, x):
+    scales = [1, 2, 3]
+    products = map(operator.mul, scales, range(9))
+    odd = filter(lambda each: each % 2, scales)
+    scales[0] = 9
+    scales.append(7)
+    return s.c(x) * sum(products) - sum(odd)
+
+
 def by_fstring(s, x):
     return getattr(s, f"of_{x.shape[1]}_{x.shape[-1]}")(x)
 
@@ -354,6 +376,9 @@ CASES = [
     Idiom("recursion", model(recursion, parts=several), train),
     of_conv("a walrus", walrus),
     of_conv("with-statements", with_statements),
+    Idiom("ranges spread over arguments", model(spread_range, c=conv()), train),
+    Idiom("a range spread over parameters", model(spread_to_parameters, c=conv()), train),
+    Idiom("map and filter of a list that changes", model(mapped_late, c=conv()), train),
     Idiom("getattr by an f-string of shapes", model(by_fstring, of_4_6=conv()), train),
     of_conv("functools and itertools", tools),
     of_conv("a while loop on shapes", while_small),
