@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.torch.lowering.rules import attention as rules
-from tests.support.torch_checks import check
+from tests.support.torch_checks import Result, check, same, under
 
 LENGTH, WIDTH, HEADS = 9, 12, 3
 
@@ -403,3 +403,24 @@ def test_scores_over_zero_are_nan_as_in_eager(added, fewest_plans):
     assert torch.isnan(expected).all()
     torch.testing.assert_close(ooc.limit(model, "1GiB")(x), expected, equal_nan=True)
     assert not kinds(added)
+
+
+class OneHead(nn.Module):
+    """Attention of one head among the sites of volumes, as autoencoders have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True)
+
+    def forward(self, x):
+        sites = x.flatten(2).transpose(1, 2)
+        return self.attention(sites, sites, sites)[0]
+
+
+@pytest.mark.parametrize("limit", [8_000, 9_000, 10_000, 12_000])
+def test_pieces_of_an_image_of_one_head_add_keys_gradients_up(limit):
+    """Images are computed in turn under such limits; each piece of queries made its own sums."""
+    torch.manual_seed(0)
+    model, x = OneHead(), torch.randn(2, 2, 6, 5, 5)
+    found, _ = under(model, (x,), limit)
+    same(found, Result(copy.deepcopy(model), (x,)), 1e-5)

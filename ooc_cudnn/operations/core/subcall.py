@@ -83,39 +83,39 @@ class SubCall(TiledCall):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        return self.call.dtype
+        return self.inner.dtype
 
     @property
     def lead(self) -> str:  # type: ignore[override]
-        return self.call.lead
+        return self.inner.lead
 
     @property
     def loop_order(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.call.loop_order
+        return self.inner.loop_order
 
     @property
     def reduced(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.call.reduced
+        return self.inner.reduced
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]
-        return self.call.sweeps
+        return self.inner.sweeps
 
     @property
     def on_host(self) -> bool:  # type: ignore[override]
-        return self.call.on_host
+        return self.inner.on_host
 
     @property
     def is_external(self) -> bool:  # type: ignore[override]
-        return self.call.is_external
+        return self.inner.is_external
 
     @property
     def may_be_recorded(self) -> bool:  # type: ignore[override]
-        return self.call.may_be_recorded
+        return self.inner.may_be_recorded
 
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.call.results
+        return self.inner.results
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:

@@ -7,6 +7,7 @@ import pytest
 
 from ooc_cudnn.operations.attention.calls import AttentionCall, AttentionGradientCall
 from ooc_cudnn.operations.core.call import Piece
+from ooc_cudnn.operations.core.subcall import SubCall
 from ooc_cudnn.tensor import numpy_dtype
 from perfmodel import Split
 from tests.operations.attention.test_launches import launch_of
@@ -120,3 +121,10 @@ def test_only_causal_pieces_depend_on_where_they_lie():
     assert plain.launch_key(upper) == plain.launch_key(lower)
     assert causal.launch_key(upper) != causal.launch_key(lower)
     assert causal.on_piece(lower, "float32").first == 2
+
+
+def test_images_alone_add_up_what_is_cut_along_queries():
+    call = AttentionGradientCall(launch_of(CASES["plain"], "float32"))
+    alone = SubCall.of_images(call, (0, 1))
+    assert (alone.reduced, alone.along(3).reduced) == ((), ("h_y",))
+    assert alone.along(3).loop_order == call.along(3).loop_order
