@@ -52,17 +52,19 @@ def slowness_of(request: Request, plan: Plan, target: Target) -> float:
 
     1 where nothing is known of engines. What was measured of a problem, but with too much workspace
     or in another memory order, takes no less than what was measured: an engine that nobody timed is
-    taken to be slower, and most of all one that has no tensor cores for want of workspace.
+    taken to be slower, and most of all one that has no tensor cores for want of workspace. That
+    counts where plans do not depend on timings, too (`Target.options` is None).
     """
-    if target.options is None:
+    known = target.options
+    least = WITHOUT_TENSOR_CORES if lacks_tensor_cores(plan.algorithms) else 1.0
+    if known is None and least == 1.0:
         return 1.0
     fastest = taken = 0.0
-    least = WITHOUT_TENSOR_CORES if lacks_tensor_cores(plan.algorithms) else 1.0
     for launch, _ in distinct_launches(request, plan):
         seconds = float(target.machine.compute.seconds(launch.operation.work()))
         fastest += seconds
         times = least if isinstance(launch.operation, AnyConvolution) else 1.0
-        by_engine = _seconds_of(launch.operation, plan, target, target.options)
+        by_engine = 0.0 if known is None else _seconds_of(launch.operation, plan, target, known)
         taken += max(times * seconds, by_engine)
     return taken / fastest if fastest else 1.0
 
