@@ -168,7 +168,7 @@ def test_threads_run_every_pass_once_to_have_its_kernel_compiled(monkeypatch):
     assert all(launch in passes_ for launch in launched)
 
 
-@pytest.mark.parametrize(("seconds", "held"), [(1e-5, 8 * 2e-4), (5e-4, None)])
+@pytest.mark.parametrize(("seconds", "held"), [(1e-5, 8 * 2e-4), (4e-4, 8 * 4e-4), (6e-4, None)])
 def test_a_card_is_held_until_short_launches_lie_ready(monkeypatch, seconds, held):
     device, holds = SimulatedDevice(shipped("h200")), []
     monkeypatch.setattr(device, "kind", "cuda", raising=False)
