@@ -12,7 +12,7 @@
 // the weights; the gradient reads scores and dweights once and writes weights and dscores. Where these
 // have the type of the scores they are written in their place: a thread reads what it writes alone.
 
-#include "softmax_steps.cuh"
+#include "attention_bias.cuh"
 
 struct ScoreRows {
     long long rows, of_matrix;                              // of all matrices here, of each of them
@@ -40,15 +40,6 @@ struct ScoreRow {
         bias = image * rows.bias_image + head * rows.bias_head + query * rows.bias_query;
     }
 };
-
-template <typename A, typename B>
-__device__ inline A widen_bias(B bias) {
-    return A(widen(bias));
-}
-template <typename A>
-__device__ inline A widen_bias(unsigned char seen) {
-    return seen ? A(0) : minus_infinity<A>();
-}
 
 template <typename A, typename B>
 __device__ inline A score_at(

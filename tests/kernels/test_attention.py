@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import attention
+from ooc_cudnn.devices.kernels import attention, small_attention
 from ooc_cudnn.operations.attention.launches import AttentionBackward
 from tests.operations.attention.test_launches import GRADIENTS, launch_of, near
 from tests.support.attention import CASES, Case, by_pytorch, draw, terms_of
@@ -17,6 +17,19 @@ LARGE = {
     "long rows": Case((2, 2), (2, 70, 1100, 16, 8), (1, 2, 70, 1100)),
     "shared keys": Case((8, 2), (3, 100, 90, 40, 24), causal=True),
     "a mask": Case((3, 3), (4, 50, 130, 32, 32), (4, 1, 1, 130), is_mask=True),
+}
+
+
+#: Few queries and keys of half types, which a block has in shared memory.
+SMALL = {
+    "a window": Case((3, 3), (4, 49, 49, 32, 32), (1, 3, 49, 49)),
+    "shifted windows": Case((2, 2), (6, 16, 16, 16, 16), (6, 1, 16, 16)),
+    "a bias of each head": Case((2, 2), (3, 20, 33, 8, 8), (3, 2, 20, 33)),
+    "a bias of all": Case((2, 2), (5, 17, 9, 24, 24), (1, 1, 17, 9)),
+    "a bias of keys": Case((2, 2), (3, 64, 64, 64, 64), (1, 2, 1, 64)),
+    "a mask": Case((2, 2), (3, 9, 40, 48, 48), (3, 1, 1, 40), is_mask=True),
+    "causal": Case((2, 2), (2, 64, 64, 40, 40), causal=True),
+    "one query": Case((1, 1), (3, 1, 5, 8, 8)),
 }
 
 
@@ -77,6 +90,16 @@ def test_wide_results(dtype, at_once, random, monkeypatch):
 def test_long_rows_and_many(name, dtype, at_once, random, monkeypatch):
     monkeypatch.setattr(attention, "SCORES_AT_ONCE", at_once)
     check(LARGE[name], dtype, random)
+
+
+@pytest.mark.parametrize("blocks", [1024, 3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", SMALL)
+def test_small_ones(name, dtype, blocks, random, monkeypatch):
+    monkeypatch.setattr(small_attention, "BLOCKS", blocks)
+    assert small_attention.is_small(launch_of(SMALL[name], dtype))
+    check(SMALL[name], dtype, random)
+    check(SMALL[name], dtype, random, result_dtype="float32")
 
 
 def test_nan_and_infinity_stay_in_their_queries(random):

@@ -46,10 +46,10 @@ def biases(monkeypatch):
 class Block(nn.Module):
     """A block of a vision transformer: q, k and v by one linear layer."""
 
-    def __init__(self, bias=None, mask=None, **told):
+    def __init__(self, bias=None, mask=None, width=WIDTH, **told):
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.bias = None if bias is None else nn.Parameter(bias)
         self.register_buffer("mask", mask)
         self.told = told
@@ -173,6 +173,23 @@ def test_biases_are_pytorchs_until_that_is_measured(name, added, fewest_plans, m
     }
     check(made[name]().double(), drawn(3, LENGTH, WIDTH).double(), shares=())
     assert not kinds(added)
+
+
+@pytest.mark.parametrize(
+    ("depth", "dtype", "taken"),
+    [(8, torch.bfloat16, True), (4, torch.bfloat16, False), (8, torch.float32, False)],
+)
+def test_biases_are_taken_where_scores_stay_on_a_cards_chip(
+    depth, dtype, taken, added, fewest_plans, monkeypatch
+):
+    monkeypatch.setattr(rules, "TAKES_BIASES", False)
+    torch.manual_seed(0)
+    model = WrittenOut(WRITTEN_OUT["a bias"], drawn(HEADS, LENGTH, LENGTH), width=HEADS * depth)
+    x = drawn(3, LENGTH, HEADS * depth).to(dtype)
+    expected = copy.deepcopy(model).double()(x.double())
+    found = ooc.limit(model.to(dtype), "64MiB")(x)
+    assert bool(kinds(added)) == taken
+    torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
 
 
 def test_attention_of_one_image(added, fewest_plans):

@@ -15,18 +15,28 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels import products
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, instance, real_type
-from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
+from ooc_cudnn.devices.kernels.checks import (
+    check,
+    check_packed,
+    packed_rows,
+    workspace_pointer,
+)
 from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.products import Matrices
 from ooc_cudnn.devices.kernels.relayout import relayout
+from ooc_cudnn.devices.kernels.small_attention import (
+    is_small,
+    small_attention,
+    small_attention_backward,
+    workspace_bytes,
+)
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.memory.alignment import align
 from ooc_cudnn.operations.attention.heads import Heads
 from ooc_cudnn.operations.attention.launches import Attention, AttentionBackward
-from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import ITEM_BYTES, packed_strides
 
 SOURCE = "attention.cu"
@@ -228,17 +238,11 @@ class _Run:
         return DeviceView(self.pointers[name], dtype, (1,), (1,))
 
 
-def packed_rows(name: str, view: DeviceView | None, shape: Shape, dtype: str = "") -> DeviceView:
-    """(n, depth, heads, queries) as packed rows (n, heads, queries, depth), of any type without."""
-    found = check(name, view, shape, dtype or (view.dtype if view else ""))
-    n, depth, heads, queries = zip(found.shape, found.strides, strict=True)
-    extents, strides = zip(n, heads, queries, depth, strict=True)
-    turned = DeviceView(found.pointer, found.dtype, extents, strides)
-    return check_packed(name, turned, extents, found.dtype)
-
-
 def attention(operation: Attention, call: Call) -> None:
     """Run `Attention` on (q, k, v, bias, lse)."""
+    if is_small(operation):
+        small_attention(operation, call)
+        return
     run = _Run(operation, call, _forward_buffers(operation))
     wide = operation.lse_dtype
     lse = packed_rows("lse", call.inputs[4], operation.lse_shape, wide)
@@ -255,6 +259,9 @@ def attention(operation: Attention, call: Call) -> None:
 def attention_backward(operation: AttentionBackward, call: Call) -> None:
     """Run `AttentionBackward` on (q, k, v, bias, y, dy, lse, dk, dv, dbias)."""
     forward = operation.forward
+    if is_small(forward, bias_gradient=operation.bias_gradient):
+        small_attention_backward(operation, call)
+        return
     dtype, wide = forward.dtype, forward.lse_dtype
     run = _Run(forward, call, _backward_buffers(operation))
     y, dy = (
@@ -362,12 +369,22 @@ def _head(view: DeviceView, operation: Heads, number: int) -> DeviceView:
     return DeviceView(view.pointer + start, view.dtype, (n, depth, sites), (image, channel, site))
 
 
+def _forward_bytes(operation: Attention) -> int:
+    return 0 if is_small(operation) else _forward_buffers(operation).nbytes
+
+
+def _backward_bytes(operation: AttentionBackward) -> int:
+    if is_small(operation.forward, bias_gradient=operation.bias_gradient):
+        return workspace_bytes(operation)
+    return _backward_buffers(operation).nbytes
+
+
 RUNNERS: dict[type, Runner] = {
     Attention: attention,
     AttentionBackward: attention_backward,
     Heads: heads,
 }
 WORKSPACE: dict[type, Callable[[Any], int]] = {
-    Attention: lambda operation: _forward_buffers(operation).nbytes,
-    AttentionBackward: lambda operation: _backward_buffers(operation).nbytes,
+    Attention: _forward_bytes,
+    AttentionBackward: _backward_bytes,
 }

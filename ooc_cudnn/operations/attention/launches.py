@@ -24,6 +24,23 @@ from perfmodel import Work, pass_work
 
 #: The dtype of a bias that is a mask: keys where it is 0 are not seen.
 MASK = "uint8"
+#: Of half types, most queries and keys, and the deepest heads, whose scores stay on a card's chip
+#: (attention_small.cu): windows. Depths are multiples of what a thread reads at once.
+ON_CHIP, DEEPEST_ON_CHIP, DEPTH_STEP = 64, 64, 8
+
+
+def is_on_chip(dtype: str, rows: tuple[int, int], depths: tuple[int, int]) -> bool:
+    """True if scores of so many queries and keys, and heads so deep, need not leave a card's chip.
+
+    >>> is_on_chip("bfloat16", (49, 49), (32, 32)), is_on_chip("bfloat16", (197, 197), (64, 64))
+    (True, False)
+    """
+    return (
+        dtype in ("float16", "bfloat16")
+        and max(rows) <= ON_CHIP
+        and depths[0] == depths[1] <= DEEPEST_ON_CHIP
+        and depths[0] % DEPTH_STEP == 0
+    )
 
 
 @dataclass(frozen=True)

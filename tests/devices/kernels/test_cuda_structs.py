@@ -13,6 +13,7 @@ import pytest
 from ooc_cudnn.devices.kernels import compiling, cuda_structs
 from ooc_cudnn.devices.kernels.compiling import sources_folder
 from ooc_cudnn.devices.kernels.cuda_structs import constant, fill_struct, struct_type
+from ooc_cudnn.operations.attention.launches import ON_CHIP
 from tests.support.cuda_on_cpu import compiler
 from tests.support.cuda_on_cpu.compiling import HERE
 
@@ -124,3 +125,7 @@ def test_what_is_not_declared_is_said(monkeypatch):
     monkeypatch.setattr(cuda_structs, "_text", lambda source: "struct Odd {\n    int *a;\n};\n")
     with pytest.raises(ValueError, match="not read"):
         struct_type("odd.cu", "Odd")
+
+
+def test_what_is_on_chip_fits_a_block():
+    assert constant("attention_small.cu", "SIDE") == ON_CHIP

@@ -45,6 +45,13 @@ INSTANCES = {
         "fill_zero<unsigned char>",
     ],
     "spin.cu": ["spin"],
+    "attention_small.cu": [
+        "small_attention<__nv_bfloat16, float, 32>",
+        "small_attention<__half, unsigned char, 16>",
+        "small_attention_gradient<__nv_bfloat16, float, 32, true>",
+        "small_attention_gradient<__half, __half, 64, false>",
+        "small_bias_sums<float>",
+    ],
     "attention.cu": [
         "attention_weights<float, float, 32>",
         "attention_weights<__half, unsigned char, 256>",

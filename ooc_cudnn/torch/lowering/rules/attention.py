@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.operations.attention.launches import is_on_chip
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.torch.lowering.lower import (
     GraphLowering,
@@ -23,10 +24,9 @@ from ooc_cudnn.torch.tracing.permutations import PERMUTES, permutation
 
 #: The axes of a value (n, heads, queries, depth), or (n, queries, depth): depth is of channels.
 AXES = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
-#: Whether scores that a bias or a mask is added to are ours, too. Of Swin-T on an H200 (n=256,
-#: bfloat16, a quarter of eager's memory) a step took 400 ms so, and 250 ms where PyTorch computes
-#: them; the bias's gradient alone took some 70, which `attention_bias_sums` takes no longer. It is
-#: to be measured again.
+#: Whether scores that a bias or a mask is added to are ours where a card has no room for them on
+#: its chip, too. Of Swin-T on an H200 (n=256, bfloat16, a quarter of eager's memory) a step took
+#: 344 ms so, 160 where PyTorch computed them, and 138 by attention_small.cu.
 TAKES_BIASES = False
 _HALF = (torch.float16, torch.bfloat16)
 #: The same numbers, but for a cast.
@@ -43,9 +43,16 @@ def is_taken(to: GraphLowering, operation: Operation, computed: Collection[Value
     mask = told.get("attn_mask")
     if mask is not None:
         given = mask.kind == "input" and not mask.dtype.is_floating_point
-        if given or mask in computed or not TAKES_BIASES:
+        if given or mask in computed or not _takes_bias(query, key, value):
             return False
     return _are_rows((query, key, value)) and not told.get("dropout_p")
+
+
+def _takes_bias(query: Value, key: Value, value: Value) -> bool:
+    """True if scores of these are ours where a bias or a mask is added to them."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    rows, depths = (query.shape[-2], key.shape[-2]), (query.shape[-1], value.shape[-1])
+    return TAKES_BIASES or is_on_chip(dtype, rows, depths)
 
 
 def _are_rows(values: Sequence[Value]) -> bool:
@@ -135,9 +142,9 @@ def _products(to: GraphLowering, operation: Operation) -> _Products | None:
     count = len(turned.shape)
     is_turned = permutation(transposed, count) == [*range(count - 2), count - 1, count - 2]
     key, of_key_too = chain.scaled(transposed.reads[0])
-    if not TAKES_BIASES and (bias is not None or mask is not None):
-        return None
     values = (query, key, value)
+    if (bias is not None or mask is not None) and not _takes_bias(*values):
+        return None
     dtypes = {each.dtype for each in (*values, *first_product.reads)}
     if not is_turned or len(dtypes) > 1 or not _are_rows(values):
         return None
