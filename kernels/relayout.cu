@@ -18,6 +18,7 @@ struct CopyGeometry {
     Axes size;                      // in words
     Axes destination, value;        // strides in words
     long long tiles, column_tiles;  // blocks' worth of work: in all, and along a row
+    long long destination_beyond, value_beyond;  // strides of an axis outside of the rows, the grid's y
 };
 
 // As in pointwise.cu: a thread owns UNROLL packs of COUNT words, down the rows or along one row;
@@ -27,6 +28,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) copy_strided(
     CopyGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
     const Axes size = geometry.size;
     const long long rows = size.outer * size.middle;
+    destination += blockIdx.y * geometry.destination_beyond;
+    value += blockIdx.y * geometry.value_beyond;
 
     for (long long tile = blockIdx.x; tile < geometry.tiles; tile += gridDim.x) {
         const long long row_tile = (unsigned long long)tile / geometry.column_tiles;

@@ -350,23 +350,20 @@ def _sum_bias(run: _Run, operation: AttentionBackward, part: _Part, call: Call) 
 
 
 def heads(operation: Heads, call: Call) -> None:
-    """Run `Heads` on (x,): a copy of each head, between views of one shape."""
+    """Run `Heads` on (x,): a copy between views of one shape."""
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
     y = check("y", call.output, operation.to, operation.dtype)
-    for head in range(operation.common_shape[1]):
-        relayout(_head(y, operation, head), _head(x, operation, head), call.stream)
+    relayout(_as_heads(y, operation), _as_heads(x, operation), call.stream)
 
 
-def _head(view: DeviceView, operation: Heads, number: int) -> DeviceView:
-    """One head (n, depth, sites) of channels, or of heads."""
-    n, _, depth, sites = operation.common_shape
+def _as_heads(view: DeviceView, operation: Heads) -> DeviceView:
+    """Channels or heads as (n, depth, heads, sites)."""
     if len(view.shape) == 4:
-        image, channel, head, site = view.strides
-    else:
-        image, channel, site = view.strides
-        head = depth * channel
-    start = number * head * view.item_bytes
-    return DeviceView(view.pointer + start, view.dtype, (n, depth, sites), (image, channel, site))
+        return view
+    n, of_heads, depth, sites = operation.common_shape
+    image, channel, site = view.strides
+    strides = (image, channel, depth * channel, site)
+    return DeviceView(view.pointer, view.dtype, (n, depth, of_heads, sites), strides)
 
 
 def _forward_bytes(operation: Attention) -> int:

@@ -80,7 +80,7 @@ def plan_relayout(destination: DeviceView, value: DeviceView) -> Launch | None:
     if transposed is not None:
         return _plan_transpose(destination, value, transposed)
     if not (destination.flattens and value.flattens):
-        return _plan_copy(destination, value, merged_rows(destination, value))
+        return _plan_copy(destination, value, *merged_rows(destination, value))
     sizes, to = destination.flat()
     _, source = value.flat()
     return _plan_copy(destination, value, common_rows(sizes, [to, source], keep_channel=False))
@@ -101,6 +101,8 @@ class Transposition(NamedTuple):
     split: str = "WHOLE"
 
 
+#: Extent of an axis beyond rows, at the most: a grid's y has so much.
+MOST_BEYOND = 2**16 - 1
 #: An axis as short as this one is joined by the batch, where that goes.
 SHORT_AXIS = 32
 #: From so long pieces on, packs are worth it that begin elsewhere than their runs.
@@ -139,49 +141,68 @@ destination_p=6400, inner=3, outer_stride=64, split='SPLIT_P')
     return Transposition(batch, size_p, size_q, of_n, of_q, to_n, to_p)
 
 
-def merged_rows(destination: DeviceView, value: DeviceView) -> Rows:
-    """Rows of a copy between views whose spatial axes do not flatten into one.
+class Beyond(NamedTuple):
+    """An axis outside of rows: its extent, and its steps in destination and value."""
+
+    extent: int = 1
+    destination: int = 0
+    value: int = 0
+
+
+def merged_rows(destination: DeviceView, value: DeviceView) -> tuple[Rows, Beyond]:
+    """Rows of a copy between views whose spatial axes do not flatten into one, and an axis beyond.
 
     Rows of a taller tensor, say, that lie along another axis than the first: the axes outside of
-    them are as in the taller one, and merge.
+    them are as in the taller one, and merge. Heads of channels do not: the fewest are beyond.
 
     >>> taller = DeviceView(4096, "float32", (2, 3, 4, 2, 5), (420, 140, 35, 5, 1))  # 2 of 7 rows
     >>> packed = DeviceView(8192, "float32", (2, 3, 4, 2, 5), (120, 40, 10, 5, 1))
-    >>> merged_rows(taller, packed).sizes
-    (1, 24, 10)
+    >>> rows, beyond = merged_rows(taller, packed)
+    >>> rows.sizes, beyond
+    ((1, 24, 10), Beyond(extent=1, destination=0, value=0))
 
     Raises
     ------
     ValueError
-        If more than three axes are left.
+        If more than four axes are left.
     """
     axes = merged_axes(destination.shape, [destination.strides, value.strides])
-    missing = 2 - len(axes.sizes)
-    if missing < 0:
+    outer, beyond = list(zip(axes.sizes, *axes.strides, strict=True)), Beyond()
+    if len(outer) == 3:
+        fewest = min(outer)
+        outer.remove(fewest)
+        beyond = Beyond(*fewest)
+    if len(outer) > 2 or beyond.extent > MOST_BEYOND:
         raise ValueError(
             f"strides {destination.strides} and {value.strides} of shape {destination.shape} lie "
             "too scattered for one copy"
         )
-    outer, middle = (1,) * missing + axes.sizes
+    outer = [(1, 0, 0)] * (2 - len(outer)) + outer
+    sizes = (*(axis[0] for axis in outer), axes.inner)
     strides = tuple(
-        (*(0,) * missing, *steps, inner)
-        for steps, inner in zip(axes.strides, axes.inner_strides, strict=True)
+        (*(axis[at] for axis in outer), step) for at, step in enumerate(axes.inner_strides, 1)
     )
     contiguous = all(step == 1 for step in axes.inner_strides)
-    return Rows((outer, middle, axes.inner), strides, False, contiguous)  # type: ignore[arg-type]
+    rows = Rows(sizes, strides, False, contiguous)
+    return rows, beyond
 
 
-def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch:
+def _plan_copy(
+    destination: DeviceView, value: DeviceView, rows: Rows, beyond: Beyond | None = None
+) -> Launch:
     """Plan a copy of rows of packs."""
+    beyond = beyond or Beyond()
     item = destination.item_bytes
     count = pack_size(rows, [destination, value])
+    while beyond.destination % count or beyond.value % count:
+        count //= 2
     unroll = packs_a_thread(count * item)
     outer, middle, inner = rows.sizes
     blocks = block_shape(outer * middle, -(-inner // count), unroll)
     return Launch(
         "relayout.cu",
         instance("copy_strided", WORDS[item], count, unroll, blocks.unroll_rows, rows.contiguous),
-        grid_of(blocks.tiles),
+        (*grid_of(blocks.tiles), beyond.extent),
         fill_struct(
             *("relayout.cu", "CopyGeometry"),
             size=rows.sizes,
@@ -189,6 +210,8 @@ def _plan_copy(destination: DeviceView, value: DeviceView, rows: Rows) -> Launch
             value=rows.strides[1],
             tiles=blocks.tiles,
             column_tiles=blocks.column_tiles,
+            destination_beyond=beyond.destination,
+            value_beyond=beyond.value,
         ),
         blocks.block,
     )

@@ -32,6 +32,7 @@ STRUCTS = {
     "local_response_walk.cu": ["Columns<int, 2>", "Columns<long long, 3>"],
     "local_response_wide.cu": ["LocalResponse"],
     "losses.cu": ["LossRows<1>", "LossRows<5>", "Values"],
+    "attention_small.cu": ["SmallAttention"],
     "pointwise.cu": ["PointwiseGeometry"],
     "pooling.cu": ["PoolingGeometry<int>", "PoolingGeometry<long long>"],
     "pooling_gradient.cu": ["UnpoolingGeometry<int>", "UnpoolingGeometry<long long>"],

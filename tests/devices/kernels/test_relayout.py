@@ -28,7 +28,7 @@ def offsets(rows, operand):
 def test_a_copy_of_rows_meets_every_element_once(axis, order):
     shape = tuple(2 if at == axis else extent for at, extent in enumerate(WHOLE))
     part, packed = view(shape, order, whole=WHOLE), view(shape, order)
-    rows = merged_rows(part, packed)
+    rows, _ = merged_rows(part, packed)
     index = np.indices(shape).reshape(5, -1)
     pairs = {tuple(np.dot(v.strides, at) for v in (part, packed)) for at in index.T}
     assert set(zip(offsets(rows, 0), offsets(rows, 1), strict=True)) == pairs
@@ -37,6 +37,30 @@ def test_a_copy_of_rows_meets_every_element_once(axis, order):
     launch = plan_relayout(part, packed)
     assert launch is not None
     assert launch.expression.startswith("copy_strided")
+
+
+def test_heads_of_channels_are_one_copy():
+    """Images, heads and sites do not merge: the heads are beyond the rows."""
+    shape = 5, 8, 3, 7
+    _, depth, heads, sites = shape
+    of_channels = DeviceView(
+        4096, "float16", shape, (sites * heads * depth, 1, depth, heads * depth)
+    )
+    of_heads = DeviceView(8192, "float16", shape, (heads * sites * depth, 1, sites * depth, depth))
+    rows, beyond = merged_rows(of_heads, of_channels)
+    assert beyond == (heads, sites * depth, depth)
+    found = {
+        (to + head * beyond.destination, at + head * beyond.value)
+        for head in range(heads)
+        for to, at in zip(offsets(rows, 0), offsets(rows, 1), strict=True)
+    }
+    index = np.indices(shape).reshape(4, -1)
+    assert found == {
+        tuple(np.dot(v.strides, at) for v in (of_heads, of_channels)) for at in index.T
+    }
+    launch = plan_relayout(of_heads, of_channels)
+    assert launch is not None
+    assert launch.grid[1] == heads
 
 
 def test_what_lies_too_scattered_is_refused():
