@@ -388,6 +388,7 @@ def _followed_otherwise() -> Iterator[None]:
     # they derive from classes of TorchDynamo, which is imported at the first capture
     from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
     from ooc_cudnn.torch.capture.constant_numbers import constant_numbers_known
+    from ooc_cudnn.torch.capture.constant_types import types_of_constants_guarded
     from ooc_cudnn.torch.capture.container_writes import container_writes_followed
     from ooc_cudnn.torch.capture.covariances import covariances_followed
     from ooc_cudnn.torch.capture.iterables import iterables_followed
@@ -407,6 +408,7 @@ def _followed_otherwise() -> Iterator[None]:
             container_writes_followed,
             covariances_followed,
             constant_numbers_known,
+            types_of_constants_guarded,
             iterables_followed,
             variables_followed,
             indices_followed,

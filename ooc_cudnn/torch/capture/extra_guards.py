@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
+from ooc_cudnn.torch.capture.constant_types import types_in
 from ooc_cudnn.torch.places import source_name
 from ooc_cudnn.torch.tracing.graph import Graph
 from ooc_cudnn.torch.tracing.overlaps import WrittenMemory
@@ -145,7 +146,7 @@ class Names:
         counts: dict[int, tuple[Callable[[], Any], int, int]] = {}
         self._files: list[_File] = []
         tuples = (each for each in constants if type(each) is tuple and not _is_fixed(each))
-        self._tuples = [(each, copy.deepcopy(each)) for each in tuples]
+        self._tuples = [(each, copy.deepcopy(each), types_in(each)) for each in tuples]
         self._dictionaries: list[tuple[Sized, int]] = []
         for value, stored in looked_into:
             if with_dictionaries and isinstance(value, dict | torch.nn.Module):
@@ -170,7 +171,7 @@ class Names:
             self._have_as_many()
             and all(len(each) == count for each, count in self._dictionaries)
             and all(each.has_as_many() for each in self._files)
-            and all(each == before for each, before in self._tuples)
+            and all(e == before and types_in(e) == types for e, before, types in self._tuples)
         )
 
     def _have_as_many(self) -> bool:
